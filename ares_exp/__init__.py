@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ares_exp.runs.rollouts import rollouts as rollouts
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot as EnvironmentSnapshot
     from ares_exp.tasks.harbor_task import load_task as load_task
-    from ares_exp.training.driven import driven as driven
+    from ares_exp.training.driver import driven as driven
     from ares_exp.trajectories.collecting_environment import (
         TrajectoryCollectingEnvironment as TrajectoryCollectingEnvironment,
     )
@@ -70,7 +70,7 @@ _OWNERS = {
     "make": "ares_exp.wrappers.registry",
     "register_env": "ares_exp.wrappers.registry",
     "register_preset": "ares_exp.wrappers.registry",
-    "driven": "ares_exp.training.driven",
+    "driven": "ares_exp.training.driver",
     "rollouts": "ares_exp.runs.rollouts",
     "run": "ares_exp.runs.from_python",
     "run_episode": "ares_exp.rollout",

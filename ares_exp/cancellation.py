@@ -65,13 +65,9 @@ async def finish(work: Coroutine[Any, Any, Any]) -> None:
 
 
 def in_daemon_thread(function: Callable[[], _T], stays_until: threading.Event | None = None) -> asyncio.Future[_T]:
-    """Runs `function` in a daemon thread, which ends with the process.
+    """Runs `function` in a daemon thread, which ends with the process, or stays alive until the event `stays_until`.
 
     The interpreter joins the threads of a pool when it exits, and would wait forever for a hanging thread.
-
-    Args:
-        function: Function to run.
-        stays_until: Event until which the thread stays alive after the function has returned.
     """
     outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
     context = contextvars.copy_context()

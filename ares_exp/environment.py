@@ -9,21 +9,12 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    Literal,
-    NamedTuple,
-    Protocol,
-    Self,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from typing_extensions import TypeVar  # `typing.TypeVar` supports defaults only from Python 3.13
 
@@ -46,8 +37,6 @@ ObservationT = TypeVar("ObservationT", covariant=True, default=Any)
 RewardT = TypeVar("RewardT", covariant=True, default=float)
 DiscountT = TypeVar("DiscountT", covariant=True, default=float)
 T = TypeVar("T")
-
-
 _SHOWN_CHARS = 200
 """Length of an observation in the repr of a time step."""
 
@@ -466,24 +455,15 @@ class EnvironmentBase:
 
 
 class EnvironmentWrapper(EnvironmentBase):
-    """Base class of wrappers: passes every call through to the wrapped environment."""
+    """Base class of wrappers: all members that a subclass does not define are members of the wrapped environment."""
 
     def __init__(self, env: MinimalEnvironment) -> None:
         """Wraps `env`, which the wrapper then owns."""
         self._env = complete(env)
 
-    @property
-    def unwrapped(self) -> MinimalEnvironment:
-        return self._env.unwrapped
-
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
+        """Starts an episode of the wrapped environment."""
         return await self._env.reset(seed=seed, options=options)
-
-    async def step(self, action: Any) -> TimeStep[Any]:
-        return await self._env.step(action)
-
-    async def close(self) -> None:
-        await self._env.close()
 
     async def __aenter__(self) -> Self:
         """Enters the wrapped environment."""
@@ -496,71 +476,19 @@ class EnvironmentWrapper(EnvironmentBase):
         """Passes the exception to the wrapped environment's `__aexit__`, which closes the environment."""
         await self._env.__aexit__(exc_type, exc, traceback)
 
-    def report(self) -> EpisodeReport:
-        return self._env.report()
 
-    @property
-    def num_stages(self) -> int:
-        return self._env.num_stages
+def _member_of_wrapped(name: str) -> property:
+    """Creates a property of a wrapper that returns a member of the wrapped environment, such as a bound method."""
 
-    @property
-    def step_count(self) -> int:
-        return self._env.step_count
+    def member(self: EnvironmentWrapper) -> Any:
+        return getattr(self._env, name)
 
-    @property
-    def current_task(self) -> Any:
-        return self._env.current_task
+    return property(member)
 
-    @property
-    def time_step(self) -> TimeStep[Any] | None:
-        return self._env.time_step
 
-    @property
-    def activity(self) -> Activity | None:
-        return self._env.activity
-
-    @property
-    def past_steps(self) -> Sequence[PastStep]:
-        return self._env.past_steps
-
-    @property
-    def is_timed(self) -> bool:
-        return self._env.is_timed
-
-    @property
-    def time_left_sec(self) -> float | None:
-        return self._env.time_left_sec
-
-    def grant_time(self, seconds: float) -> None:
-        self._env.grant_time(seconds)
-
-    async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        return await self._env.truncate(limit)
-
-    def keeps(self, limits: object) -> bool:
-        return self._env.keeps(limits)
-
-    async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
-        return await self._env.export_state(output_dir, snapshot_id=snapshot_id)
-
-    async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
-        return await self._env.fork(n, diversify=diversify)
-
-    def pending_requests(self) -> tuple[PendingRequest, ...]:
-        return self._env.pending_requests()
-
-    async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
-        return await self._env.changed_requests(known)
-
-    def hold_container(self) -> None:
-        self._env.hold_container()
-
-    @property
-    def held_container(self) -> Container | None:
-        return self._env.held_container
-
-    async def release_container(self) -> None:
-        await self._env.release_container()
+for _name in vars(EnvironmentBase):
+    if not _name.startswith("_") and _name not in vars(EnvironmentWrapper):
+        setattr(EnvironmentWrapper, _name, _member_of_wrapped(_name))
 
 
 def complete(env: MinimalEnvironment) -> EnvironmentBase:
@@ -596,7 +524,7 @@ class _Completed(StandIn, EnvironmentBase):
     @property
     def is_timed(self) -> bool:
         part: Any = self._part
-        return part.is_timed if isinstance(part, EnvironmentBase) else self._has(_TIME_LEFT)
+        return part.is_timed if isinstance(part, EnvironmentBase) else self._has("time_left_sec")
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         env, given = self._part, dict[str, Any]()
@@ -633,7 +561,6 @@ class _Completed(StandIn, EnvironmentBase):
 
 
 _ABSENT = object()
-_TIME_LEFT = "time_left_sec"
 
 
 class _Named(Protocol):
@@ -680,19 +607,16 @@ class OneCallAtATime:
     def __init__(self) -> None:
         self.in_progress = ""
 
-    def during(self, what: str) -> Self:
-        """Returns a context manager for the call `what`. Raises `EpisodeStateError` if another call is running."""
+    @contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        """Marks the call `what` as running in the block. Raises `EpisodeStateError` if another call is running."""
         if self.in_progress:
             raise EpisodeStateError(f"{what} while {self.in_progress} is running. Await that call first.")
         self.in_progress = what
-        return self
-
-    def __enter__(self) -> None:
-        """Does nothing, because `during` has already recorded the call."""
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Ends the running call."""
-        self.in_progress = ""
+        try:
+            yield
+        finally:
+            self.in_progress = ""
 
 
 def no_episode(*, ended: bool) -> EpisodeStateError:

@@ -3,91 +3,40 @@
 ```
 AresExpError
 ├── UserError                     the command line, the config or the preflight is at fault (exit code 2)
-│   ├── ConfigError                 a key, a value or a combination of values is wrong
-│   │   ├── PresetError (ValueError)   a preset's name or selector is malformed or taken, or it lacks a value
-│   │   └── PresetLookupError (LookupError)  the preset does not exist, or has no such task
-│   ├── TaskError (ValueError)      a task directory is malformed
-│   │   └── UnsupportedTaskError      well-formed, but uses a feature that is not built or not possible here
-│   └── PreflightError              a daemon, a key or an endpoint of the run is missing
-│       ├── GitError                    a git repository cannot be reached, or has no such commit
-│       └── ToolboxError                an agent's package cannot be fetched, or does not match its digest
+│   ├── ConfigError                 PresetError (ValueError), PresetLookupError (LookupError)
+│   ├── TaskError (ValueError)      UnsupportedTaskError
+│   └── PreflightError              GitError, ToolboxError
 ├── EpisodeError                  one episode has no reward; the others continue
-│   ├── AgentError                  the code agent raised
-│   │   ├── NoRequestError            it ended without an accepted LLM request
-│   │   ├── AgentSetupTimeoutError
-│   │   ├── AgentInstallError         an installed agent does not run in this container
-│   │   ├── AgentExitError            an installed agent ended with a failure exit code
-│   │   └── RepeatedFormatError       its LLM's replies had an invalid form: the episode is truncated, and scored
-│   ├── PolicyError                 the policy could not answer a request
-│   │   ├── PolicyTimeoutError (TimeoutError)  it gave no response within timeouts.policy
-│   │   ├── ReplayDivergenceError     the request differs from the recorded one: `step`, `entry`, `why`
-│   │   ├── UnansweredError           the recorded request got no response in time, so its replay gets none
-│   │   ├── EndpointError             the endpoint gave no usable response: `status`, `code`, `retryable`
-│   │   │   ├── RateLimitError          too many requests (429), and waiting as long as allowed did not help
-│   │   │   ├── QuotaError              no credit left, or a spending limit is reached: waiting never helps
-│   │   │   ├── AuthenticationError     the key is wrong, or not allowed to do this (401, 403)
-│   │   │   ├── ContextOverflowError    the conversation is longer than the model can read
-│   │   │   ├── RefusalError            the model, or a content filter, refuses
-│   │   │   ├── ServerError             5xx
-│   │   │   ├── EndpointTimeoutError (TimeoutError)
-│   │   │   └── EndpointUnreachableError
-│   │   └── WireFormatError (ValueError)  a request or response does not fit the wire format
-│   │       ├── UnsendableRequestError  a request from the agent
-│   │       └── MalformedResponseError  a response from the endpoint
-│   ├── ContainerError              the container, not the command in it, failed
-│   │   ├── EnvironmentStartTimeoutError (TimeoutError)
-│   │   ├── ContainerStartError
-│   │   ├── ContainerDiedError
-│   │   │   ├── ContainerLostError      it was killed from outside, or its engine is gone: no process in it is the cause
-│   │   │   └── HostsLostError          several hosts failed while they ran the attempt, which may be the cause
-│   │   ├── PortForwardingError       no port can be forwarded into this container
-│   │   ├── EndpointLostError         the connection from the agent to its LLM broke permanently
-│   │   ├── HealthcheckError          a health check of the task did not succeed
-│   │   ├── StepSetupError            the setup.sh of a step failed
-│   │   ├── ContainerServiceError     a container service rejected a request: `status`, `retryable`
-│   │   │   ├── ContainerQuotaError       a quota is used up: no more, or no larger, containers
-│   │   │   ├── ContainerRateLimitError   too many requests (429), and waiting as long as allowed did not help
-│   │   │   ├── ContainerAuthorizationError  the key is wrong, or not allowed to do this (401, 403)
-│   │   │   ├── ContainerNotFoundError    the requested image or snapshot does not exist (404)
-│   │   │   └── ContainerServiceUnavailableError  5xx, no response, or no connection
-│   │   └── TransferError
-│   ├── HostLostError               the environment's process on a cluster is gone: the attempt continues elsewhere
-│   └── VerifierError               the verifier gave no usable reward
-│       ├── AddTestsDirError
-│       ├── DownloadVerifierDirError
-│       ├── RewardFileNotFoundError
-│       ├── RewardFileEmptyError
-│       ├── VerifierOutputParseError
-│       ├── OracleResponseError       the oracle of a game gave no response that can be parsed
-│       ├── ScorerError             a scorer raised, or returned no usable reward: `scorer`
-│       │   ├── ScorerTimeoutError (TimeoutError)
-│       │   └── JudgeResponseError      a judge's model gave no response that can be parsed
-│       └── VerifierTimeoutError (TimeoutError)
-├── SnapshotError                 an episode could not be exported, restored, forked or replayed
-│   ├── SnapshotTimingError (RuntimeError)  the environment does not wait for an action
-│   │   └── SnapshotBusyError                 commands of the agent did not end in time
-│   ├── SnapshotUnsupportedError  this agent, container or value cannot be captured
-│   ├── CaptureError              the container's files could not be read
-│   ├── SnapshotMetadataError (ValueError)  a snapshot cannot be read
-│   │   ├── SnapshotNotFoundError (LookupError)
-│   │   ├── SnapshotVersionError
-│   │   ├── SnapshotCorruptError     an object is missing or does not match its name, or snapshot.json was changed
-│   │   └── UnsafeSnapshotError      well-formed, but rejected: traversal, devices, sizes out of bounds
-│   ├── SnapshotMismatchError     restored with a different task, agent or base image
-│   ├── JournalError
-│   │   ├── NondeterministicCallError  the agent used more than its container and its LLM
-│   │   └── DivergenceError            the agent, run again, differs from the record: `step`, `entry`, `why`
-│   └── RestoreError              the container's files could not be restored
-├── BudgetExhaustedError          the budget of the run or its sweep is used up; its episodes are cancelled
-├── StorageError                  the run can no longer be recorded; its episodes are cancelled
-├── UnreachableError              the run cannot reach an engine or endpoint; it pauses, or ends
-├── EpisodeStateError (RuntimeError)  step() before reset(), after LAST, or while another call is running
-├── TrajectoryFormatError (ValueError) a trajectory file cannot be read
-│   └── TrajectoryVersionError
-├── ServiceError                  the rollout service rejected a call, or cannot be reached: `status`, `code`
-└── UntrainableError (ValueError)  an episode has calls that cannot be trained on
+│   ├── AgentError                  NoRequestError, AgentSetupTimeoutError, AgentInstallError, AgentExitError,
+│   │                               RepeatedFormatError
+│   ├── PolicyError                 PolicyTimeoutError (TimeoutError), ReplayDivergenceError, UnansweredError
+│   │   ├── EndpointError             RateLimitError, QuotaError, AuthenticationError, ContextOverflowError,
+│   │   │                             RefusalError, ServerError, EndpointTimeoutError (TimeoutError),
+│   │   │                             EndpointUnreachableError
+│   │   └── WireFormatError (ValueError)  UnsendableRequestError, MalformedResponseError
+│   ├── ContainerError              EnvironmentStartTimeoutError (TimeoutError), ContainerStartError, TransferError,
+│   │   │                           PortForwardingError, EndpointLostError, HealthcheckError, StepSetupError
+│   │   ├── ContainerDiedError        ContainerLostError, HostsLostError
+│   │   └── ContainerServiceError     ContainerQuotaError, ContainerRateLimitError, ContainerAuthorizationError,
+│   │                                 ContainerNotFoundError, ContainerServiceUnavailableError
+│   ├── HostLostError
+│   └── VerifierError               AddTestsDirError, DownloadVerifierDirError, RewardFileNotFoundError,
+│       │                           RewardFileEmptyError, VerifierOutputParseError, OracleResponseError,
+│       │                           VerifierTimeoutError (TimeoutError)
+│       └── ScorerError               ScorerTimeoutError (TimeoutError), JudgeResponseError
+├── SnapshotError                 SnapshotUnsupportedError, CaptureError, SnapshotMismatchError, RestoreError
+│   ├── SnapshotTimingError (RuntimeError)  SnapshotBusyError
+│   ├── SnapshotMetadataError (ValueError)  SnapshotNotFoundError (LookupError), SnapshotVersionError,
+│   │                                       SnapshotCorruptError, UnsafeSnapshotError
+│   └── JournalError                NondeterministicCallError, DivergenceError
+├── BudgetExhaustedError, StorageError, UnreachableError   the run ends, and can be resumed
+├── EpisodeStateError (RuntimeError)
+├── TrajectoryFormatError (ValueError)  TrajectoryVersionError
+├── ServiceError
+└── UntrainableError (ValueError)
 ```
 
+The classes on the right of a class are its subclasses. Further bases are in parentheses.
 Names that Harbor also has (`RewardFileNotFoundError`, …) are spelled as in Harbor, so that reports stay portable.
 Messages state the expected value, the actual value and a fix. All classes are in one module, because `retry` and the
 statistics refer to them by name.
@@ -183,7 +132,7 @@ class RepeatedFormatError(AgentError):
 
 
 class PolicyError(EpisodeError):
-    """The policy could not answer a request."""
+    """The policy could not respond to a request."""
 
 
 class PolicyTimeoutError(PolicyError, TimeoutError):

@@ -45,14 +45,12 @@ IDS: dict[str, dict[str, str]] = {
 """Environment ids and their arguments of `PresetGym`."""
 
 
-ENTRY_POINT = "ares_exp.wrappers.preset_gym:PresetGym"
-
-
 def register() -> None:
     """Registers the ids of this package with Gymnasium; may be called more than once."""
     for one, arguments in IDS.items():
         if one not in gymnasium.registry:
-            gymnasium.register(one, entry_point=ENTRY_POINT, nondeterministic=True, kwargs=arguments)
+            entry_point = "ares_exp.wrappers.preset_gym:PresetGym"
+            gymnasium.register(one, entry_point=entry_point, nondeterministic=True, kwargs=arguments)
 
 
 register()

@@ -5,6 +5,7 @@ import atexit
 import functools
 import gc
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -146,6 +147,18 @@ def run_command(
         timeout=timeout,
         check=False,
     )
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    """Returns the rows of the episodes of a run."""
+    return [json.loads(line) for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes the temporary directory of the test the current directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

@@ -55,7 +55,13 @@ def local_python() -> str:
     return subprocess.run([program, "-c", show], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def equipped_task(folder: Path) -> list[str]:
+SERVE = """\
+python3 /srv.py plain 8123 >/dev/null 2>&1 & \
+until python3 -c 'import socket; socket.create_connection(("127.0.0.1", 8123))' 2>/dev/null; do sleep 0.1; done
+"""
+
+
+def equipped_task(folder: Path, transport: str = "stdio") -> list[str]:
     """Makes write-greeting with an MCP server and a skill, and returns the overrides for it."""
     task = folder / "write-greeting"
     shutil.copytree(Path(ares_exp.__file__).parent / "tasks/samples/write-greeting", task)
@@ -64,9 +70,10 @@ def equipped_task(folder: Path) -> list[str]:
     with (task / "environment/Dockerfile").open("a") as dockerfile:
         dockerfile.write("COPY srv.py /srv.py\nCOPY SKILL.md /skills/greets-in-verse/SKILL.md\n")
     toml = (task / "task.toml").read_text() + 'skills_dir = "/skills"\n[[environment.mcp_servers]]\n'
-    (task / "task.toml").write_text(
-        toml + 'name = "counter"\ntransport = "stdio"\ncommand = "python3"\nargs = ["/srv.py", "plain"]\n'
-    )
+    server = 'command = "python3"\nargs = ["/srv.py", "plain"]\n'
+    if transport != "stdio":
+        server = f'url = "http://127.0.0.1:8123/mcp"\n[environment.healthcheck]\ncommand = {json.dumps(SERVE)}\n'
+    (task / "task.toml").write_text(f'{toml}name = "counter"\ntransport = "{transport}"\n{server}')
     return ["env=harbor", f"env.path={folder.absolute()}"]
 
 

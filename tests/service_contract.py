@@ -17,6 +17,7 @@ from ares_exp.runs.composing import compose_job, run_log
 from ares_exp.training.service import served_rollouts
 from ares_exp.training.service.bodies import Episode
 from ares_exp.training.service.serving import ServeOptions, Service
+from tests.byte_tokenizer import use_byte_tokenizer
 from tests.loopback_endpoint import LoopbackEndpoint, Received, error, respond
 from tests.unit.training.counted_tasks import OPEN, Counted, options
 
@@ -241,10 +242,11 @@ class ServiceContract:
             async with asyncio.timeout(BOUND_SEC):
                 while (await service.get(f"rollouts/{first['rollout_ids'][0]}"))["stage"] != "policy":  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
+            await service.post("versions", {"version": "new"})
             paused = await service.post("pause", {"for_sec": 0.5})  # and the trainer dies
             assert paused["paused"]["requests"] <= 0.5
             [episode] = await service.episodes(first["submission_id"])
-            assert (episode["state"], len(endpoint.requests)) == ("finished", 2)
+            assert (episode["state"], episode["versions"], len(endpoint.requests)) == ("finished", ["new"], 2)
             await service.post("pause", {"scope": "starts"})
             other = await service.submit(endpoint.url)
             assert await service.lines(other["submission_id"], wait=0.3) == []
@@ -265,6 +267,31 @@ class ServiceContract:
             assert (episode["state"], episode["error"]["type"]) == ("cancelled", "LeaseExpired")
             assert (await service.get("rollouts/kept"))["state"] == "running"
             await service.post(f"submissions/{kept['submission_id']}/cancel")
+
+    async def test_relay_hands_out_unanswered_requests_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        use_byte_tokenizer(monkeypatch)
+        async with self.served() as service:
+            assert service.service is not None
+            relay = service.service.policy.relay
+            made = await service.submit("", want="rows", policy={"mode": "relay", "model": "m"})
+            poll = f"requests?submission={made['submission_id']}&wait={BOUND_SEC:g}"
+            relay.lease_sec = 0.01
+            [first] = (await service.get(poll))["requests"]
+            relay.lease_sec = 600.0
+            [again] = (await service.get(poll))["requests"]
+            assert {**again, "deadline": first["deadline"]} == first
+            assert (await service.get("requests"))["requests"] == []
+            said = {"ids": [*b"yes", 256], "logprobs": [-0.5] * 4, "version": "1", "stop": "stop"}
+            for accepted in (True, False):  # the second sampler is late
+                body = {"request_id": first["request_id"], **said}
+                assert await service.post("responses", body) == {"accepted": accepted}
+            [second] = (await service.get(poll))["requests"]
+            await service.post("responses", {"request_id": second["request_id"], **said})
+            [episode] = await service.episodes(made["submission_id"])
+        [row] = episode["rows"]
+        assert (episode["reward"], row["versions"], row["made"]) == (1.0, ["1"], "clean")
+        assert row["ids"] == [*second["prompt_ids"], *said["ids"]]
+        assert second["prompt_ids"][: len(first["prompt_ids"]) + 4] == [*first["prompt_ids"], *said["ids"]]
 
     async def test_resumed_service_loses_and_repeats_nothing(self, endpoint: LoopbackEndpoint) -> None:
         async with self.served() as service:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from tests.loopback_endpoint import Received, completion
+from tests.loopback_endpoint import Behaviour, Received, completion
 from tests.unit.training.sampled_episodes import Call
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -98,3 +98,29 @@ class TokenEngine:
             "logprobs": {"content": [{"token": "", "logprob": value} for value in call.logprobs]},
         }
         return {**body, "prompt_token_ids": list(call.prompt), "policy_version": self.version}
+
+
+def text_completion(prompt: Sequence[int], text: str, ids: Sequence[int], finish: str = "stop") -> dict[str, Any]:
+    """The body of a completion of token ids."""
+    tokens = {"tokens": ["?"] * len(ids), "token_logprobs": [-0.5] * len(ids), "text_offset": [], "top_logprobs": []}
+    choice = {"index": 0, "text": text, "logprobs": tokens, "finish_reason": finish, "stop_reason": None}
+    choice |= {"token_ids": [*ids], "prompt_token_ids": [*prompt]}
+    usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
+    return {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        "usage": usage,
+    }
+
+
+def samples(text: str, finish: str = "stop", **more: Any) -> Behaviour:
+    """Responds to a prompt of token ids with the bytes of a text, and 256 if it ends there."""
+
+    async def behave(_: web.Request, received: Received) -> web.StreamResponse:
+        ids = [*text.encode(), *([256] if finish == "stop" else [])]
+        return web.json_response(text_completion(received.body["prompt"], text, ids, finish) | more)
+
+    return behave

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from ares_exp.agents.interception.agent_endpoint import client_keys, wire_at
 from ares_exp.agents.interception.request_reading import parse_body
+from ares_exp.agents.interception.served_generate_content import split_path
 from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.response import LLMResponse
@@ -55,16 +56,17 @@ class WireServer:
         return runner
 
     async def _respond(self, http: web.Request) -> web.StreamResponse:
-        wire = wire_at(http.path)
+        path, fields = split_path(http.path, http.query.get("alt", ""))
+        wire = wire_at(path)
         if wire is None:
             raise web.HTTPNotFound
         self.keys.append(next(iter(client_keys(http.headers, http.query)), None))
         try:
             body = parse_body(await http.read())
-            if http.path == wire.count_path:
+            if path == wire.count_path:
                 return web.Response(body=wire.count(body), content_type="application/json")
             self.bodies.append(body)
-            asked = wire.read(body, http.headers)
+            asked = wire.read({**body, **fields})
         except WireFormatError as error:
             return web.Response(status=400, body=wire.error(400, str(error)), content_type="application/json")
         self.asked.append(asked)
@@ -76,7 +78,7 @@ class WireServer:
         return web.Response(body=wire.whole(asked, self.response), content_type="application/json")
 
     async def _stream(self, wire: Wire, asked: Asked, http: web.Request) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": wire.content_type})
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(http)
         await stream.write(b"".join(self.written(wire, asked)))
         await stream.write_eof()

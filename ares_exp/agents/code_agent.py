@@ -121,9 +121,7 @@ class StatefulAgent(CodeAgent, Protocol):
 
 
 class CodeAgentFactory(Protocol):
-    """Creates a new agent for each episode.
-
-    The factory can be the agent's class, a function, or an object with options.
+    """Creates a new agent for each episode. It can be the agent's class, a function, or an object with options.
 
     `AgentFactoryBase` lists the optional members of a factory and their defaults.
     """
@@ -226,10 +224,7 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def source_digest(self) -> str | None:
-        """Digest of the agent's code, for snapshots that cannot be restored.
-
-        Default: digest of the factory's module.
-        """
+        """Digest of the agent's code, for snapshots that cannot be restored. Default: of the factory's module."""
         try:
             source = inspect.getsource(inspect.getmodule(kind_of(self)) or object)
         except (OSError, TypeError):
@@ -257,12 +252,7 @@ def as_agent_factory(factory: CodeAgentFactory) -> AgentFactoryBase:
 
 
 def effective_agent(agents: AgentFactoryBase, *, runs_solutions: bool) -> AgentFactoryBase:
-    """Returns the agent to use. The shell agent replaces third-party agents if the policy runs the reference solutions.
-
-    Args:
-        agents: Factory of the configured agent.
-        runs_solutions: Whether the policy runs the reference solutions of the tasks.
-    """
+    """Returns the agent to use. If the policy runs reference solutions, the shell agent replaces third-party agents."""
     return _solver() if runs_solutions and agents.needs_forwarded_port else agents
 
 

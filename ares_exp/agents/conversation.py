@@ -174,10 +174,7 @@ class Conversation:
 
 
 def _with_user_text(messages: Sequence[Message], text: str) -> list[Message]:
-    """Appends a user's text to the messages.
-
-    If the last message is already a user message, the text is added to this message.
-    """
+    """Appends a user's text to the messages, or to the last message if it is a user message."""
     last = messages[-1]
     if last["role"] != "user" or not isinstance(last["content"], str):
         return [*messages, Message(role="user", content=text)]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
 from ares_exp.agents.conversation import Compaction, CompactionKind
-from ares_exp.agents.templating import compile_templates, find_folders
-from ares_exp.errors import RepeatedFormatError
+from ares_exp.agents.templating import compile_templates
+from ares_exp.errors import ConfigError, RepeatedFormatError
 from ares_exp.llms.request import LLMClient
 from ares_exp.tasks.task_contract import AgentContext
 
@@ -34,11 +35,13 @@ class ConversingAgentFactory(AgentFactoryBase):
 
     Attributes:
         templates_folder: Folder in the package with the prompts.
+        template_names: Names of the prompts. Default: the prompts of an agent that runs commands.
         own_options: Names of the options in addition to the shared options.
     """
 
     supports = frozenset({"messages", "skills_dir"})
     templates_folder: ClassVar[Path]
+    template_names: ClassVar[tuple[str, ...]] = ("system", "instance", "observation", "format_error", "skills")
     own_options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -76,23 +79,22 @@ class ConversingAgentFactory(AgentFactoryBase):
 
     @property
     def template_folders(self) -> list[Path]:
-        """Folders of the templates, the user's folder first.
-
-        Raises `ConfigError` if `templates_dir` is not a directory.
-        """
-        return find_folders(self.templates_folder, self.templates_dir)
+        """Folders of the templates, first `templates_dir`. Raises `ConfigError` if that is not a directory."""
+        if self.templates_dir is None:
+            return [self.templates_folder]
+        if not self.templates_dir.is_dir():
+            raise ConfigError(f"Expected `agent.templates_dir` to be a folder of templates, got {self.templates_dir}.")
+        return [self.templates_dir, self.templates_folder]
 
     @cached_property
     def templates(self) -> Any:
-        """Compiled templates. Raises `ConfigError` if a folder is missing or a template does not compile."""
-        return Prompts(self.template_folders)
+        """Compiled templates by name. Raises `ConfigError` if a folder is missing or a template does not compile."""
+        compiled = compile_templates(self.template_folders, self.template_names)
+        return SimpleNamespace(**dict(zip(self.template_names, compiled, strict=True)))
 
     @cached_property
     def shortening(self) -> Compaction:
-        """Settings for the compaction of conversations.
-
-        Raises `ConfigError` under the same conditions as `templates`.
-        """
+        """Settings for the compaction of conversations. Raises `ConfigError` for the same reasons as `templates`."""
         return Compaction.of(self.compaction, self.compaction_tokens, self.compaction_keeps, self.template_folders)
 
     async def preflight(self) -> None:
@@ -104,20 +106,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value
-
-
-class Prompts:
-    """Compiled prompts of an agent that runs commands."""
-
-    def __init__(self, folders: list[Path]) -> None:
-        """Compiles each template from the first folder that contains it.
-
-        Raises:
-            ConfigError: A template does not compile.
-        """
-        self.system, self.instance, self.observation, self.format_error, self.skills = compile_templates(
-            folders, ("system", "instance", "observation", "format_error", "skills")
-        )
 
 
 class ConversingAgent:

@@ -6,6 +6,7 @@ Files are read and written with the rights of the agent's user. A file keeps its
 from __future__ import annotations
 
 import posixpath
+import re
 import shlex
 from typing import TypeVar
 
@@ -34,12 +35,7 @@ class FileEditor:
     """Executes calls to the `edit` tool."""
 
     def __init__(self, container: AgentContainer, *, timeout_sec: float) -> None:
-        """Creates an editor for one container.
-
-        Args:
-            container: Container with the files.
-            timeout_sec: Time limit of each command.
-        """
+        """Creates an editor for one container. `timeout_sec` is the time limit of each command."""
         self._container = container
         self._timeout_sec = timeout_sec
 
@@ -142,7 +138,7 @@ def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
     if count == 0:
         raise EditError(f"Nothing was changed: old_str is not in {path}. It must occur exactly, including whitespace.")
     if count > 1:
-        places = [text.count("\n", 0, place) + 1 for place in _places(text, old)]
+        places = [text.count("\n", 0, found.start()) + 1 for found in re.finditer(re.escape(old), text)]
         lines = ", ".join(map(str, places[:20]))
         raise EditError(
             f"Nothing was changed: old_str is {count} times in {path}, at the lines {lines}. "
@@ -150,14 +146,6 @@ def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
         )
     place = text.index(old)
     return place, text.replace(old, new)
-
-
-def _places(text: str, part: str) -> list[int]:
-    places, place = [], text.find(part)
-    while place >= 0:
-        places.append(place)
-        place = text.find(part, place + len(part))
-    return places
 
 
 def _inserted(text: str, new: str, line: int, path: str) -> tuple[int, str]:

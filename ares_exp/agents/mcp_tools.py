@@ -19,6 +19,7 @@ from typing import Any
 from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.tool_calls import UnusableCall
 from ares_exp.errors import AgentError, WireFormatError
+from ares_exp.llms.chat_messages import function_tool
 from ares_exp.llms.response import ToolCallData
 from ares_exp.llms.response_stream import EventReader
 from ares_exp.llms.wire import list_of, optional, required, shorten, typed
@@ -63,14 +64,7 @@ class McpCall:
 
 @dataclass
 class _Server:
-    """An MCP server of a task.
-
-    Attributes:
-        about: Description of the server in the task.
-        folder: Directory of its FIFO and its output.
-        session: Session id that an HTTP server has assigned.
-        asked: Number of requests so far.
-    """
+    """An MCP server: its description in the task, its files, its session over HTTP, and its number of requests."""
 
     about: McpServer
     folder: str
@@ -86,13 +80,7 @@ class McpTools:
     """
 
     def __init__(self, container: AgentContainer, servers: Sequence[McpServer], *, timeout_sec: float) -> None:
-        """Stores the servers, which `open` starts.
-
-        Args:
-            container: Container in which the servers run.
-            servers: MCP servers of the task.
-            timeout_sec: Time limit of each request.
-        """
+        """Stores the servers of the task, which `open` starts. `timeout_sec` is the time limit of each request."""
         self._container = container
         self._servers = [_Server(about, f"{_FOLDER}/{place}") for place, about in enumerate(servers)]
         self._timeout_sec = timeout_sec
@@ -187,8 +175,7 @@ class McpTools:
             return
         self._tools[known_as] = server, name
         described = (optional(tool, "description", str) or "")[:MAX_DESCRIPTION_CHARS]
-        function = {"name": known_as, "description": described, "parameters": schema}
-        self.definitions.append({"type": "function", "function": function})
+        self.definitions.append(function_tool(known_as, described, schema))
 
     async def _ask(self, server: _Server, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Sends a request and returns its result."""
@@ -203,10 +190,7 @@ class McpTools:
         raise McpError(f"Expected a response to {method}, got {shorten(said)}")
 
     async def _send(self, server: _Server, message: Mapping[str, Any], number: str | None) -> str:
-        """Sends a message and returns the server's output.
-
-        If the message has a number, waits for the response to it.
-        """
+        """Sends a message and returns the server's output. Waits for the response if the message has a number."""
         line = json.dumps(message)
         if server.about.transport == "stdio":
             return await self._run(_stdio_script(server, line, number))
@@ -248,10 +232,7 @@ def _start_script(server: _Server) -> str:
 
 
 def _lives(folder: str) -> str:
-    """Returns a shell condition that checks whether the recorded process reads the FIFO.
-
-    It is false in a restored container.
-    """
+    """Returns a shell condition: whether the recorded process reads the FIFO. It is false in a restored container."""
     return f'[ "$(readlink /proc/$(cat {folder}/pid 2>/dev/null || echo none)/fd/0)" = {folder}/in ]'
 
 
@@ -325,11 +306,7 @@ def _responses(said: str) -> list[Mapping[str, Any]]:
 
 
 def _result(result: Mapping[str, Any]) -> str:
-    """Returns the text of a result.
-
-    Raises:
-        McpError: The result reports that the tool failed.
-    """
+    """Returns the text of a result. Raises `McpError` if the tool failed."""
     parts = [_part(part) for part in list_of(result, "content", Mapping) or ()]
     if not parts and result.get("structuredContent") is not None:
         parts = [json.dumps(result["structuredContent"])]

@@ -60,10 +60,7 @@ def read_skill(text: str, path: str) -> Skill:
 
 
 def _front_matter(text: str) -> dict[str, str]:
-    """Reads `name` and `description` from the front matter.
-
-    Supports the YAML in use: quoted or plain lines, indented blocks.
-    """
+    """Reads `name` and `description` from the front matter: quoted or plain lines, and indented blocks."""
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != "---":
         return {}

@@ -8,9 +8,8 @@ the copy, and set `agent.templates_dir` to it.
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field, validate_call
 
@@ -24,14 +23,10 @@ from ares_exp.agents.conversing_factory import (
     Outputs,
     Tokens,
 )
-from ares_exp.agents.templating import compile_templates
-from ares_exp.agents.terminal_reply import DEFAULT_SECONDS, Keys, TerminalReply, read_reply
+from ares_exp.agents.terminal_reply import DEFAULT_SECONDS, TerminalReply, read_reply
 from ares_exp.agents.terminal_screen import TerminalScreen, as_typed, emulator
 from ares_exp.errors import AgentError
 from ares_exp.llms.request import LLMClient, Message
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 TEMPLATES = Path(__file__).parent / "terminal_templates"
 FIRST_SECONDS = 0.2
@@ -55,6 +50,7 @@ class TerminalAgentFactory(ConversingAgentFactory):
 
     needs_terminal = True
     templates_folder = TEMPLATES
+    template_names = ("instance", "skills")
     own_options = ("columns", "lines", "max_wait_sec", "max_output_bytes")
     harmless_options = frozenset({*own_options, *SHARED_OPTIONS})
 
@@ -98,12 +94,6 @@ class TerminalAgentFactory(ConversingAgentFactory):
         emulator()
         await super().preflight()
 
-    @cached_property
-    def templates(self) -> tuple[Template, Template]:
-        """Compiled templates. Raises `ConfigError` if a folder is missing or a template does not compile."""
-        instance, skills = compile_templates(self.template_folders, ("instance", "skills"))
-        return instance, skills
-
 
 class TerminalAgent(ConversingAgent):
     """An agent that types the LLM's keystrokes and shows it the terminal, until the LLM confirms the end."""
@@ -125,10 +115,9 @@ class TerminalAgent(ConversingAgent):
             RepeatedFormatError: Too many consecutive replies were malformed.
         """
         options = self._options
-        instance, skills_template = options.templates
-        skills = await self._skills(skills_template, SKILLS_SEC)
+        skills = await self._skills(options.templates.skills, SKILLS_SEC)
         await self._type("", FIRST_SECONDS)
-        told = instance.render(
+        told = options.templates.instance.render(
             task=task,
             skills=skills,
             screen=self._news(),
@@ -137,9 +126,7 @@ class TerminalAgent(ConversingAgent):
             max_wait_sec=f"{options.max_wait_sec:g}",
         )
         start = [*as_plain_chat(self._context.messages), Message(role="user", content=told)]
-        conversation = Conversation(
-            self._llm, start, compaction=options.shortening, state=lambda: self._told_of_screen()
-        )
+        conversation = Conversation(self._llm, start, compaction=options.shortening, state=self._told_of_screen)
         while True:
             text = (await conversation.ask()).text
             response = await self._act(read_reply(text))
@@ -157,7 +144,9 @@ class TerminalAgent(ConversingAgent):
             )
         self._in_a_row = 0
         for keys in reply.commands:
-            await self._type_keys(keys)
+            seconds = keys.seconds if math.isfinite(keys.seconds) else DEFAULT_SECONDS
+            typed = as_typed(keys.text, application_cursor=self._screen.application_cursor)
+            await self._type(typed, min(max(seconds, 0.0), self._options.max_wait_sec))
         if reply.is_complete and self._wants_to_end:
             return None
         self._wants_to_end = reply.is_complete
@@ -169,11 +158,6 @@ class TerminalAgent(ConversingAgent):
                 'include "task_complete": true in your JSON response again.'
             )
         return f"Previous response had warnings:\n{reply.feedback}\n\n{news}" if reply.warnings else news
-
-    async def _type_keys(self, keys: Keys) -> None:
-        seconds = keys.seconds if math.isfinite(keys.seconds) else DEFAULT_SECONDS
-        typed = as_typed(keys.text, application_cursor=self._screen.application_cursor)
-        await self._type(typed, min(max(seconds, 0.0), self._options.max_wait_sec))
 
     async def _type(self, keys: str, seconds: float) -> None:
         options, container = self._options, self._container

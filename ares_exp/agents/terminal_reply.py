@@ -78,7 +78,8 @@ def _read(text: str) -> TerminalReply:
     place = _find_object(text)
     if place is None:
         return TerminalReply(error=_NOTHING_FOUND, warnings=("No valid JSON object found",))
-    warnings = [f"Extra text detected {side} JSON object" for side, part in _around(text, place) if part.strip()]
+    around = {"before": text[: place.start], "after": text[place.stop :]}
+    warnings = [f"Extra text detected {side} JSON object" for side, part in around.items() if part.strip()]
     source = text[place]
     try:
         data = json.loads(source)
@@ -98,12 +99,13 @@ def _read(text: str) -> TerminalReply:
         warnings.append("Field 'task_complete' should be a boolean or string")
     is_complete = complete.lower() in ("true", "1", "yes") if isinstance(complete, str) else bool(complete)
     try:
-        commands = _commands(data["commands"], warnings)
+        given = data["commands"]
+        commands = [_command(one, number, number == len(given), warnings) for number, one in enumerate(given, 1)]
     except ValueError as error:
         if is_complete:
             return TerminalReply(is_complete=True, warnings=(*warnings, str(error)))
         return TerminalReply(error=str(error), warnings=tuple(warnings))
-    return TerminalReply(commands, is_complete, warnings=tuple(warnings))
+    return TerminalReply(tuple(commands), is_complete, warnings=tuple(warnings))
 
 
 def _find_object(text: str) -> slice | None:
@@ -123,10 +125,6 @@ def _find_object(text: str) -> slice | None:
     return None
 
 
-def _around(text: str, place: slice) -> tuple[tuple[str, str], ...]:
-    return ("before", text[: place.start]), ("after", text[place.stop :])
-
-
 def _of_order(source: str) -> list[str]:
     """Returns a warning if the fields are not in the required order; otherwise an empty list."""
     matches = {name: re.search(rf'"{name}"\s*:', source) for name in _FIELDS}
@@ -137,16 +135,8 @@ def _of_order(source: str) -> list[str]:
     return [f"Fields appear in wrong order. Found: {' → '.join(found)}, expected: {' → '.join(places)}"]
 
 
-def _commands(given: list[Any], warnings: list[str]) -> tuple[Keys, ...]:
-    """Parses the commands.
-
-    Raises:
-        ValueError: A command is malformed.
-    """
-    return tuple(_command(one, number, number == len(given), warnings) for number, one in enumerate(given, 1))
-
-
 def _command(given: Any, number: int, is_last: bool, warnings: list[str]) -> Keys:
+    """Parses a command. Raises `ValueError` if it is malformed."""
     which = f"Command {number}"
     if not isinstance(given, dict):
         raise ValueError(f"{which} must be an object")

@@ -35,9 +35,8 @@ _CURSOR = {"Up": "A", "Down": "B", "Right": "C", "Left": "D", "Home": "H", "End"
 def as_typed(keys: str, *, application_cursor: bool) -> str:
     """Returns the characters that a keyboard sends for the name of a key, or for a text with Enter instead of newlines.
 
-    Args:
-        keys: Text, or the name of one key: `Up`, `C-c`, `M-x`.
-        application_cursor: Whether the program on the screen has enabled the alternative codes of the cursor keys.
+    Names of keys are, for example, `Up`, `C-c` and `M-x`. With `application_cursor`, the program on the screen has
+    enabled the alternative codes of the cursor keys.
     """
     if keys in _PLAIN:
         return _PLAIN[keys]
@@ -94,11 +93,7 @@ class TerminalScreen:
         return _text([*above, *(line.rstrip() for line in self._screen.display)])
 
     def news(self) -> str:
-        """Returns the output since the previous call.
-
-        The output starts with the last line shown before. If the earlier content is gone, the screen is returned
-        instead.
-        """
+        """Returns the output from the last line of the previous call on, or the screen if that line is gone."""
         now, before, self._told = self.everything, self._told, self.everything
         if before is not None and before.strip() in now:
             before = before.strip()

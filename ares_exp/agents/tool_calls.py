@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from ares_exp.llms.chat_messages import call_part, function_tool
 from ares_exp.llms.request import Message
 from ares_exp.llms.response import LLMResponse, ToolCallData
 
@@ -67,7 +68,7 @@ def definitions(tools: Sequence[ToolName]) -> list[dict[str, Any]]:
     for name in tools:
         text, properties, required = _DEFINITIONS[name]
         schema = {"type": "object", "properties": dict(properties), "required": list(required)}
-        made.append({"type": "function", "function": {"name": name, "description": text, "parameters": schema}})
+        made.append(function_tool(name, text, schema))
     return made
 
 
@@ -148,8 +149,5 @@ def as_message(response: LLMResponse, first_number: int) -> tuple[Message, list[
         calls.append(ToolCallData(call_id, call.name, call.arguments))
     message: dict[str, Any] = {"role": "assistant", "content": response.text or None}
     if calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in calls
-        ]
+        message["tool_calls"] = [call_part(call.id, call.name, call.arguments) for call in calls]
     return Message(message if calls else {**message, "content": response.text}), calls

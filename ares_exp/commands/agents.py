@@ -24,19 +24,19 @@ from ares_exp.agents.toolbox.package import (
 from ares_exp.agents.toolbox.package_store import AgentStore
 from ares_exp.agents.toolbox.packing import default_name, parse_spec
 from ares_exp.agents.toolbox.placing import default_builds
-from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
+from ares_exp.commands.cli.run_command import CommandParser
 from ares_exp.errors import ConfigError
 from ares_exp.records.terminal_text import columns_that_fit, format_size, make_console, make_table
 
-DESCRIPTION = """\
-Lists, installs and removes the packages of agents in the cache of this user (~/.cache/ares_exp/agents, or below
+HELP = """\
+Lists, installs, packs and removes the packages of agents in the cache of this user (~/.cache/ares_exp/agents, or below
 XDG_CACHE_HOME).
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s list
   %(prog)s install claude_code codex
   %(prog)s install mini_swe_agent --python 3.12
+  %(prog)s pack npm:@github/copilot
   %(prog)s remove --all
 
 `%(prog)s COMMAND --help` lists the options of each command.
@@ -45,8 +45,7 @@ LIST = """\
 Lists the agents that can be installed for this machine: the pinned version, the size of the download, which builds are
 installed and how much disk space they use, the licence, and the wire formats. A build is for one C library. A build of
 an agent in Python is also for one minor version of Python.
-"""
-LIST_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s
   %(prog)s --json
@@ -59,8 +58,7 @@ Fetches the pinned packages of agents from their vendors into the cache of this 
 Every file of claude_code, codex, opencode, qwen_code and mini_swe_agent is checked against a digest, without npm or
 Node. The other agents are packed from exact versions by npm or uv, as with `agents pack`. A run with `agent=NAME` does
 the same at its start. Some of these programs are proprietary: if you install them, you accept their vendors' terms.
-"""
-INSTALL_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s claude_code codex
   %(prog)s claude_code --libc musl                    for images without glibc, such as Alpine's
@@ -74,8 +72,7 @@ PACK = """\
 Installs a program of npm or PyPI with its own Node.js or Python into the cache of this user, for `agent.package=NAME`.
 It needs the programs npm or uv, and replaces an earlier package with the same name. The scripts of npm packages are not
 run. The package runs in every image with glibc, whatever Node.js or Python the image has.
-"""
-PACK_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s npm:@github/copilot
   %(prog)s pip:aider-chat==0.86.2 --python 3.12 --name aider
@@ -87,8 +84,7 @@ Exit codes: 0 packed; 2 the package cannot be packed, or the command line is wro
 REMOVE = """\
 Removes packages of agents from the cache of this user: every build of the named agents, or only the builds for one C
 library or Python. Packages that a running process uses are kept.
-"""
-REMOVE_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s claude_code
   %(prog)s --all
@@ -99,21 +95,14 @@ _TEXTS = ("agent", "installed", "last use", "licence", "wires", "needs")
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declares the arguments of the command."""
-    listing = parser.add_command(
-        "list", _list, about="list the agents that can be installed", description=LIST, epilog=LIST_EXAMPLES
-    )
+    listing = parser.add_command("list", _list, "list the agents that can be installed", LIST)
     listing.add_argument("--json", action="store_true", help="as JSON, with the directory of each build")
-    for verb, act, about, description, epilog, every in (
-        (
-            *("install", _install, "fetch the packages of agents into the user's cache", INSTALL, INSTALL_EXAMPLES),
-            "every agent that needs neither npm nor uv",
-        ),
-        ("remove", _remove, "remove packages of agents from the user's cache", REMOVE, REMOVE_EXAMPLES, "every agent"),
-    ):
-        command = parser.add_command(verb, act, about=about, description=description, epilog=epilog)
-        command.add_argument("agents", nargs="*", metavar="AGENT", help=f"agents to {verb}: {', '.join(PACKAGES)}")
-        command.add_argument("--all", action="store_true", help=every)
+    installing = parser.add_command("install", _install, "fetch the packages of agents into the user's cache", INSTALL)
+    removing = parser.add_command("remove", _remove, "remove packages of agents from the user's cache", REMOVE)
+    installing.add_argument("--all", action="store_true", help="every agent that needs neither npm nor uv")
+    removing.add_argument("--all", action="store_true", help="every agent")
+    for command in (installing, removing):
+        command.add_argument("agents", nargs="*", metavar="AGENT", help=f"names of agents: {', '.join(PACKAGES)}")
         command.add_argument("--libc", choices=("glibc", "musl"), help="only the build for that C library")
         command.add_argument(
             "--python",
@@ -123,9 +112,7 @@ def add_arguments(parser: CommandParser) -> None:
             metavar="3.N",
             help="for agents in Python: only the build for that minor version; repeatable",
         )
-    packing = parser.add_command(
-        "pack", _pack, about="pack any program of npm or PyPI", description=PACK, epilog=PACK_EXAMPLES
-    )
+    packing = parser.add_command("pack", _pack, "pack any program of npm or PyPI", PACK)
     packing.add_argument("spec", metavar="SPEC", help="npm:PACKAGE[@VERSION] or pip:PACKAGE[==VERSION]")
     packing.add_argument("--add", action="append", default=[], metavar="SPEC", help="another package; repeatable")
     packing.add_argument("--name", help="name for agent.package (default: the name of the package)")
@@ -135,18 +122,17 @@ def add_arguments(parser: CommandParser) -> None:
     )
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> None:
     store = AgentStore()
     packages = [*PACKAGES.values(), *(user_package(one.build.name) for one in store.packed())]
     if arguments.json:
         sys.stdout.write(f"{json.dumps([_as_json(package, store) for package in packages], indent=2)}\n")
-        return EXIT_OK
+        return
     rows = [_row(package, store) for package in packages]
     console = make_console()
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     fitting = columns_that_fit(columns, console.width, leave_out=("wires", "needs", "licence", "fetched"))
     console.print(make_table(fitting, texts=_TEXTS))
-    return EXIT_OK
 
 
 def _row(package: AgentPackage, store: AgentStore) -> dict[str, str]:
@@ -194,7 +180,7 @@ def _build_as_json(package: AgentPackage, build: Build, store: AgentStore) -> di
     }
 
 
-def _install(arguments: argparse.Namespace) -> int:
+def _install(arguments: argparse.Namespace) -> None:
     store = AgentStore()
     packages = [one for one in _chosen(arguments) if not (arguments.all and one.is_packed)]
     builds = [
@@ -209,10 +195,9 @@ def _install(arguments: argparse.Namespace) -> int:
         found = install(build, say=_say, store=store)
         sys.stdout.write(f"{build.name} {build.version}  {found.path}  {format_size(found.size)}\n")
         sys.stdout.flush()
-    return EXIT_OK
 
 
-def _pack(arguments: argparse.Namespace) -> int:
+def _pack(arguments: argparse.Namespace) -> None:
     specs = (arguments.spec, *arguments.add)
     for spec in specs:
         parse_spec(spec)
@@ -228,10 +213,9 @@ def _pack(arguments: argparse.Namespace) -> int:
         f"programs: {', '.join(found.programs)}\n"
         f"To use it: `ares-exp agent=command agent.package={name} agent.command=…`\n"
     )
-    return EXIT_OK
 
 
-def _remove(arguments: argparse.Namespace) -> int:
+def _remove(arguments: argparse.Namespace) -> None:
     store = AgentStore()
     builds = [
         build
@@ -244,15 +228,10 @@ def _remove(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"removed {store.place(build)}\n")
     if not removed:
         sys.stdout.write("None of these packages is installed.\n")
-    return EXIT_OK
 
 
 def _chosen(arguments: argparse.Namespace, packed: Sequence[AgentPackage] = ()) -> list[AgentPackage]:
-    """Returns the named packages: pinned packages, and packages in `packed`.
-
-    Raises:
-        ConfigError: No package is named, or a named package does not exist.
-    """
+    """Returns the packages that the arguments name: pinned packages, and packages in `packed`."""
     if arguments.all:
         return [*PACKAGES.values(), *packed]
     if not arguments.agents:

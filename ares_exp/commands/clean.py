@@ -14,17 +14,15 @@ from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.containers.ownership import Leftover, find_short_lived
 from ares_exp.containers.user_cache import find_caches
 from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError
-from ares_exp.records.terminal_text import format_size
+from ares_exp.records import exit_codes
+from ares_exp.records.terminal_text import count_of, format_size
 
-EXIT_OK, EXIT_REMAINS = 0, 1
-
-DESCRIPTION = """\
+HELP = """\
 Removes leftovers of killed runs from this machine: containers, networks, volumes and images on the Docker engine, the
 directories and cgroups of local containers, and temporary directories of builds, verifiers and W&B uploads. If
 DAYTONA_API_KEY is set, it also removes sandboxes of the Daytona service. It keeps everything that belongs to a run in
 progress, to another machine or to another user. Every run does the same when it starts.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s --dry-run            show what would be removed
   %(prog)s
@@ -37,7 +35,6 @@ _UNITS = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument("--dry-run", action="store_true", help="show what would be removed, without removing it")
     parser.add_argument(
         "--cache",
@@ -67,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     dry_run = arguments.dry_run
     found, failed = _found(
         arguments.config_dir, images=arguments.images or arguments.cache, snapshots=arguments.snapshots
@@ -83,9 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
         about = f"{leftover.name}  of {leftover.whose}{_age(leftover)}{size}"
         _say(f"{leftover.kind:<13}  {about}{problem and f': {problem}'}")
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
-        _say(f"kept       {_things(count)} of {whose}: it is still running, or cannot be checked from here")
+        _say(f"kept       {count_of(count, 'thing')} of {whose}: it is still running, or cannot be checked from here")
     _say(_total(stale, remaining, dry_run=dry_run))
-    return EXIT_REMAINS if remaining or failed else EXIT_OK
+    return exit_codes.INCOMPLETE if remaining or failed else exit_codes.COMPLETE
 
 
 def _found(config_dirs: Sequence[Path], *, images: bool, snapshots: bool) -> tuple[list[Leftover], bool]:
@@ -113,15 +109,11 @@ def _age(leftover: Leftover) -> str:
     return f", made {seconds // size:.0f} {unit} ago"
 
 
-def _things(count: int) -> str:
-    return "1 thing" if count == 1 else f"{count} things"
-
-
 def _total(stale: Sequence[Leftover], remaining: int, *, dry_run: bool) -> str:
     count, size = len(stale), sum(leftover.size or 0 for leftover in stale)
     if not count:
         return "No leftovers found."
-    things = _things(count)
+    things = count_of(count, "thing")
     if dry_run:
         return f"{things} would be removed{f', up to {format_size(size)}' if size else ''}."
     return f"{count - remaining} of {things} removed." if remaining else f"{things} removed."

@@ -4,39 +4,60 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import unified_diff
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ares_exp.commands.cli.run_command import EXIT_OK
-from ares_exp.commands.compared_runs import choose_runs, compare_pairs, differing_config, pair_document
-from ares_exp.commands.comparison_text import print_report
+from ares_exp.commands.cli.run_command import number_type
+from ares_exp.commands.compared_runs import (
+    ChosenRun,
+    ComparedPair,
+    choose_runs,
+    compare_pairs,
+    differing_config,
+    format_p,
+    pair_document,
+)
 from ares_exp.errors import ConfigError
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.run_dir import dump_json, is_run
 from ares_exp.records.statistics.comparison import ALPHA
-from ares_exp.records.statistics.run_statistics import THRESHOLD, json_ready
-from ares_exp.records.terminal_text import collapsed, count_of, make_console, one_line, printable
+from ares_exp.records.statistics.estimate import Estimate
+from ares_exp.records.statistics.paired import Difference
+from ares_exp.records.statistics.run_statistics import THRESHOLD, Spread, json_ready
+from ares_exp.records.statistics.task_statistics import TaskStatistics
+from ares_exp.records.terminal_text import (
+    collapsed,
+    columns_that_fit,
+    count_of,
+    format_number,
+    make_console,
+    make_table,
+    one_line,
+    printable,
+)
+from ares_exp.reports.summary import format_estimate
 from ares_exp.runs.sweeps.sweep_report import REPEATED_BY, SweepReport, render_report, render_settings
 from ares_exp.trajectories.divergence import Divergence, find_divergence
 from ares_exp.trajectories.episode_printer import EpisodePrinter, EpisodeTotals, number, seconds
 from ares_exp.trajectories.records import EpisodeTrajectory
-from ares_exp.trajectories.request_diff import Difference
 from ares_exp.trajectories.stored_episodes import StoredEpisode, chosen_episode
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-EXIT_DIFFERENT = 1
 MOST_PAIRS = 1_000
 CONTEXT_LINES = 3
 HEAD, TAIL = 30, 10
+MOST_KEYS, MOST_TASKS, MOST_NAMES = 20, 50, 5
+KEY_CHARS, VALUE_CHARS = 60, 40
+ALIGNED_LEFT = ("run", "key", "task")
 STYLES = {"+": "green", "-": "red", "@": "cyan"}
-DESCRIPTION = """\
+HELP = """\
 Compares two or more runs on the tasks that they have in common. It shows the difference of the mean rewards with an
 interval and a p-value, the tasks that pass in only one of the runs, and the number of attempts or tasks that would make
 the difference significant. The first run is the baseline. The result of an attempt is its last episode. Attempts
@@ -48,8 +69,7 @@ prints this table for another key.
 
 Two episodes: shows the first request, response or result that differs, how each episode continues, and the totals of
 both. Differences of ids, times, durations, tokens, prices, reasoning and the name of the model are ignored.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s outputs/first outputs/second
   %(prog)s outputs/first outputs/second --json | jq .pairs
@@ -65,7 +85,6 @@ episode cannot be read.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument(
         "paths",
         type=run_path,
@@ -75,11 +94,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     runs = parser.add_argument_group("runs")
     runs.add_argument(
-        "--threshold", type=_number, default=THRESHOLD, help="minimum reward of an attempt that passes (1.0)"
+        "--threshold",
+        type=number_type(float, -sys.float_info.max, sys.float_info.max, "a number"),
+        default=THRESHOLD,
+        help="minimum reward of an attempt that passes (1.0)",
     )
     runs.add_argument(
         "--alpha",
-        type=_probability,
+        type=number_type(float, 1e-6, 0.5, "a probability from 0.000001 to 0.5"),
         default=ALPHA,
         help="significance level: p-values below it are significant, and intervals have level 1 - alpha (0.05)",
     )
@@ -97,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     episodes = parser.add_argument_group("episodes")
     episodes.add_argument(
         "--after",
-        type=_count,
+        type=number_type(int, 0, sys.maxsize, "a number of steps, 0 or more"),
         default=2,
         metavar="N",
         help="number of steps of each episode to show after the difference (2)",
@@ -105,20 +127,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     episodes.add_argument("--full", action="store_true", help="show long texts completely")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
+def run(arguments: argparse.Namespace) -> int | None:
     paths: list[Path] = arguments.paths
     episodes = [path for path in paths if _is_episode(path)]
     if not episodes and len(paths) == 1 and not is_run(paths[0]) and not arguments.all_pairs:
-        return _print_sweep(paths[0], arguments)
+        _print_sweep(paths[0], arguments)
+        return None
     if arguments.over is not None:
         raise ConfigError("`--over` requires one sweep. Name the folder of a sweep, without `--all-pairs`.")
     if not episodes:
-        return _compare_runs(paths, arguments)
+        _compare_runs(paths, arguments)
+        return None
     if len(episodes) != 2 or len(paths) != 2:
         raise ConfigError(
-            f"Expected two or more runs, one sweep, or two episodes, got {len(paths)} paths with {len(episodes)} "
-            f"{'episode' if len(episodes) == 1 else 'episodes'}, such as {str(episodes[0])!r:.200}. Name episodes as "
+            f"Expected two or more runs, one sweep, or two episodes, got {len(paths)} paths with "
+            f"{count_of(len(episodes), 'episode')}, such as {str(episodes[0])!r:.200}. Name episodes as "
             "RUN/TASK RUN2/TASK, and runs by their directories."
         )
     if arguments.json:
@@ -133,7 +156,7 @@ def _is_episode(path: Path) -> bool:
     return path.is_file() or (not path.exists() and any(one.is_file() or is_run(one) for one in path.parents))
 
 
-def _print_sweep(path: Path, arguments: argparse.Namespace) -> int:
+def _print_sweep(path: Path, arguments: argparse.Namespace) -> None:
     report = SweepReport.read(path, over=arguments.over)
     if arguments.over is not None and not report.settings:
         raise ConfigError(
@@ -144,10 +167,9 @@ def _print_sweep(path: Path, arguments: argparse.Namespace) -> int:
         sys.stdout.write(dump_json(report.to_dict(), indent=2) + "\n")
     else:
         (render_report if arguments.over is None else render_settings)(report, sys.stdout)
-    return EXIT_OK
 
 
-def _compare_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> int:
+def _compare_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
     runs = choose_runs(paths, threshold=arguments.threshold, level=1 - arguments.alpha)
     chosen = list(combinations(runs, 2)) if arguments.all_pairs else [(runs[0], run) for run in runs[1:]]
     if len(chosen) > MOST_PAIRS:
@@ -175,8 +197,159 @@ def _compare_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> int:
         }
         sys.stdout.write(json.dumps(json_ready(document), indent=2, ensure_ascii=True, allow_nan=False) + "\n")
     else:
-        print_report(runs, pairs)
-    return EXIT_OK
+        _print_report(runs, pairs)
+
+
+def _print_report(runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> None:
+    """Prints the runs, each pair, and the tasks whose share of passed attempts differs between the runs of a pair."""
+    console = make_console()
+    _print_runs(console, runs)
+    _print_config(console, runs)
+    if len(pairs) > 1:
+        adjusted = f"p-values of verdicts are adjusted for {len(pairs)} comparisons (Holm)"
+        _say(console, f"{adjusted}; intervals are not adjusted.\n")
+    for pair in pairs:
+        tasks = count_of(len(pair.comparison.pairs), "task")
+        _say(console, f"{pair.b.letter} against {pair.a.letter}, on {tasks} that both have", "bold")
+        for line in _pair_lines(pair):
+            _say(console, f"  {line}")
+        _say(console, "")
+    _print_flips(console, runs, pairs)
+
+
+def _print_runs(console: Console, runs: Sequence[ChosenRun]) -> None:
+    columns = {
+        "": [run.letter for run in runs],
+        "run": [one_line(run.name, KEY_CHARS) for run in runs],
+        "tasks": [f"{len(run.statistics.tasks):,}" for run in runs],
+        "attempts": [f"{run.statistics.attempts:,}" for run in runs],
+        "mean reward": [_estimate(run.statistics.errors_as_zero.mean_reward) for run in runs],
+    }
+    if any(run.statistics.scored_only.attempts < run.statistics.attempts for run in runs):
+        columns["scored"] = [f"{run.statistics.scored_only.attempts:,}" for run in runs]
+        columns["scored only"] = [_estimate(run.statistics.scored_only.mean_reward) for run in runs]
+    rates = [{rate.k: rate for rate in run.statistics.errors_as_zero.pass_rates} for run in runs]
+    for k in sorted(set.intersection(*map(set, rates)) - {1})[-1:]:  # the largest k above 1 that all runs have
+        columns[f"pass@{k}"] = [_estimate(rate[k].pass_at_k) for rate in rates]
+        columns[f"pass^{k}"] = [_estimate(rate[k].pass_hat_k) for rate in rates]
+    for name, cells in {"tokens": "tokens", "$": "cost", "seconds": "seconds"}.items():
+        spreads = [getattr(run.statistics, cells) for run in runs]
+        if any(spread.total for spread in spreads):
+            columns[name] = [_mean(spread) for spread in spreads]
+    passes = sorted((name for name in columns if name.startswith("pass")), reverse=True)  # pass^k before pass@k
+    leave_out = ["seconds", "$", "tokens", "scored", *passes, "attempts", "tasks"]  # repeated columns first
+    console.print(
+        make_table(
+            columns_that_fit(columns, console.width, leave_out=[n for n in leave_out if n in columns]),
+            texts=ALIGNED_LEFT,
+        )
+    )
+    if "scored only" in columns:
+        _say(console, "mean reward, pass@k and pass^k: an attempt without a reward has reward 0, and has failed")
+    for run in runs:
+        if run.name != str(run.path):
+            _say(console, f"{run.letter}  {one_line(str(run.path), 300)}")
+        for note in run.notes:
+            _say(console, f"{run.letter}: {note}", "yellow")
+    _say(console, "")
+
+
+def _print_config(console: Console, runs: Sequence[ChosenRun]) -> None:
+    differing = differing_config(runs)
+    if not differing or len(runs) > 2:  # the names of a sweep's runs contain the differences
+        return
+    shown = list(differing.items())[:MOST_KEYS]
+    columns = {"key": [one_line(key, KEY_CHARS) for key, _ in shown]}
+    for place, run in enumerate(runs):
+        cells = [values[place] for _, values in shown]
+        columns[run.letter] = ["-" if cell is None else one_line(str(cell), VALUE_CHARS) for cell in cells]
+    console.print(make_table(columns, texts=(*columns,)))
+    if len(differing) > len(shown):
+        _say(console, f"and {len(differing) - len(shown)} more keys, with --json")
+    _say(console, "")
+
+
+def _pair_lines(pair: ComparedPair) -> Iterator[str]:
+    comparison = pair.comparison
+    for letter, names in ((pair.a.letter, comparison.only_a), (pair.b.letter, comparison.only_b)):
+        if names:
+            yield f"left out, only {letter} has: {_named(names)}"
+    if pair.changed_tasks:
+        yield f"compared, although the task changed between the runs: {_named(pair.changed_tasks)}"
+    every, scored = comparison.errors_as_zero, comparison.scored_only
+    if every is not None:
+        yield f"mean reward {_difference(every)}"
+    if scored is not None and scored != every:
+        fewer = f", on {scored.tasks:,} of them" if scored.tasks < len(comparison.pairs) else ""
+        yield f"scored only {_difference(scored)}{fewer}"
+    spent = [
+        _change(what, getattr(pair.a.statistics, what), getattr(pair.b.statistics, what))
+        for what in ("tokens", "cost", "seconds")
+    ]
+    if any(spent):
+        yield f"per attempt: {', '.join(filter(None, spent))}"
+    yield pair.verdict
+    if pair.advice is not None:
+        yield pair.advice
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{', '.join(map(one_line, names[:MOST_NAMES]))}{more}"
+
+
+def _print_flips(console: Console, runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> None:
+    """Prints the tasks that differ in any pair, largest difference first, with the passed attempts of each run."""
+    largest: dict[str, float] = {}
+    for pair in pairs:
+        for flip in pair.comparison.flips:
+            name = flip.a.task_name
+            largest[name] = max(largest.get(name, 0.0), abs(flip.difference))
+    if not largest:
+        return
+    names = sorted(largest, key=lambda name: (-largest[name], name))
+    columns = {"task": [one_line(name, KEY_CHARS) for name in names[:MOST_TASKS]]}
+    for run in runs:
+        tasks = {task.task_name: task for task in run.statistics.tasks}
+        columns[run.letter] = [_passed(tasks.get(name)) for name in names[:MOST_TASKS]]
+    console.print(make_table(columns, texts=ALIGNED_LEFT))
+    more = f"; {len(names) - MOST_TASKS} more tasks differ, see --json" if len(names) > MOST_TASKS else ""
+    _say(console, f"attempts that passed (reward {format_number(runs[0].statistics.threshold)} or more){more}")
+
+
+def _passed(task: TaskStatistics | None) -> str:
+    if task is None:
+        return "-"
+    errors = task.attempts - task.scored
+    return f"{task.passed}/{task.attempts}" + (f" ({count_of(errors, 'error')})" if errors else "")
+
+
+def _difference(difference: Difference) -> str:
+    interval = ""
+    if difference.low is not None and difference.high is not None:
+        of_test = " (from the p-value)" if difference.interval == "test" else ""
+        interval = f" [{_signed(difference.low)}, {_signed(difference.high)}]{of_test}"
+    return f"{_signed(difference.value)}{interval}, p = {format_p(difference.p)} ({difference.test} test)"
+
+
+def _change(what: str, a: Spread, b: Spread) -> str | None:
+    if not a.total and not b.total:
+        return None
+    ratio = f" ({b.mean / a.mean - 1:+.0%})" if a.mean else ""
+    unit = "$ " if what == "cost" else f"{what} "
+    return f"{unit}{_mean(a)} -> {_mean(b)}{ratio}"
+
+
+def _mean(spread: Spread) -> str:
+    return f"{spread.mean:,.0f}" if abs(spread.mean) >= 100 else format_number(spread.mean)
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{format_number(abs(value))}"
+
+
+def _estimate(estimate: Estimate | None) -> str:
+    return "-" if estimate is None else format_estimate(estimate)
 
 
 def _compare_episodes(a: Path, b: Path, arguments: argparse.Namespace) -> int:
@@ -193,7 +366,7 @@ def _compare_episodes(a: Path, b: Path, arguments: argparse.Namespace) -> int:
         for name, episode in zip("AB", (old, new), strict=True):
             _print_continuation(console, name, episode, divergence, arguments)
     _print_totals(console, stored, (old, new))
-    return EXIT_OK if divergence is None else EXIT_DIFFERENT
+    return exit_codes.COMPLETE if divergence is None else exit_codes.INCOMPLETE
 
 
 def _print_divergence(console: Console, divergence: Divergence, *, full: bool) -> None:
@@ -202,15 +375,10 @@ def _print_divergence(console: Console, divergence: Divergence, *, full: bool) -
         f"{count_of(divergence.step, 'time step')} in common; then: {one_line(divergence.difference.where)}",
         "bold",
     )
-    lines = collapsed("\n".join(_diff_lines(divergence.difference)), full=full, head=HEAD, tail=TAIL)
-    for line in lines:
+    old, new = ([] if text is None else text.split("\n") for text in divergence.difference[1:])
+    diff = [line.rstrip("\n") for line in unified_diff(old, new, n=CONTEXT_LINES, lineterm="")][2:]
+    for line in collapsed("\n".join(diff), full=full, head=HEAD, tail=TAIL):
         _say(console, f"  {line}", STYLES.get(line[:1], ""))
-
-
-def _diff_lines(difference: Difference) -> list[str]:
-    """Returns a unified diff of both strings, without the header lines with file names."""
-    old, new = ((text or "").split("\n") if text is not None else [] for text in difference[1:])
-    return [line.rstrip("\n") for line in unified_diff(old, new, n=CONTEXT_LINES, lineterm="")][2:]
 
 
 def _print_continuation(
@@ -261,26 +429,3 @@ def _say(console: Console, line: str, style: str = "") -> None:
     from rich.text import Text
 
     console.print(Text(printable(line), style=style), soft_wrap=True)
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
-    return value
-
-
-def _probability(text: str) -> float:
-    value = _number(text)
-    if not 1e-6 <= value <= 0.5:
-        raise argparse.ArgumentTypeError(f"expected a probability from 0.000001 to 0.5, got {text!r}")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a number of steps, 0 or more, got {text!r}")
-    return int(text)

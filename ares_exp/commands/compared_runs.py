@@ -12,8 +12,7 @@ from typing import Any
 
 from ares_exp.config.overrides import dotted_items
 from ares_exp.errors import ConfigError
-from ares_exp.records.record_files import read_json_object
-from ares_exp.records.recorded_results import last_attempts, read_results
+from ares_exp.records.recorded_results import last_attempts, object_or_empty, read_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.statistics.comparison import Comparison
 from ares_exp.records.statistics.power import Obstacle, Remedy
@@ -32,15 +31,11 @@ OWN_PLACE = ("output_dir", "resume")
 
 @dataclass(frozen=True, slots=True)
 class ChosenRun:
-    """One run to compare.
+    """One run to compare. `overrides` and `config` are `None`, and `digests` is empty, if they were not recorded.
 
     Attributes:
-        letter: A, B, C …
-        path: Run directory.
-        statistics: Statistics of the run.
-        overrides: Overrides that started the run, by key; `None` if not recorded.
-        config: Config of the run, by dotted key; `None` if not recorded.
-        digests: Digests of the tasks, by task name. Equal digests mean equal tasks. Empty if not recorded.
+        config: Values by dotted key.
+        digests: Digests of the tasks, by task name. Equal digests mean equal tasks.
         notes: Remarks on how the run was read.
         name: Display name.
     """
@@ -57,11 +52,6 @@ class ChosenRun:
 
 def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> list[ChosenRun]:
     """Reads each run once. A sweep folder stands for all its jobs with at least one finished episode.
-
-    Args:
-        paths: Run directories and sweep folders.
-        threshold: Lowest reward with which an attempt passes.
-        level: Confidence level of each interval.
 
     Raises:
         ConfigError: A path is not a run or sweep, has no results, or cannot be read; or the number of runs is wrong.
@@ -125,7 +115,7 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
         raise ConfigError(f"There are no results in {place.episodes}, because no episode of this run has ended.")
     if recorded.torn:
         notes.append("the last line of its episodes.jsonl is incomplete, and is ignored")
-    planned = _record(place.summary).get("planned")
+    planned = object_or_empty(place.summary).get("planned")
     if not isinstance(planned, int):
         notes.append("it has no summary: it is running, or was killed")
         planned = None
@@ -134,8 +124,9 @@ def _read(path: Path, *, letter: str, threshold: float, level: float) -> ChosenR
     )
     if planned is not None and statistics.attempts < planned:
         notes.append(f"only {statistics.attempts} of its {planned} attempts have ended")
-    records = _overrides(path), _config(path), _digests(place.provenance)
-    return ChosenRun(letter, path, statistics, *records, tuple(notes))
+    tasks = object_or_empty(place.provenance).get("tasks")
+    digests = {name: one for name, one in tasks.items() if isinstance(one, str)} if isinstance(tasks, dict) else {}
+    return ChosenRun(letter, path, statistics, _overrides(path), _config(path), digests, tuple(notes))
 
 
 def _overrides(path: Path) -> dict[str, str] | None:
@@ -148,10 +139,7 @@ def _overrides(path: Path) -> dict[str, str] | None:
 
 
 def _config(path: Path) -> dict[str, str] | None:
-    """Reads the config by dotted keys; returns `None` if it is missing or cannot be read.
-
-    The number of attempts comes from the last session, because a resume can raise it.
-    """
+    """Reads the config by dotted keys, with the attempts of the last session; `None` if it cannot be read."""
     try:
         config = recorded_config(path)
     except (OSError, ConfigError):
@@ -165,22 +153,10 @@ def _config(path: Path) -> dict[str, str] | None:
     }
 
 
-def _digests(path: Path) -> dict[str, str]:
-    tasks = _record(path).get("tasks")
-    return {name: one for name, one in tasks.items() if isinstance(one, str)} if isinstance(tasks, dict) else {}
-
-
 def _shown(value: Any) -> str:
     if isinstance(value, dict | list):
         return f"{len(value)} entries" if any(isinstance(one, dict | list) for one in value) else str(value)
     return "null" if value is None else str(value)
-
-
-def _record(path: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(path)
-    except (OSError, ConfigError):
-        return {}
 
 
 def _differing(records: Sequence[Mapping[str, str]]) -> list[str]:
@@ -203,13 +179,7 @@ def _letters(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPair:
-    """The comparison of run B with run A.
-
-    Attributes:
-        a, b: The runs.
-        comparison: Comparison of their statistics.
-        adjusted_p: P-value, adjusted for the number of compared pairs; `None` if the runs have no task in common.
-    """
+    """The comparison of run B with run A. `adjusted_p` is adjusted for the number of compared pairs."""
 
     a: ChosenRun
     b: ChosenRun
@@ -220,8 +190,10 @@ class ComparedPair:
     def changed_tasks(self) -> tuple[str, ...]:
         """The compared tasks whose recorded digests differ between the two runs."""
         a, b = self.a.digests, self.b.digests
-        names = [task.a.task_name for task in self.comparison.pairs]
-        return tuple(name for name in names if name in a and name in b and _differ(a[name], b[name]))
+        known = [name for task in self.comparison.pairs if (name := task.a.task_name) in a and name in b]
+        return tuple(
+            name for name in known if content_of(a[name]) != content_of(b[name]) or changed_files(a[name], b[name])
+        )
 
     @property
     def is_settled(self) -> bool:
@@ -250,10 +222,6 @@ class ComparedPair:
         """Advice on how to get a significant result; `None` if the result is significant or no task was compared."""
         remedy = self.comparison.remedy
         return None if self.is_settled or remedy is None else _advice(remedy, self)
-
-
-def _differ(a: str, b: str) -> bool:
-    return content_of(a) != content_of(b) or bool(changed_files(a, b))
 
 
 def _advice(remedy: Remedy, pair: ComparedPair) -> str:

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.errors import ConfigError
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, append_lines, dump_json, open_regular
+from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, append_lines, dump_json, is_run, open_regular
 from ares_exp.records.terminal_text import count_of, format_duration, one_line
 from ares_exp.runs.control.orders import VERBS, Order, watch, write_order
 from ares_exp.runs.control.status import PLACES, RunStatus, read_status
+from ares_exp.runs.sweeps.job_folder import job_folders
+from ares_exp.trajectories.files.line_file import has_writer
 
-EXIT_NOT_DONE = 1
 WAIT_SEC = 15.0
 FRESH_SEC = 3.0
 """Time that `status` waits for a new state. A watched run writes its state every two seconds."""
 POLL_SEC = 0.1
 MAX_TAIL = 16 * 2**20
 SHOWN = 20
-DESCRIPTION = """\
+HELP = """\
 Shows the state of a running run or sweep, or changes it. It uses files in the run directory, so it works from another
 terminal, from a script, and from another machine with the same disk. Users with write access to the directory can
 control the run.
@@ -43,8 +46,7 @@ control the run.
 
 A sweep passes each command to all its jobs, including jobs that start later. control.jsonl records each command with
 its author, reason and outcome.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s latest status
   %(prog)s outputs/grid pause --for 10m --reason "the endpoint is rate-limited"
@@ -58,7 +60,6 @@ ORDERS = ("status", *VERBS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument(
         "path", type=run_path, metavar="RUN|SWEEP", help=f"a run directory or a sweep folder; {MEANING}"
     )
@@ -82,9 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command and returns its exit code."""
     path, is_sweep = arguments.path, (arguments.path / SWEEP_RECORD).is_file()
-    if not is_sweep and not _is_run(path):
+    if not is_sweep and not is_run(path):
         raise ConfigError(
             f"Expected the directory of a run, or the folder of a sweep, got {path}. If the run is still "
             "checking its tasks, wait until it has started."
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.what:
             raise ConfigError(f"Expected no words after `status`, got {' '.join(arguments.what)!r:.100}.")
         _print_status(path, is_sweep=is_sweep, as_json=arguments.json)
-        return EXIT_OK
+        return exit_codes.COMPLETE
     order = _order(arguments)
     outcomes = _give_to_sweep(path, order, arguments.wait) if is_sweep else [_give_to_run(path, order, arguments.wait)]
     if arguments.json:
@@ -102,15 +102,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write("" if outcomes else "Sent. No job is running now.\n")
         sys.stdout.writelines(f"{one.path}: {one.outcome}. {one_line(one.says, 500)}\n" for one in outcomes)
-    return EXIT_OK if all(one.outcome == "done" for one in outcomes) else EXIT_NOT_DONE
+    return exit_codes.COMPLETE if all(one.outcome == "done" for one in outcomes) else exit_codes.INCOMPLETE
 
 
 def _order(arguments: argparse.Namespace) -> Order:
-    """Creates the order from the arguments.
-
-    Raises:
-        ConfigError: The arguments do not fit the order.
-    """
+    """Creates the order from the arguments. Raises `ConfigError` if this order does not accept the arguments."""
     verb, words, more = arguments.order, arguments.what, dict[str, Any]()
     if verb == "cancel":
         if len(words) != 1:
@@ -142,42 +138,21 @@ def _seconds(text: str) -> float:
     return sum(float(number) * {"s": 1.0, "m": 60.0, "h": 3600.0}[unit] for number, unit in parts)
 
 
-def _is_run(path: Path) -> bool:
-    from ares_exp.records.run_dir import is_run
-
-    return is_run(path)
-
-
 def _state(path: Path) -> str:
     """Returns the state of a run: `running`, `finished`, `killed`, …, or `not started` if it has no record yet."""
     from ares_exp.reports.run_payload import ShownRun
 
-    return ShownRun(path).state.name if _is_run(path) else "not started"
-
-
-def _jobs(sweep: Path) -> Sequence[Path]:
-    """Returns the jobs of a sweep that have written files."""
-    from ares_exp.runs.sweeps.job_folder import job_folders
-
-    return [*job_folders(sweep)]
+    return ShownRun(path).state.name if is_run(path) else "not started"
 
 
 def _sweep_is_running(sweep: Path) -> bool:
     """Returns whether a process is starting or running a job of the sweep."""
-    from ares_exp.trajectories.files.line_file import has_writer
-
-    return has_writer(sweep) or any(_state(job) == "running" for job in _jobs(sweep))
+    return has_writer(sweep) or any(_state(job) == "running" for job in job_folders(sweep))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of an order.
-
-    Attributes:
-        path: Run directory.
-        outcome: `done`, `refused`, `failed`, or `not taken`.
-        says: Description of the outcome in one sentence.
-    """
+    """The outcome of an order: `done`, `refused`, `failed` or `not taken`, and a sentence that describes it."""
 
     path: Path
     outcome: str
@@ -185,17 +160,12 @@ class Outcome:
 
 
 def _give_to_run(run: Path, order: Order, wait_sec: float) -> Outcome:
-    """Sends an order to a run and waits for its outcome.
-
-    Raises:
-        ConfigError: The run is not running.
-    """
+    """Sends an order to a run and waits for its outcome. Raises `ConfigError` if the run is not running."""
     if (state := _state(run)) != "running":
         remedy = f" Use `ares-exp resume={run}` with the new values." if order.verb == "set" else ""
         raise ConfigError(f"Expected a run in progress, but {run} is {state}.{remedy}")
-    records = _Records(run)
     path = write_order(RunDir(run).control, order)
-    outcome = records.outcome(order, wait_sec)
+    outcome = _outcome(run, order, wait_sec, time.monotonic())
     if outcome.outcome == "not taken" and _state(run) != "running":
         path.unlink(missing_ok=True)
         return Outcome(run, "not taken", "The run ended before it received the command.")
@@ -203,18 +173,14 @@ def _give_to_run(run: Path, order: Order, wait_sec: float) -> Outcome:
 
 
 def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
-    """Sends an order to all current and later jobs of a sweep, and waits for the outcomes of the running jobs.
-
-    Raises:
-        ConfigError: The sweep is not running, or the order applies only to a single run.
-    """
-    jobs = [job for job in _jobs(sweep) if _state(job) == "running"]
+    """Sends an order to all current and later jobs of a sweep. Waits for the outcomes of the running jobs."""
+    jobs = [job for job in job_folders(sweep) if _state(job) == "running"]
     if order.verb == "cancel":
         named = ", ".join(map(str, jobs)) or "none now"
         raise ConfigError(f"Expected one job for `cancel`, got the sweep {sweep}. Running jobs: {named}.")
     if not _sweep_is_running(sweep):
         raise ConfigError(f"Expected a sweep in progress, but no process runs {sweep}.")
-    folder, records = RunDir(sweep), [_Records(job) for job in jobs]
+    folder = RunDir(sweep)
     if order.verb == "stop":
         (sweep / STOP).touch()  # has the effect of one Ctrl-C in each job
     else:
@@ -222,47 +188,23 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
     append_lines(folder.orders, order.settled("done", "Sent to all jobs."))
     if order.verb == "stop":
         return [Outcome(job, "done", "Its running episodes are being cancelled.") for job in jobs]
-    deadline = time.monotonic() + wait_sec
-    return [one.outcome(order, deadline - time.monotonic()) for one in records]
+    since = time.monotonic()
+    return [_outcome(job, order, wait_sec, since) for job in jobs]
 
 
-class _Records:
-    """Reads new lines from a run's `control.jsonl`."""
-
-    def __init__(self, run: Path) -> None:
-        self._run, self._path = run, RunDir(run).orders
-        try:
-            self._at = self._path.stat().st_size
-        except OSError:
-            self._at = 0
-
-    def outcome(self, order: Order, wait_sec: float) -> Outcome:
-        """Waits for the line with the outcome of an order."""
-        deadline = time.monotonic() + wait_sec
-        while True:
-            for line in self._new():
-                if line.get("id") == order.id:
-                    return Outcome(self._run, str(line.get("outcome")), str(line.get("says")))
-            if time.monotonic() > deadline:
-                return Outcome(self._run, "not taken", f"The run did not respond within {wait_sec:.0f} s.")
-            time.sleep(POLL_SEC)
-
-    def _new(self) -> Iterator[dict[str, Any]]:
-        try:
-            with open_regular(self._path) as file:
-                file.seek(self._at)
-                found = file.read(MAX_TAIL)
-        except OSError:
-            return
-        whole = found[: found.rfind(b"\n") + 1]
-        self._at += len(whole)
-        for line in whole.splitlines():
-            try:
-                data = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(data, dict):
-                yield data
+def _outcome(run: Path, order: Order, wait_sec: float, since: float) -> Outcome:
+    """Waits for the line with the outcome of an order in the run's `control.jsonl`."""
+    while True:
+        with suppress(OSError), open_regular(RunDir(run).orders) as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - MAX_TAIL, 0))
+            for text in file.read(MAX_TAIL).splitlines():
+                with suppress(ValueError, RecursionError):  # a line that is not complete yet
+                    line = json.loads(text) if order.id.encode() in text else None
+                    if isinstance(line, dict) and line.get("id") == order.id:
+                        return Outcome(run, str(line.get("outcome")), str(line.get("says")))
+        if time.monotonic() > since + wait_sec:
+            return Outcome(run, "not taken", f"The run did not respond within {wait_sec:.0f} s.")
+        time.sleep(POLL_SEC)
 
 
 def _print_status(path: Path, *, is_sweep: bool, as_json: bool) -> None:
@@ -274,7 +216,7 @@ def _print_status(path: Path, *, is_sweep: bool, as_json: bool) -> None:
         else:
             sys.stdout.writelines(f"{line}\n" for line in _lines(path, state, status))
         return
-    jobs = [(job, _state(job), read_status(RunDir(job).status)) for job in _jobs(path)]
+    jobs = [(job, _state(job), read_status(RunDir(job).status)) for job in job_folders(path)]
     if as_json:
         data = {"path": str(path), "jobs": [_as_json(*one) for one in jobs]}
         sys.stdout.write(dump_json(data, indent=2) + "\n")

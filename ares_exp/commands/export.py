@@ -9,13 +9,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.errors import UserError
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import appearing, dump_json
@@ -33,7 +34,6 @@ T = TypeVar("T")
 Written = tuple[int, list[str]]
 """Number of written episodes, rows or trials, and sentences for the user. The first sentence contains the number."""
 
-EXIT_SOME_UNREADABLE = 1
 SUCCESS = 1.0
 """Lowest reward for supervised training, unless the user sets bounds."""
 JSONL_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
@@ -44,14 +44,7 @@ OF_TOKENS = ("conversation", "realign_tokens", "temperature", "altered_sampling"
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """An export format.
-
-    Attributes:
-        write: Function that writes OUT and returns the number of written items; zero if there was nothing to write.
-        suffixes: File name suffixes of the format; empty if OUT is a folder.
-        options: Attribute names of the supported options.
-        about: Line about the format in the help.
-    """
+    """An export format. `suffixes` is empty if OUT is a folder. `about` is the line about the format in the help."""
 
     write: Callable[[ExportedEpisodes, argparse.Namespace], Written]
     suffixes: tuple[str, ...]
@@ -60,7 +53,6 @@ class _Format:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument(
         "run", type=run_path, metavar="RUN", help=f"a run directory, a folder of runs, or a file of episodes; {MEANING}"
     )
@@ -89,7 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the export and prints a summary; returns the exit code."""
     out, name = arguments.out, arguments.to
     _check(arguments)
     bounded = (arguments.min_reward, arguments.max_reward) != (None, None)
@@ -112,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(" ".join([f"Nothing in {arguments.run} can be exported to {name}.", *more]))
     for sentence in (f"Wrote {out}.", counted, *more):
         sys.stdout.write(f"{printable(sentence)}\n")
-    return EXIT_SOME_UNREADABLE if episodes.problems else EXIT_OK
+    return exit_codes.INCOMPLETE if episodes.problems else exit_codes.COMPLETE
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -129,7 +120,7 @@ def _check(arguments: argparse.Namespace) -> None:
             f"Expected OUT to be a {name} file, with a name that ends in {' or '.join(suffixes)}, got {out}."
         )
     if out.exists() and not arguments.force:
-        remedy = "`--force` overwrites it." if suffixes else "Use another name, or remove it."
+        remedy = "Use `--force` to overwrite it." if suffixes else "Use another name, or remove it."
         raise UserError(f"{out} already exists. {remedy}")
 
 
@@ -161,19 +152,12 @@ def _write_atif(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Wr
     return count, [*sentences, *(f"In {count_of(n, 'episode')}: {what}." for what, n in sorted(changed.items()))]
 
 
-def _write_sft(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    return _write_rows(arguments, *sft_rows(episodes, **_row_options(arguments)))
-
-
-def _write_preference(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    return _write_rows(arguments, *preference_rows(episodes, **_row_options(arguments)))
-
-
-def _row_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {"tool_arguments": arguments.tool_arguments or "text", "reasoning": arguments.reasoning}
-
-
-def _write_rows(arguments: argparse.Namespace, rows: Iterator[dict[str, Any]], report: ExportReport) -> Written:
+def _write_rows(
+    make: Callable[..., tuple[Iterator[dict[str, Any]], ExportReport]],
+    episodes: ExportedEpisodes,
+    arguments: argparse.Namespace,
+) -> Written:
+    rows, report = make(episodes, tool_arguments=arguments.tool_arguments or "text", reasoning=arguments.reasoning)
     if (found := _unless_empty(rows)) is not None:
         _write_lines(arguments.out, (f"{dump_json(row)}\n" for row in found))
     return report.rows, report.sentences()
@@ -205,8 +189,7 @@ def _write_tokens(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> 
 
 
 def _write_harbor(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    from ares_exp.commands.harbor_export.exported_job import is_file_name, write_job
-    from ares_exp.commands.harbor_export.recorded_job import read_job
+    from ares_exp.commands.harbor_export import is_file_name, read_job, write_job
 
     folder, name = arguments.out.parent, arguments.out.name
     if not is_file_name(name):
@@ -253,10 +236,12 @@ FORMATS = {
     "parquet": _Format(_write_parquet, (PARQUET_SUFFIX,), ("force", *CHOOSING), "a table with one row per step"),
     "atif": _Format(_write_atif, (), CHOOSING, "Agent Trajectory Interchange Format, one file per episode"),
     "sft": _Format(
-        _write_sft, JSONL_SUFFIXES, ("force", *CHOOSING, *OF_ROWS), "chat messages for supervised training"
+        partial(_write_rows, sft_rows), JSONL_SUFFIXES, ("force", *CHOOSING, *OF_ROWS),
+        "chat messages for supervised training",
     ),
     "preference": _Format(
-        _write_preference, JSONL_SUFFIXES, ("force", *CHOOSING, *OF_ROWS), "pairs of a better and a worse attempt"
+        partial(_write_rows, preference_rows), JSONL_SUFFIXES, ("force", *CHOOSING, *OF_ROWS),
+        "pairs of a better and a worse attempt",
     ),
     "tokens": _Format(
         _write_tokens, (*JSONL_SUFFIXES, PARQUET_SUFFIX), ("force", *CHOOSING, *OF_TOKENS),
@@ -269,14 +254,13 @@ FORMATS = {
 _LISTED = "".join(
     f"  {name:<11} {', '.join(one.suffixes) or 'a folder':<29} {one.about}\n" for name, one in FORMATS.items()
 )
-DESCRIPTION = f"""\
+HELP = f"""\
 Writes the episodes of RUN to OUT in another format. OUT is a new file whose name ends as listed, or a new folder:
 
 {_LISTED}
 Episodes of a killed run are included with their complete steps. `sft` includes only episodes with a reward of at
 least {SUCCESS:g}, unless you set other bounds. `tokens` requires a policy that records token ids and log-probabilities.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s outputs/first episodes.parquet --to parquet
   %(prog)s outputs/first good.jsonl --to sft --min-reward 0.5

@@ -11,11 +11,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.options import BUILT_IN, Option, find_options, installed_plugins, print_problems
 from ares_exp.config.targets import explain_target
-from ares_exp.environments.source import Report, make_source
+from ares_exp.environments.source import make_source
 from ares_exp.errors import ConfigError, PresetError, UserError, close_matches
 from ares_exp.records.terminal_text import columns_that_fit, make_console, make_table, one_line, printable
 from ares_exp.tasks.task_contract import Task
@@ -50,11 +49,10 @@ CELL_CHARS = 200
 
 TASKS = "tasks"
 SECTIONS = (*GROUP_OF, PLUGINS, TASKS)
-DESCRIPTION = """\
+HELP = f"""\
 Lists the available options, each with a description and its origin: built in, a plugin, or your own folder. For each
 environment it also prints the number of tasks, or `?` if the number is not known without network access.
-"""
-EPILOG = f"""\
+[arguments]
 Examples:
   %(prog)s                    everything
   %(prog)s envs               the environments, which are also the presets of `ares_exp.make`
@@ -67,60 +65,54 @@ Exit codes: 0 listed; 2 the command line is wrong, or the tasks cannot be read.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument("section", nargs="?", metavar="SECTION", help="what to list; everything but tasks by default")
     parser.add_argument("overrides", nargs="*", metavar="env=…", help="for `tasks`: as for a run")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own options, as for a run")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
+def run(arguments: argparse.Namespace) -> None:
     asked = arguments.section
     name = next((plural for plural, group in GROUP_OF.items() if group == asked), asked)
     if name is not None and name not in SECTIONS:
         raise ConfigError(
-            f"Expected one of {', '.join(SECTIONS)}, got {asked!r}.{close_matches(asked, [*SECTIONS])} Overrides go "
-            f"with `tasks`: ares-exp list tasks env=…"
+            f"Expected one of {', '.join(SECTIONS)}, got {asked!r}.{close_matches(asked, [*SECTIONS])} To list the "
+            "tasks of an environment, use `ares-exp list tasks env=…`."
         )
     if arguments.overrides and name != TASKS:
-        raise ConfigError(f"Only `tasks` takes overrides, got {' '.join(arguments.overrides)} for `{name}`.")
-    folders = [] if arguments.config_dir is None else [_folder(arguments.config_dir)]
+        raise ConfigError(f"Expected overrides only after `tasks`, got {' '.join(arguments.overrides)} after `{name}`.")
+    folders = [] if arguments.config_dir is None else [arguments.config_dir.absolute()]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(
+                f"Expected `--config-dir` to be a folder of options, found no such directory: {arguments.config_dir}."
+            )
     print_problems(folders)
     with redirect_stdout(sys.stderr):  # a plugin may print
         if name == TASKS:
-            sections = {TASKS: _task_rows(arguments.overrides, _warn, config_dirs=folders)}
+            sections = {TASKS: _task_rows(arguments.overrides, folders)}
         else:
             chosen = [name] if name is not None else [one for one in SECTIONS if one != TASKS]
-            sections = {
-                one: _plugins() if one == PLUGINS else _options(GROUP_OF[one], folders, _warn) for one in chosen
-            }
+            sections = {one: _plugins() if one == PLUGINS else _options(GROUP_OF[one], folders) for one in chosen}
     if arguments.json:
         sys.stdout.write(f"{json.dumps(sections, indent=2)}\n")
     else:
         _print_tables(sections)
-    return EXIT_OK
-
-
-def _folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise ConfigError(f"Expected `--config-dir` to be a folder of options, found no such directory: {path}.")
-    return path.absolute()
 
 
 def _warn(sentence: str) -> None:
     sys.stderr.write(f"warning: {printable(sentence)}\n")
 
 
-def _options(group: str, config_dirs: Sequence[Path], report: Callable[[str], None]) -> list[Row]:
+def _options(group: str, config_dirs: Sequence[Path]) -> list[Row]:
     rows: list[Row] = []
     for option in find_options(group, config_dirs):
         problem = None if option.origin == BUILT_IN else _problem_of(option)
         if problem is not None:
-            report(f"`{group}={option.name}` ({option.origin}) cannot be used: {problem}")
+            _warn(f"`{group}={option.name}` ({option.origin}) cannot be used: {problem}")
         row: Row = {"name": option.name}
         if group == "env":
-            row["tasks"] = _count_tasks(option, config_dirs, report) if problem is None else None
+            row["tasks"] = _count_tasks(option, config_dirs) if problem is None else None
         rows.append(row | {"description": option.description, "from": option.origin, "file": str(option.path)})
     return rows
 
@@ -141,10 +133,10 @@ def _problem_of(option: Option) -> str | None:
         return None if why is None else f"{option.path}: {why}"
     if option.group in WITHOUT_TARGET or "defaults" in node:
         return None
-    return f"{option.path} has no `_target_`: name the class that it makes."
+    return f"{option.path} has no `_target_`. Set `_target_` to the class that the option creates."
 
 
-def _count_tasks(option: Option, config_dirs: Sequence[Path], report: Callable[[str], None]) -> int | None:
+def _count_tasks(option: Option, config_dirs: Sequence[Path]) -> int | None:
     """Counts the tasks of an environment; returns `None` if the number is unknown. Abandons calls that fail or hang."""
     preset = ConfiguredPreset(option.name, config_dirs=tuple(config_dirs))
     found: list[int | BaseException | None] = []
@@ -166,7 +158,7 @@ def _count_tasks(option: Option, config_dirs: Sequence[Path], report: Callable[[
     if option.origin != BUILT_IN:
         kind = "" if isinstance(result, UserError) else f"{type(result).__name__}: "
         said = " ".join(str(result).split())
-        report(f"The tasks of `env={option.name}` ({option.origin}) cannot be counted: {kind}{said}")
+        _warn(f"The tasks of `env={option.name}` ({option.origin}) cannot be counted: {kind}{said}")
     return None
 
 
@@ -177,13 +169,10 @@ def _plugins() -> list[Row]:
     ]
 
 
-def _task_rows(overrides: Sequence[str], report: Report, *, config_dirs: Sequence[Path] = ()) -> list[Row]:
-    """Returns the tasks that `env=… env.path=…` select, in order. The index is the number that `env.tasks=5` uses.
-
-    The index is `None` if the source does not report positions.
-    """
+def _task_rows(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Row]:
+    """Returns the selected tasks. `index` is the number for `env.tasks=5`; `None` if the source has no positions."""
     source = make_source(compose_config(overrides, config_dirs=config_dirs))
-    names = source.load(report)
+    names = source.load(_warn)
     facts = {task.name: _facts(task) for task in source.tasks}
     return [{"index": source.positions.get(name), "name": name, **facts.get(name, {})} for name in names]
 
@@ -214,14 +203,13 @@ def _print_tables(sections: Mapping[str, Sequence[Row]]) -> None:
         if not rows:
             console.print("  none\n")
             continue
-        columns = _task_columns(rows) if name == "tasks" else _option_columns(rows)
+        if name == TASKS:
+            columns = _task_columns(rows)
+        else:
+            shown = [column for column in rows[0] if column != "file" or name == PLUGINS]
+            columns = {column: [_cell(row[column]) for row in rows] for column in shown}
         optional = [column for column in LEAVE_OUT if column in columns]
         console.print(make_table(columns_that_fit(columns, console.width, leave_out=optional), texts=TEXTS))
-
-
-def _option_columns(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
-    shown = [name for name in rows[0] if name != "file" or "package" in rows[0]]
-    return {name: [_cell(row[name]) for row in rows] for name in shown}
 
 
 def _task_columns(rows: Sequence[Row]) -> dict[str, Sequence[str]]:

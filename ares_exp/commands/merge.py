@@ -13,25 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.config.hydra_setup import HYDRA_RECORDS
 from ares_exp.config.overrides import listed
 from ares_exp.errors import ConfigError
-from ares_exp.records.exit_codes import INCOMPLETE
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.record_files import read_json_object, read_yaml
-from ares_exp.records.recorded_results import MAX_NUMBER, read_results
+from ares_exp.records.record_files import read_yaml
+from ares_exp.records.recorded_results import MAX_NUMBER, read_object, read_results
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, appearing, open_regular, sync_to_disk
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.resume.recorded_run import is_recorded_run, recorded_config
 from ares_exp.runs.resume.session import KEYS_THAT_MAY_CHANGE, config_differences
 
-DESCRIPTION = """\
+HELP = """\
 Merges the run directories of the shards of one run into OUT. OUT contains all episodes and trajectories, statistics
 over all of them, and the records of each shard in parts/. The shards do not change. Files are hard links if possible.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   ares-exp env.path=tasks env.tasks=@0/2 hydra.run.dir=shard0      on one machine
   ares-exp env.path=tasks env.tasks=@1/2 hydra.run.dir=shard1      on another
@@ -54,12 +52,8 @@ class Shard:
     """The records of one shard.
 
     Attributes:
-        run_dir: Run directory.
-        config: Config that the run recorded.
-        provenance: Provenance that the run recorded.
         tasks: Selected tasks, with their digests if known.
-        lines: Complete lines of `episodes.jsonl`.
-        results: Parsed results of these lines.
+        lines: Complete lines of `episodes.jsonl`, which are the source of `results`.
         totals: Content of `summary.json`; empty if the run was killed.
     """
 
@@ -74,12 +68,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """All shards of a merge.
-
-    Attributes:
-        shards: Shards, in the order of the arguments.
-        warnings: Warnings for the user.
-    """
+    """All shards of a merge, and warnings for the user."""
 
     shards: tuple[Shard, ...]
     warnings: tuple[str, ...]
@@ -111,7 +100,6 @@ class Shards:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument("out", type=Path, metavar="OUT", help="the new run directory")
     parser.add_argument(
         "runs", type=run_path, metavar="RUN", nargs="+", help=f"the run directory of a shard; {MEANING}"
@@ -126,7 +114,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
     from ares_exp.reports.summary import render_summary
 
     shards = _read_shards(arguments.runs, allowed=arguments.allow)
@@ -134,19 +121,11 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in shards.warnings:
         sys.stderr.write(f"warning: {warning}\n")
     render_summary(summary, run_dir=arguments.out)
-    return EXIT_OK if summary.complete else INCOMPLETE
+    return exit_codes.COMPLETE if summary.complete else exit_codes.INCOMPLETE
 
 
 def _read_shards(paths: Sequence[Path], *, allowed: Sequence[str] = ()) -> Shards:
-    """Reads the run directories and checks that they belong together.
-
-    Args:
-        paths: The run directories.
-        allowed: Keys of the config, or starts of keys, that may differ.
-
-    Raises:
-        ConfigError: A path is not a run directory or cannot be read, or the paths are not shards of one run.
-    """
+    """Reads the run directories and checks that they are shards of one run. Config keys in `allowed` may differ."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("The same run directory is listed twice. Name different run directories.")
     shards = [_read_shard(path) for path in paths]
@@ -166,28 +145,16 @@ def _read_shard(path: Path) -> Shard:
         config = recorded_config(path)
     except OSError as error:
         raise ConfigError(f"Cannot read {run_dir.config}: {error.strerror}.") from None
-    provenance = _object(run_dir.provenance)
-    if provenance is None:
-        raise ConfigError(f"Cannot merge {path}: it has no provenance.json.")
+    provenance = read_object(run_dir.provenance)
     tasks = provenance.get("tasks")
     if not isinstance(tasks, dict):
-        raise ConfigError(f"{run_dir.provenance} is broken: expected the names of the tasks.")
+        raise ConfigError(f"Expected the names of the tasks in {run_dir.provenance}, which is missing or broken.")
     recorded = read_results(run_dir.episodes)
     with open_regular(run_dir.episodes) as file:
         lines = file.read(recorded.whole_bytes).splitlines(keepends=True)
     if len(lines) != len(recorded.results):
-        raise ConfigError(f"{run_dir.episodes} changed while it was read. Merge only runs that have ended.")
-    return Shard(run_dir, config, provenance, tasks, tuple(lines), recorded.results, _object(run_dir.summary) or {})
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    """Reads the JSON object in a file; returns `None` if the file is missing."""
-    try:
-        return read_json_object(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
+        raise ConfigError(f"{run_dir.episodes} changed while it was read. Wait until the run has ended.")
+    return Shard(run_dir, config, provenance, tasks, tuple(lines), recorded.results, read_object(run_dir.summary))
 
 
 def _check_same_config(first: Shard, other: Shard, may_differ: Sequence[str]) -> None:
@@ -198,9 +165,9 @@ def _check_same_config(first: Shard, other: Shard, may_differ: Sequence[str]) ->
     if differing:
         more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
         raise ConfigError(
-            f"Expected shards of one run, but {first.run_dir.path} and {other.run_dir.path} were composed differently: "
-            f"{'; '.join(differing[:SHOWN])}{more}. Compare them with `ares-exp compare`, or use "
-            "`--allow KEY` for keys that may differ."
+            f"Expected shards of one run, but the configs of {first.run_dir.path} and {other.run_dir.path} differ: "
+            f"{'; '.join(differing[:SHOWN])}{more}. Use `ares-exp compare` for different runs, or `--allow KEY` for "
+            "keys that may differ."
         )
 
 
@@ -212,8 +179,8 @@ def _check_same_tasks(first: Shard, other: Shard) -> None:
     ]
     if changed:
         raise ConfigError(
-            f"Expected the same tasks, but the files of {', '.join(changed[:SHOWN])} are not the same for "
-            f"{first.run_dir.path} and {other.run_dir.path}."
+            f"Expected shards of one run, but {first.run_dir.path} and {other.run_dir.path} ran different versions of "
+            f"{', '.join(changed[:SHOWN])}. Run them again with the same files of the tasks."
         )
 
 
@@ -234,12 +201,13 @@ def _check_slots(shards: Sequence[Shard]) -> None:
 
 
 def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
-    selectors = [json.dumps(_selector(shard)) for shard in shards]
+    envs = [shard.config.get("env") for shard in shards]
+    selectors = [json.dumps(env.get("tasks")) for env in envs if isinstance(env, dict)]
     named = {(int(index), int(count)) for text in selectors for index, count in _SHARD.findall(text)}
     for count in sorted({count for _, count in named if count < 10_000}):
         missing = [f"@{index}/{count}" for index in range(count) if (index, count) not in named]
         if missing:
-            yield f"{len(missing)} of {count} shards are not among these: {', '.join(missing[:SHOWN])}."
+            yield f"{len(missing)} of {count} shards are missing: {', '.join(missing[:SHOWN])}."
     versions = {str(shard.provenance.get("ares_exp_version")) for shard in shards}
     if len(versions) > 1:
         yield f"The shards were run by different versions of ares_exp: {', '.join(sorted(versions))}."
@@ -248,12 +216,7 @@ def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
     for shard in shards:
         if not shard.totals:
             path = shard.run_dir.path
-            yield f"{path} has not ended, or was killed: `ares-exp resume={path}`."
-
-
-def _selector(shard: Shard) -> Any:
-    env = shard.config.get("env")
-    return env.get("tasks") if isinstance(env, dict) else None
+            yield f"{path} is running or was killed. Use `ares-exp resume={path}` to continue a killed run."
 
 
 def _number(value: Any) -> float:
@@ -261,11 +224,7 @@ def _number(value: Any) -> float:
 
 
 def _write_merged_run(out: Path, shards: Shards) -> RunSummary:
-    """Writes the merged run directory and returns its totals.
-
-    Raises:
-        ConfigError: The directory exists already or cannot be written.
-    """
+    """Writes the merged run directory and returns its totals. Raises `ConfigError` if writing fails."""
     from ares_exp.records.statistics.run_statistics import results_document
 
     summary = shards.summary()
@@ -372,8 +331,7 @@ def _link(source: Path, target: Path) -> None:
 
 def _append(source: Path, target: Path) -> None:
     """Appends the complete lines of a file, or the unchanged bytes of a compressed file."""
-    data = source.open("rb")
-    with data, target.open("ab") as file:
+    with source.open("rb") as data, target.open("ab") as file:
         if source.suffix == ".jsonl":
             for line in data:
                 if line.endswith(b"\n"):

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import EXIT_OK
+from ares_exp.commands.cli.run_command import number_type
 from ares_exp.commands.compared_runs import (
     MOST_RUNS,
     ComparedPair,
@@ -21,22 +21,21 @@ from ares_exp.commands.compared_runs import (
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.run_dir import SWEEP_RECORD, is_run
-from ares_exp.records.statistics.comparison import ALPHA, TaskPair
+from ares_exp.records.statistics.comparison import ALPHA
 from ares_exp.records.statistics.estimate import mean
 from ares_exp.records.statistics.run_statistics import json_ready
 from ares_exp.records.terminal_text import count_of, format_size, printable
 from ares_exp.reports.run_payload import ShownRun
-from ares_exp.reports.written_report import KINDS, WHICH, Subject, Written, write_report
+from ares_exp.reports.written_report import KINDS, WHICH, Subject, write_report
 from ares_exp.runs.sweeps.sweep_report import SweepReport
 
 NAME = "report.html"
 SUFFIXES = (".html", ".htm")
-DESCRIPTION = """\
+HELP = """\
 Writes one HTML file that shows a run, a sweep, or two runs side by side: tables, pictures, trajectories with commands
 and the output of the verifier. The file opens in any browser without a network. You can write it while the run
 continues or after it was killed. Failed episodes come first. The report lists the trajectories that do not fit into it.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/first outputs/second -o second.html --open
@@ -48,7 +47,6 @@ Exit codes: 0 written; 2 the command line is wrong, a run cannot be read, or the
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument("run", type=run_path, metavar="RUN", help=f"a run directory or a sweep folder; {MEANING}")
     parser.add_argument("other", type=run_path, nargs="?", metavar="RUN2", help="a run to compare with the first")
     parser.add_argument(
@@ -59,7 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"path of the file (default: {NAME} in RUN; for two runs, in the current folder)",
     )
     parser.add_argument(
-        "--max-mb", type=_size, default=25.0, metavar="N", help="maximum size of the file in 10^6 bytes (25)"
+        "--max-mb",
+        type=number_type(float, 1, 2000, "a number from 1 to 2000"),
+        default=25.0,
+        metavar="N",
+        help="maximum size of the file in 10^6 bytes (25)",
     )
     parser.add_argument(
         "--episodes",
@@ -77,37 +79,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help="open the file in the browser")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
-    subject = subject_of(arguments.run, arguments.other)
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.other is not None:
+        subject = _two_runs(arguments.run, arguments.other)
+    else:
+        subject = _sweep(arguments.run) if is_sweep(arguments.run) else Subject.of_run(arguments.run)
     out = arguments.out or (Path(NAME) if arguments.other is not None else arguments.run / NAME)
     if out.suffix not in SUFFIXES:
-        raise ConfigError(f"Expected the name of a file that ends with {' or '.join(SUFFIXES)}, got {out}.")
+        raise ConfigError(
+            f"Expected the name of a file that ends with {' or '.join(SUFFIXES)}, got {out}. Use `-o {NAME}`."
+        )
     written = write_report(
         subject, out, max_bytes=int(arguments.max_mb * 10**6), which=arguments.episodes, redact=arguments.redact
     )
-    sys.stdout.write(_told(out, written) + "\n")
+    left = f", {written.left_out:,} left out (the file lists them)" if written.left_out else ""
+    shown = f"{count_of(written.episodes, 'episode')}, {count_of(written.trajectories, 'trajectory', 'trajectories')}"
+    sys.stdout.write(printable(f"Written to {out}: {format_size(written.size)}, {shown}{left}.\n"))
     if arguments.open:
         webbrowser.open(out.resolve().as_uri())
-    return EXIT_OK
-
-
-def _told(out: Path, written: Written) -> str:
-    left = f", {written.left_out:,} left out (the file lists them)" if written.left_out else ""
-    shown = count_of(written.trajectories, "trajectory", "trajectories")
-    return printable(
-        f"Written to {out}: {format_size(written.size)}, {count_of(written.episodes, 'episode')}, {shown}{left}."
-    )
-
-
-def _size(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value <= 2000:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to 2000, got {text!r}")
-    return value
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -115,17 +104,6 @@ def _kinds(text: str) -> tuple[str, ...]:
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise argparse.ArgumentTypeError(f"expected {', '.join(KINDS)} or several with commas, got {unknown[0]!r}")
     return kinds
-
-
-def subject_of(path: Path, other: Path | None = None) -> Subject:
-    """Finds the subject of the report: a run, a sweep, or two runs side by side.
-
-    Raises:
-        ConfigError: A path is not a run or a sweep, or a record is broken.
-    """
-    if other is not None:
-        return _two_runs(path, other)
-    return _sweep(path) if is_sweep(path) else Subject.of_run(path)
 
 
 def is_sweep(path: Path) -> bool:
@@ -161,15 +139,11 @@ def _tasks(pair: ComparedPair) -> list[dict[str, Any]]:
             "b": mean(task.b.rewards_with_zeros),
             "difference": mean(task.b.rewards_with_zeros) - mean(task.a.rewards_with_zeros),
             "flipped": bool(task.difference),
-            **_counts(task),
+            **{f"{name}_passed": side.passed for name, side in (("a", task.a), ("b", task.b))},
+            **{f"{name}_attempts": side.attempts for name, side in (("a", task.a), ("b", task.b))},
         }
         for task in pair.comparison.pairs
     ]
-
-
-def _counts(task: TaskPair) -> dict[str, int]:
-    sides = {"a": task.a, "b": task.b}
-    return {f"{name}_{what}": getattr(one, what) for name, one in sides.items() for what in ("passed", "attempts")}
 
 
 def _sweep(path: Path) -> Subject:

@@ -24,7 +24,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ares_exp import __version__
 from ares_exp.cancellation import finish, in_thread
-from ares_exp.commands.cli.run_command import EXIT_INTERRUPTED, EXIT_OK
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.overrides import covers, key_set_by, parse_overrides
 from ares_exp.config.schema import KEYS, validate
@@ -35,6 +34,7 @@ from ares_exp.environments.scoring.scorer import ScoredEpisode
 from ares_exp.environments.scoring.scorer_call import ConfiguredScorer
 from ares_exp.environments.source import make_source
 from ares_exp.errors import ConfigError, EpisodeError, SnapshotError, TrajectoryFormatError, UserError
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.recorded_results import added_rewards, read_lines, read_object, read_results, recorded_summary
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult, Outcome, final_results
@@ -49,7 +49,6 @@ from ares_exp.tasks.task_contract import Task
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response
 from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 
-EXIT_NOT_ALL = 1
 SCORED = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.VERIFIER_ERROR})
 """Outcomes of episodes whose agent finished."""
 SETTABLE = ("scorer", "env.scorers", "concurrency")
@@ -60,12 +59,11 @@ NO_CONTAINER = (
     "to run the recorded responses again, or take snapshots in the next run (`snapshot=every_step`)."
 )
 
-DESCRIPTION = """\
+HELP = """\
 Scores the finished episodes of RUN again, without LLM calls of the policy. The new scores have the name of the scorer
 and are shown next to the original rewards, which do not change. After an interruption, run the command again to
 continue.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s outputs/first scorer=judge scorer.policy.model=gpt-5-mini concurrency=8
   %(prog)s outputs/first 'env.scorers=[my_scorers.tidy]'
@@ -75,14 +73,12 @@ Exit codes: 0 all episodes are scored; 1 some are not; 2 the command line or the
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument("run", type=run_path, metavar="RUN", help=f"a run directory; {MEANING}")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=f"{', '.join(SETTABLE)}, as for a run")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Scores the episodes and prints the summary of the run; returns the exit code."""
     run_dir = RunDir(RecordedRun(arguments.run).path)
     if not is_trusted(run_dir.path):  # loads its tasks and executes its responses in a container
         raise ConfigError(
@@ -107,24 +103,16 @@ def run(arguments: argparse.Namespace) -> int:
             asyncio.run(scoring.run(config.concurrency))
         except KeyboardInterrupt:
             sys.stderr.write(f"interrupted: {scoring.progress}. Run the command again to continue.\n")
-            return EXIT_INTERRUPTED
+            return exit_codes.INTERRUPTED
     scoring.show()
-    return EXIT_NOT_ALL if scoring.failures else EXIT_OK
+    return exit_codes.INCOMPLETE if scoring.failures else exit_codes.COMPLETE
 
 
 class _Scoring:
-    """Scores the episodes that do not have a score yet.
-
-    Attributes:
-        failures: Episodes without a score, by error message.
-    """
+    """Scores the episodes that have no score yet. `failures` contains the other episodes, by error message."""
 
     def __init__(self, run_dir: RunDir, scorers: Sequence[ConfiguredScorer]) -> None:
-        """Reads the records of the run.
-
-        Raises:
-            ConfigError: A record is broken, a scorer's name is in use, or no episode needs a score.
-        """
+        """Reads the records. Raises `ConfigError` if one is broken, a name is in use, or no episode needs a score."""
         results, added = read_results(run_dir.episodes).results, added_rewards(run_dir)
         stored = {one.episode_id: one for one in load(run_dir.path, partial=True, skip_broken=True)}
         final = final_results(results)
@@ -156,12 +144,7 @@ class _Scoring:
         return f"{self._done:,} of {count_of(len(self._due), 'episode')} done"
 
     async def run(self, concurrency: int) -> None:
-        """Scores the episodes, `concurrency` at a time.
-
-        Raises:
-            PreflightError: A scorer is not ready.
-            OSError: A score cannot be written.
-        """
+        """Scores the episodes, `concurrency` at a time. Raises `PreflightError` if a scorer is not ready."""
         due = iter(self._due)
         try:
             for one in self._scorers:
@@ -249,9 +232,9 @@ class _Scoring:
     async def _container(
         self, trajectory: EpisodeTrajectory, scorers: Sequence[ConfiguredScorer]
     ) -> AsyncIterator[Container | None]:
-        """Restores the last snapshot of an episode for scorers that use its container, and applies the last response.
+        """Yields the container of an episode in its final state, or `None` if no scorer uses it or it is gone.
 
-        The agent executes the response and the tests run again, so the container has its final state.
+        The agent executes the last response again, and the tests run again.
         """
         step, last = len(trajectory.steps) - 2, trajectory.steps[-1].action if trajectory.steps else None
         snapshot = None
@@ -275,16 +258,7 @@ def _has(rewards: Iterable[str], name: str) -> bool:
 
 
 def _check_name(scorer: ConfiguredScorer, file: Path, own: Iterable[str]) -> None:
-    """Rejects a scorer whose name is in use for other scores, and removes unusable lines from its file.
-
-    Args:
-        scorer: Scorer to check.
-        file: File with the scores of this name.
-        own: Names of the rewards that the run itself recorded.
-
-    Raises:
-        ConfigError: The name is in use.
-    """
+    """Rejects a scorer whose name is already in use, and removes unusable lines from its file."""
     if _has(own, scorer.name):
         raise ConfigError(f"The run already has rewards named `{scorer.name}` from its own scorers or tests. {RENAME}")
     if not file.exists():

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ares_exp.commands.cli.run_command import EXIT_INTERRUPTED, EXIT_OK
 from ares_exp.errors import ConfigError, UserError, close_matches
+from ares_exp.records import exit_codes
 
 if TYPE_CHECKING:
     from ares_exp.training.service.serving import ServeOptions
@@ -17,12 +17,11 @@ PREFIX = "serve."
 NAME = "name=serve"
 """The run directory is outputs/serve/<date>_<time>."""
 NO_EFFECT = ("policy", "attempts", "branch_from", "replay")
-DESCRIPTION = """\
+HELP = """\
 Runs episodes for trainers in other processes. Trainers submit rollouts over HTTP, and the agents' LLM calls go to the
 endpoint of their trainer. You can set the same options and keys as for a run, except for `policy` and `attempts`.
 Ctrl-C ends the service. To continue its rollouts, start it again with `resume=RUN`.
-"""
-EPILOG = """\
+[arguments]
 Options of the service:
   serve.host=127.0.0.1       address to listen on; other addresses require serve.key_env
   serve.port=8300            port to listen on; 0 selects a free port
@@ -41,13 +40,11 @@ Exit codes: 130 ended by Ctrl-C; 1 a record could not be written; 2 the command 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for a run, and serve.* (see below)")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command until it is interrupted; returns its exit code."""
     from ares_exp.records.terminal_text import print_error
     from ares_exp.runs.composing import compose_job, run_log
     from ares_exp.runs.from_python import checked_overrides
@@ -72,16 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
         except UserError as error:
             job.run.run_dir.discard()
             print_error(str(error))
-            return 2
-    return EXIT_INTERRUPTED if summary.interrupted else EXIT_OK
+            return exit_codes.USAGE
+    return exit_codes.INTERRUPTED if summary.interrupted else exit_codes.COMPLETE
 
 
 def serve_options(overrides: Sequence[str]) -> ServeOptions:
-    """Reads the options of the service.
-
-    Raises:
-        ConfigError: An option does not exist, or its value is invalid.
-    """
+    """Reads the options of the service. Raises `ConfigError` for an unknown option or invalid value."""
     import yaml
     from pydantic import ValidationError
 

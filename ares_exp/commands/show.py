@@ -16,7 +16,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ares_exp.commands.cli.run_command import EXIT_OK
 from ares_exp.errors import UserError
 from ares_exp.records.latest_run import run_path
 from ares_exp.records.recorded_results import added_rewards, with_added
@@ -24,7 +23,8 @@ from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import RUN_FOLDERS, RunDir
 from ares_exp.records.terminal_text import columns_that_fit, count_of, make_console, make_table, one_line, printable
 from ares_exp.trajectories.episode_printer import EpisodePrinter, moment, number, seconds
-from ares_exp.trajectories.stored_episodes import HELP, StoredEpisode, StoredEpisodes, chosen_episodes, path_of_one
+from ares_exp.trajectories.stored_episodes import HELP as HELP_OF_PATH
+from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes, chosen_episodes, path_of_one
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,13 +37,12 @@ VERIFIER_OUTPUT = "verifier/test-stdout.txt"
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
 """Columns to drop on narrow terminals, in this order. The task can be dropped because most ids start with it."""
 
-DESCRIPTION = """\
+HELP = """\
 Prints an episode: for each step, the response of the policy, the commands that ran, and the text that was added to the
 conversation (+) or removed from it (-), then the reward and the output of the verifier. The middle of long texts is
 left out. If the path contains several episodes, the command lists them.
 On a terminal, an episode is shown page by page with `less`, or with the program in PAGER (set PAGER= for no pager).
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/first --failed --task 'fix-*'
@@ -54,8 +53,7 @@ Examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
-    parser.add_argument("episode", type=run_path, metavar="EPISODE", help=HELP)
+    parser.add_argument("episode", type=run_path, metavar="EPISODE", help=HELP_OF_PATH)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="show only this step; the first is 0, the last is -1")
     which.add_argument(
@@ -77,8 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("--task", action="append", metavar="PATTERN", help="a task's name, or e.g. 'fix-*'; repeatable")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code."""
+def run(arguments: argparse.Namespace) -> None:
     found = chosen_episodes(arguments.episode)
     episodes = found.filter(outcome=arguments.outcome, where=lambda episode: _is_wanted(episode, arguments))
     has_steps = arguments.step is not None or arguments.steps is not None
@@ -96,7 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"left out: {printable(problem)}\n")
     if (more := len(episodes.left_out) - SHOWN_PROBLEMS) > 0:
         sys.stderr.write(f"left out: {more} more\n")
-    return EXIT_OK
 
 
 def _is_wanted(episode: StoredEpisode, arguments: argparse.Namespace) -> bool:
@@ -207,9 +203,6 @@ def paged_console(*, is_wanted: bool = True) -> Iterator[Console]:
     """Yields a console that writes to a pager if stdout is a terminal and a pager exists, and otherwise to stdout.
 
     Waits for the pager to end. The user can quit the pager before the output ends, without an error.
-
-    Args:
-        is_wanted: Whether a pager may be used.
     """
     command = _pager() if is_wanted and sys.stdout.isatty() and sys.stdin.isatty() else None
     if command is None:

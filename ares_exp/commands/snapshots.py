@@ -10,10 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
+from ares_exp.commands.cli.run_command import CommandParser, number_type
 from ares_exp.containers.filesystem.delta import Entry
 from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.errors import SnapshotMetadataError, UserError
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.terminal_text import (
     collapsed,
@@ -24,16 +25,14 @@ from ares_exp.records.terminal_text import (
     one_line,
     printable,
 )
-from ares_exp.snapshots.chosen_snapshots import HELP, chosen_snapshot, chosen_snapshots, find_store
-from ares_exp.snapshots.garbage import GRACE_SEC
-from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.snapshots.snapshot_id import step_of
-from ares_exp.snapshots.store import SnapshotStore, in_order
+from ares_exp.snapshots.chosen_snapshots import HELP as HELP_OF_PATHS
+from ares_exp.snapshots.chosen_snapshots import chosen_snapshot, chosen_snapshots, find_store
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot, step_of
+from ares_exp.snapshots.store import GRACE_SEC, SnapshotStore, in_order
 
-EXIT_DAMAGED = EXIT_SKIPPED = 1
-
-DESCRIPTION = "Lists, shows and verifies snapshots, and removes snapshots that are not needed."
-EPILOG = """\
+HELP = """\
+Lists, shows and verifies snapshots, and removes snapshots that are not needed.
+[arguments]
 Examples:
   %(prog)s list outputs/first                 the snapshots of a run
   %(prog)s show outputs/first/hello__0__3f2a91bc@7 --files
@@ -45,8 +44,7 @@ Examples:
 LIST = """\
 Lists snapshots, oldest first: how many responses of the policy had been applied (step), how many paths the container
 has changed (entries), how large its changed files are (bytes), and from where the episode was branched (lineage).
-"""
-LIST_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/first/hello__0
@@ -56,8 +54,7 @@ Exit codes: 0 all could be read; 1 some could not; 2 the command line is wrong.
 SHOW = """\
 Shows what a snapshot contains: the episode, the last message that waits for a response, and the files that the
 container has changed. It also lists parts that are not in the snapshot, and are therefore missing after a restore.
-"""
-SHOW_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s outputs/first/hello__0__3f2a91bc@7
   %(prog)s outputs/first/hello__0__3f2a91bc@7 --files
@@ -67,8 +64,7 @@ Exit codes: 0 all could be read; 1 part of it is damaged; 2 the command line is 
 """
 VERIFY = """\
 Reads all files that snapshots need, and checks them against their names, metadata and checksums.
-"""
-VERIFY_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/first/hello__0__3f2a91bc@7
@@ -78,8 +74,7 @@ Exit codes: 0 all snapshots are intact; 1 a snapshot is damaged; 2 the command l
 GC = """\
 Removes contents that no snapshot needs any more, and leftovers of killed processes. With --keep N, it first removes all
 but the last N snapshots of each episode. A store in which a snapshot is being written is skipped.
-"""
-GC_EXAMPLES = """\
+[arguments]
 Examples:
   %(prog)s outputs/first
   %(prog)s outputs/* --keep 1 --dry-run
@@ -92,42 +87,31 @@ LEFT_OUT_WHERE_NARROW = ("lineage", "task", "created", "entries", "bytes", "back
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declares the arguments of the command."""
-    command = parser.add_command("list", _list, about="list snapshots", description=LIST, epilog=LIST_EXAMPLES)
-    command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP)
-    command = parser.add_command(
-        "show",
-        _show,
-        about="show what a snapshot contains, and which parts are missing",
-        description=SHOW,
-        epilog=SHOW_EXAMPLES,
-    )
-    command.add_argument("path", type=run_path, metavar="SNAPSHOT", help=HELP)
+    command = parser.add_command("list", _list, "list snapshots", LIST)
+    command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP_OF_PATHS)
+    command = parser.add_command("show", _show, "show what a snapshot contains, and which parts are missing", SHOW)
+    command.add_argument("path", type=run_path, metavar="SNAPSHOT", help=HELP_OF_PATHS)
     command.add_argument("--files", action="store_true", help="list the changed files, with their kinds and sizes")
     command.add_argument("--full", action="store_true", help="show the whole last message")
-    command = parser.add_command(
-        "verify",
-        _verify,
-        about="check that everything a snapshot needs exists and is undamaged",
-        description=VERIFY,
-        epilog=VERIFY_EXAMPLES,
-    )
-    command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP)
+    about = "check that everything a snapshot needs exists and is undamaged"
+    command = parser.add_command("verify", _verify, about, VERIFY)
+    command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP_OF_PATHS)
     command.add_argument(
         "--quick", action="store_true", help="check that the contents of files exist, without reading them"
     )
-    command = parser.add_command(
-        "gc", _gc, about="remove old snapshots, and contents that no snapshot needs", description=GC, epilog=GC_EXAMPLES
-    )
+    command = parser.add_command("gc", _gc, "remove old snapshots, and contents that no snapshot needs", GC)
     command.add_argument(
         "paths", nargs="+", type=run_path, metavar="PATH", help=f"run directories or snapshot stores; {MEANING}"
     )
     command.add_argument(
-        "--keep", type=_at_least_1, metavar="N", help="remove all but the last N snapshots of an episode"
+        "--keep",
+        type=number_type(int, 1, 10**9, "a number of at least 1"),
+        metavar="N",
+        help="remove all but the last N snapshots of an episode",
     )
     command.add_argument("--dry-run", action="store_true", help="show what would be removed, without removing it")
     command.add_argument(
-        "--grace", type=_seconds, default=GRACE_SEC, metavar="SEC",
+        "--grace", type=number_type(float, 0, 1e9, "seconds, 0 or more"), default=GRACE_SEC, metavar="SEC",
         help=f"keep files that were written less than SEC seconds ago (default {GRACE_SEC:g})",
     )  # fmt: skip
 
@@ -147,7 +131,7 @@ def _list(arguments: argparse.Namespace) -> int:
     console.print(f"{len(snapshots)} snapshots")
     for problem in problems:
         sys.stderr.write(f"left out: {printable(problem)}\n")
-    return EXIT_DAMAGED if problems else EXIT_OK
+    return exit_codes.INCOMPLETE if problems else exit_codes.COMPLETE
 
 
 def list_columns(snapshots: Sequence[EnvironmentSnapshot]) -> dict[str, Sequence[str]]:
@@ -158,14 +142,14 @@ def list_columns(snapshots: Sequence[EnvironmentSnapshot]) -> dict[str, Sequence
 def _show(arguments: argparse.Namespace) -> int:
     snapshot = chosen_snapshot(arguments.path)
     _print_metadata(snapshot)
-    code = EXIT_OK
+    code = exit_codes.COMPLETE
     for part in (_print_message, _print_files):
         try:
             part(snapshot, arguments)
         except SnapshotMetadataError as error:
             sys.stdout.flush()
             sys.stderr.write(f"damaged: {printable(str(error))}\n")
-            code = EXIT_DAMAGED
+            code = exit_codes.INCOMPLETE
     return code
 
 
@@ -257,11 +241,11 @@ def _verify(arguments: argparse.Namespace) -> int:
             sys.stdout.write(f"{one_line(name)}  {says}\n")
             sys.stdout.writelines(f"  {printable(line)}\n" for line in found.problems)
     sys.stdout.write(f"{count - damaged} of {count} snapshots are undamaged.\n")
-    return EXIT_DAMAGED if damaged else EXIT_OK
+    return exit_codes.INCOMPLETE if damaged else exit_codes.COMPLETE
 
 
 def _gc(arguments: argparse.Namespace) -> int:
-    code = EXIT_OK
+    code = exit_codes.COMPLETE
     for store in _stores(arguments.paths):
         doomed = _beyond(store, arguments.keep)
         if not arguments.dry_run:
@@ -273,7 +257,7 @@ def _gc(arguments: argparse.Namespace) -> int:
             sys.stdout.write(f"{'would remove' if arguments.dry_run else 'removed'} {where}/{name}\n")
         if freed.skipped is not None:
             sys.stderr.write(f"{printable(freed.skipped)}\n")
-            code = EXIT_SKIPPED
+            code = exit_codes.INCOMPLETE
             continue
         sys.stdout.write(
             f"{where}: {len(doomed)} snapshots, {freed.objects:,} objects of {format_size(freed.bytes)} and "
@@ -301,22 +285,6 @@ def _beyond(store: SnapshotStore, keep: int | None) -> Sequence[str]:
         return []
     episodes = sorted({found[0] for name in store.ids() if (found := step_of(name)) is not None})
     return [name for episode in episodes for name in store.beyond(episode, keep)]
-
-
-def _at_least_1(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text[:9]) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
-    return int(text[:9])
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, got {text!r}")
-    return value
 
 
 def _moment(snapshot: EnvironmentSnapshot) -> str:

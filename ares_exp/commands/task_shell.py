@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.cancellation import finish, in_thread
-from ares_exp.commands.cli.run_command import EXIT_INTERRUPTED, EXIT_OK, CommandParser
+from ares_exp.commands.cli.run_command import CommandParser
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.overrides import quoted
 from ares_exp.config.schema import KEYS, validate
@@ -27,6 +27,7 @@ from ares_exp.containers.terminal import Terminal, TerminalContainer
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.environments.source import EpisodeParts, make_source
 from ares_exp.errors import ConfigError, EpisodeError, UserError
+from ares_exp.records import exit_codes
 from ares_exp.records.terminal_text import write
 from ares_exp.runs.components import Settings
 from ares_exp.runs.resume.recorded_run import EpisodeRef
@@ -36,11 +37,10 @@ from ares_exp.tasks.harbor_task import HarborTask
 if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
-DESCRIPTION = """\
+HELP = """\
 Starts the container of a task, in the state in which the agent finds it, and opens an interactive shell in it. The
 container is removed when the shell ends.
-"""
-EPILOG = """\
+[arguments]
 Examples:
   %(prog)s tasks/my-task
   %(prog)s tasks/my-task --solution --tests container=docker
@@ -57,7 +57,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def add_arguments(command: CommandParser) -> None:
-    """Declares the arguments of the command."""
     command.add_argument(
         "arguments",
         nargs="*",
@@ -71,7 +70,6 @@ def add_arguments(command: CommandParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Opens the shell; returns the exit code."""
     names = [one for one in arguments.arguments if "=" not in one or Path(one).exists()]
     overrides = [one for one in arguments.arguments if one not in names]
     if len(names) != (arguments.episode is None):
@@ -84,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     except EpisodeError as error:
         raise UserError(str(error)) from error
     except asyncio.CancelledError:
-        return EXIT_INTERRUPTED
-    return EXIT_OK
+        return exit_codes.INTERRUPTED
+    return exit_codes.COMPLETE
 
 
 async def _shell(arguments: argparse.Namespace, names: Sequence[str], overrides: Sequence[str]) -> None:
@@ -177,10 +175,7 @@ def _snapshot(reference: str) -> EnvironmentSnapshot:
 def _recorded(
     snapshot: EnvironmentSnapshot, episode: EpisodeParts, overrides: Sequence[str]
 ) -> tuple[HarborTask, EpisodeParts]:
-    """Returns the task of a snapshot, and `episode` with the snapshot's container backend. Blocking.
-
-    If the overrides choose a backend, `episode` keeps it.
-    """
+    """Returns the task of a snapshot, and `episode` with its container backend unless the overrides choose one."""
     from ares_exp.environments.recorded_setup import recorded_container_factory, recorded_task
 
     containers: ContainerFactoryBase = episode.container_factory

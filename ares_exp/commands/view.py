@@ -19,15 +19,16 @@ import socketserver
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from ares_exp.commands.cli.run_command import EXIT_OK
+from ares_exp.commands.cli.run_command import number_type
 from ares_exp.commands.report import is_sweep
 from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.records.latest_run import MEANING, OUTPUTS, run_path
@@ -55,12 +56,11 @@ IDLE_SEC = 30.0
 MAX_DEPTH = 5
 MAX_RUNS = 2_000
 MAX_TEXTS = 64
-DESCRIPTION = """\
+HELP = f"""\
 Shows a run, or all runs below a folder, in the browser of this machine, with the page of `ares-exp report`. The page is
 updated while a run continues. The command only reads files, so it also shows killed runs, and runs of other machines
 on the same disk. Ctrl-C ends it.
-"""
-EPILOG = f"""\
+[arguments]
 Examples:
   %(prog)s                                  all runs below {OUTPUTS}/
   %(prog)s latest --open
@@ -73,7 +73,6 @@ Exit codes: 0 ended by Ctrl-C; 2 the command line is wrong, or the port is in us
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the arguments of the command."""
     parser.add_argument(
         "path",
         type=run_path,
@@ -83,50 +82,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"a run directory, or a folder of runs [{OUTPUTS}]; {MEANING}",
     )
     parser.add_argument(
-        "--port", type=_port, default=PORT, metavar="N", help=f"the port; 0 selects a free port [{PORT}]"
+        "--port",
+        type=number_type(int, 0, 65535, "a port from 0 to 65535"),
+        default=PORT,
+        metavar="N",
+        help=f"the port; 0 selects a free port [{PORT}]",
     )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the command until Ctrl-C; returns its exit code."""
+def run(arguments: argparse.Namespace) -> None:
     with contextlib.suppress(KeyboardInterrupt), Server(Shelf(arguments.path), port=arguments.port) as server:
         sys.stdout.write(f"{server.address}\nThe page of {arguments.path}, only for this machine. Ctrl-C ends it.\n")
         sys.stdout.flush()
         if arguments.open:
             webbrowser.open(server.address)
         server.serve_forever()
-    return EXIT_OK
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
-    return int(text)
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """The server of one folder, on the loopback interface. It listens from its creation.
-
-    Attributes:
-        shelf: Runs of the folder.
-        token: Token of the first address.
-        address: First address, with the token.
-    """
+    """The server of one folder, on the loopback interface. It listens from its creation."""
 
     allow_reuse_address = True
     daemon_threads = True
 
     def __init__(self, shelf: Shelf, *, port: int) -> None:
-        """Starts to listen.
-
-        Args:
-            shelf: Runs to show.
-            port: Port to listen on; 0 selects a free port.
-
-        Raises:
-            ConfigError: The port is in use or not allowed.
-        """
+        """Listens on `port`; 0 selects a free port. Raises `ConfigError` if the port is in use or not allowed."""
         try:
             super().__init__((HOST, port), _Request)
         except OSError as error:
@@ -248,14 +229,6 @@ class Shelf:
     """The runs at a path. A run is read again when its files change. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Checks and stores the path.
-
-        Args:
-            path: Run directory, or folder with runs below it.
-
-        Raises:
-            ConfigError: The path is not a folder.
-        """
         if not path.is_dir():
             raise ConfigError(f"Expected a run directory or a folder of runs, got {path}.")
         self.path = path
@@ -274,15 +247,13 @@ class Shelf:
 
     def _read(self) -> list[ShelvedRun]:
         with self._lock:
-            self._runs = {key: self._runs.get(key) or ShelvedRun(key, path) for key, path in self._found()}
+            if is_run(self.path):
+                found = {str(self.path): self.path}
+            else:
+                paths = islice(runs_below(self.path, MAX_DEPTH), MAX_RUNS)
+                found = {str(path.relative_to(self.path)): path for path in paths}
+            self._runs = {key: self._runs.get(key) or ShelvedRun(key, path) for key, path in found.items()}
             return [*self._runs.values()]
-
-    def _found(self) -> Iterator[tuple[str, Path]]:
-        if is_run(self.path):
-            yield str(self.path), self.path
-            return
-        for _, path in zip(range(MAX_RUNS), runs_below(self.path, MAX_DEPTH), strict=False):
-            yield str(path.relative_to(self.path)), path
 
 
 class ShelvedRun:
@@ -318,12 +289,7 @@ class ShelvedRun:
         return self._made("", make)
 
     def episode_text(self, episode_id: str) -> tuple[str, str]:
-        """Returns the payload of an episode and its tag.
-
-        Raises:
-            KeyError: The episode has no trajectory.
-            TrajectoryFormatError: The trajectory cannot be read.
-        """
+        """Returns the payload of an episode and its tag. Raises `KeyError` if the episode has no trajectory."""
         return self._made(f"e{episode_id}", lambda shown: shown.episode(episode_id))
 
     def _made(self, name: str, make: Callable[[ShownRun], Mapping[str, Any]]) -> tuple[str, str]:

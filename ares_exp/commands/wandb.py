@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import EXIT_OK, CommandParser
+from ares_exp.commands.cli.run_command import CommandParser
 from ares_exp.errors import UserError
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.recorded_results import added_rewards, read_results, recorded_summary
 from ares_exp.records.run_dir import RunDir
@@ -25,11 +26,11 @@ from ares_exp.trackers.wandb_files import KEY, WandbFiles, scores_bytes
 from ares_exp.trackers.wandb_service import WandbRecord, close_run, no_traces, open_run, sessions, uploaded_mark
 from ares_exp.trackers.wandb_tracker import FINISHED, WALL_SEC
 
-EXIT_NOT_ALL = 1
 UPLOAD_TIMEOUT_SEC = 60.0  # time limit for reaching the service to extend an uploaded run
 
-DESCRIPTION = "Uploads runs that were recorded offline to Weights & Biases (W&B), or creates a W&B workspace."
-EPILOG = """\
+HELP = """\
+Uploads runs that were recorded offline to Weights & Biases (W&B), or creates a W&B workspace.
+[arguments]
 Examples:
   %(prog)s sync outputs/first                 upload a run, or the runs of a sweep
   %(prog)s dashboard --entity my-team --group ares_exp/2026-01-31_12-00-00
@@ -41,10 +42,16 @@ SYNC = """\
 Uploads the W&B runs of run directories: numbers, tables and artifacts with `wandb sync`, then the links to task sets
 and parent runs, the scores of `ares-exp score`, and the files of runs that were killed or moved. The sessions of a
 resumed run become one W&B run.
+[arguments]
+Examples:
+  %(prog)s outputs/first
 """
 DASHBOARD = """\
 Saves a view of a W&B project that shows its runs, or the runs of one group. Needs the package wandb-workspaces
 (`pip install 'ares-exp[dashboard]'`) and WANDB_API_KEY. Set WANDB_BASE_URL for your own server.
+[arguments]
+Examples:
+  %(prog)s --entity my-team
 """
 
 CHARTS = {
@@ -65,13 +72,11 @@ BARS = {
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Declares the arguments of the command."""
-    about, end = "upload the W&B runs of run directories", "Examples:\n  %(prog)s outputs/first\n"
-    sync = parser.add_command("sync", _upload, about=about, description=SYNC, epilog=end)
+    sync = parser.add_command("sync", _upload, "upload the W&B runs of run directories", SYNC)
     sync.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=f"runs, or folders of runs; {MEANING}")
     sync.add_argument("--again", action="store_true", help="upload again, even if a run was uploaded before")
-    about, end = "build a W&B workspace that shows a group of runs", "Examples:\n  %(prog)s --entity my-team\n"
-    dashboard = parser.add_command("dashboard", _dashboard, about=about, description=DASHBOARD, epilog=end)
+    about = "create a W&B workspace that shows a group of runs"
+    dashboard = parser.add_command("dashboard", _dashboard, about, DASHBOARD)
     dashboard.add_argument("--entity", required=True, help="W&B user or team")
     dashboard.add_argument("--project", default="ares_exp", help="W&B project (default %(default)s)")
     dashboard.add_argument("--group", help="show only the runs of this group, such as the runs of a sweep")
@@ -87,7 +92,7 @@ def _upload(arguments: argparse.Namespace) -> int:
                     f"Expected a run directory that only you can write, got {run_dir}. Copy it, and upload the copy."
                 )
             uploaded &= _upload_run(run_dir, folder, again=arguments.again)
-    return EXIT_OK if uploaded else EXIT_NOT_ALL
+    return exit_codes.COMPLETE if uploaded else exit_codes.INCOMPLETE
 
 
 def _run_dirs(path: Path) -> list[Path]:
@@ -168,7 +173,7 @@ def _complete(run_dir: Path, record: WandbRecord, folder: Path) -> list[Path]:
     return missing
 
 
-def _dashboard(arguments: argparse.Namespace) -> int:
+def _dashboard(arguments: argparse.Namespace) -> None:
     if find_spec("wandb_workspaces") is None:
         raise UserError("A dashboard needs the package wandb-workspaces: `pip install 'ares-exp[dashboard]'`.")
     import wandb
@@ -205,4 +210,3 @@ def _dashboard(arguments: argparse.Namespace) -> int:
         finally:
             wandb.teardown()
     sys.stdout.write(f"{printable(url)}\n")
-    return EXIT_OK

@@ -32,13 +32,7 @@ QUOTED = re.compile(r"['\"`]([^'\"`]+)['\"`]")
 
 
 def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFIG) -> str:
-    """Explains a config error, with the nearest valid alternative.
-
-    Args:
-        error: The error that Hydra or OmegaConf raised.
-        argv: The command line.
-        root_config: Name of the config that was composed.
-    """
+    """Explains a config error of Hydra or OmegaConf, with the nearest valid alternative."""
     from hydra.errors import MissingConfigException, OverrideParseException
 
     cause: BaseException = error.__cause__ or error
@@ -55,7 +49,10 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
     if isinstance(error, MissingConfigException) or "Could not find" in text:
         return _explain_option(text)
     if found := re.match("Ambiguous value for argument '(.*)'$", text, re.MULTILINE):
-        return _explain_several_values(found[1])
+        name, _, values = found[1].partition("=")
+        is_numeric = re.fullmatch(r"[-+.\d_e,\s]+", values) is not None
+        listed = "" if is_numeric else f", or write one list: '{name}=[{values}]'"
+        return f"Expected one value of `{name}`, got `{values}`. Add `-m` for a sweep, with one run per value{listed}."
     if "Config group override must be" in text:
         return _explain_no_option(argv)
     if "No match in the defaults list" in text:
@@ -100,7 +97,8 @@ def _resolved(error: BaseException) -> BaseException:
 
 def _explain_no_option(argv: Sequence[str]) -> str:
     """Explains an override that sets a group to null, a number or a boolean instead of an option."""
-    chosen = next(filter(_is_no_choice, argv), "GROUP=null")
+    no_choice = re.compile(rf"(?:{'|'.join(OPTION_GROUPS)})=(?:null|[-+.\d_]+|true|false)")
+    chosen = next(filter(no_choice.fullmatch, argv), "GROUP=null")
     group, _, value = chosen.partition("=")
     options = [option.name for option in options_of(group)]
     said = f"`{chosen}` does not name an option of the group `{group}`. Options: {', '.join(options)}."
@@ -108,11 +106,6 @@ def _explain_no_option(argv: Sequence[str]) -> str:
         settable = [key for key in own if not key.rpartition(".")[2].startswith("_")]
         said += f" To set its arguments, use {', '.join(f'`{key}=…`' for key in settable[:_SHOWN_KEYS])}."
     return said
-
-
-def _is_no_choice(argument: str) -> bool:
-    group, _, value = argument.partition("=")
-    return group in OPTION_GROUPS and (value == "null" or re.fullmatch(r"[-+.\d_]+|true|false", value) is not None)
 
 
 def _explain_syntax(override: str, text: str) -> str:
@@ -124,13 +117,6 @@ def _explain_syntax(override: str, text: str) -> str:
         f"Cannot read `{override}`: {text.splitlines()[0].rstrip('.')}. "
         f"Overrides are `key=value`; quote special characters twice: '{name}=\"…\"'."
     )
-
-
-def _explain_several_values(override: str) -> str:
-    key, _, values = override.partition("=")
-    is_numeric = re.fullmatch(r"[-+.\d_e,\s]+", values) is not None
-    listed = "" if is_numeric else f", or write one list: '{key}=[{values}]'"
-    return f"Expected one value of `{key}`, got `{values}`. Add `-m` for a sweep, with one run per value{listed}."
 
 
 def _explain_option(text: str) -> str:
@@ -157,14 +143,9 @@ def _first_quoted(text: str) -> str:
 
 
 def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> str:
-    """Returns a sentence that suggests a replacement for an unknown key.
+    """Returns a sentence that suggests a replacement for an unknown dotted key. Empty if no key is similar.
 
-    The sentence starts with a space. It is empty if no key is similar.
-
-    Args:
-        word: The unknown key, in dotted form.
-        argv: The command line. The options that it selects determine which keys are known.
-        root_config: Name of the config that was composed.
+    The sentence starts with a space. The options that `argv` selects determine which keys are known.
     """
     known = keys_of(argv, root_config)
     above, _, last = word.rpartition(".")
@@ -189,10 +170,9 @@ def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CON
 
 
 def keys_of(argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> list[str]:
-    """Lists every key of the config that the command line composes, considering only its choices of options.
+    """Lists every key of the config that the options of a command line compose, or otherwise of the default config.
 
-    If these options do not compose, the keys of the default config are returned. If a sweep chooses several options of
-    a group, the first one is used.
+    If a sweep chooses several options of a group, the first one is used.
     """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException

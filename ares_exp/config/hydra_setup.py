@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +33,7 @@ MAX_COMPOSED = 128
 
 
 def set_up_hydra(config_dirs: Sequence[Path] | None = None) -> None:
-    """Registers the schema, the resolvers and the folders of options with Hydra; may be called more than once.
-
-    Args:
-        config_dirs: The user's folders of options, for every later composition in this process. `None` keeps the
-            current folders.
-    """
+    """Registers the schema, the resolvers and the folders of options with Hydra. `None` keeps the current folders."""
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
@@ -63,10 +57,7 @@ def register_resolvers() -> None:
 
 
 def is_fresh_dir(node: Any) -> bool:
-    """Returns whether Hydra's `run` or `sweep` node has the default directory, which is new for each command.
-
-    Does not resolve the directory, because that would create it.
-    """
+    """Returns whether Hydra's `run` or `sweep` node has the default directory, without creating that directory."""
     from omegaconf import OmegaConf
 
     unresolved: Any = OmegaConf.to_container(node, resolve=False)
@@ -74,20 +65,16 @@ def is_fresh_dir(node: Any) -> bool:
 
 
 def hydra_records(resume: bool, run_dir: str | None) -> str | None:
-    """Returns the name of the folder for Hydra's records of a run.
-
-    Returns `None` if a run that has started is resumed, so that its records stay unchanged.
-    """
+    """Returns the folder name for Hydra's records; `None` if a started run is resumed and keeps its records."""
     started = resume and run_dir is not None and RunDir(Path(run_dir)).has_run
     return None if started else HYDRA_RECORDS
 
 
 def store_recorded_config(values: Mapping[str, Any], choices: Mapping[str, str]) -> str:
-    """Stores a root config that has recorded values instead of options, and returns its name.
+    """Stores a root config with recorded values instead of options, and returns its name.
 
-    Args:
-        values: The recorded config. For a missing group, Hydra composes the option of the command line or the default.
-        choices: The chosen option of each group, for Hydra's records.
+    For a group without a recorded value, Hydra composes the option of the command line or the default option. `choices`
+    contains the chosen option of each group, for Hydra's records.
     """
     import yaml
     from hydra.core.config_store import ConfigStore
@@ -102,47 +89,22 @@ def store_recorded_config(values: Mapping[str, Any], choices: Mapping[str, str])
     return RECORDED_CONFIG
 
 
-@dataclass(frozen=True, slots=True)
-class _Composed:
-    """A composed config.
-
-    Attributes:
-        config: The pickled config. Unpickling takes less than a hundredth of the time of composing, and a tenth of the
-            time of copying.
-        files: Every file that the config depends on, with its `file_stamp`.
-    """
-
-    config: bytes
-    files: Mapping[Path, object]
-
-    @property
-    def is_current(self) -> bool:
-        """Whether no file has changed since the composition. A file that appears or disappears counts as changed."""
-        from ares_exp.config.option_files import file_stamp
-
-        return all(file_stamp(path) == stamp for path, stamp in self.files.items())
-
+_Composed = tuple[bytes, Mapping[Path, object]]
+"""A pickled config, and every file that it depends on, with its `file_stamp`. Unpickling is faster than copying."""
 
 _composed: dict[object, _Composed] = {}
 
 
 def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> DictConfig:
-    """Composes the config of these overrides, without the `hydra` node. Does not start a run or write files.
+    """Composes the config of overrides such as `env.path=tasks`, without the `hydra` node. Does not write files.
 
-    Composing takes some tenths of a second. Configs are therefore cached until one of their files changes.
-
-    Args:
-        overrides: Overrides as on a command line, such as `env.path=tasks`.
-        config_dirs: Folders of options, as for `--config-dir`.
-
-    Returns:
-        A new config, which the caller may change.
+    Configs are cached until one of their files changes, because composing takes some tenths of a second. The caller may
+    change the returned config.
 
     Raises:
         ConfigError: The overrides do not compose. The message explains why.
     """
-    from ares_exp.config.option_files import OptionSearchPath
-    from ares_exp.config.options import installed_plugins
+    from ares_exp.config.option_files import OptionSearchPath, file_stamp
     from ares_exp.config.overrides import with_home
 
     folders = tuple(folder.absolute() for folder in config_dirs)
@@ -151,12 +113,12 @@ def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()
     key = tuple(overrides), folders, OptionSearchPath.config_dirs, plugins
     with ONE_AT_A_TIME:
         composed = _composed.pop(key, None)
-        if composed is None or not composed.is_current:
+        if composed is None or any(file_stamp(path) != stamp for path, stamp in composed[1].items()):
             composed = _compose(overrides, folders)
         _composed[key] = composed  # the most recently used config is at the end
         if len(_composed) > MAX_COMPOSED:
             del _composed[next(iter(_composed))]
-    config: DictConfig = pickle.loads(composed.config)
+    config: DictConfig = pickle.loads(composed[0])
     return config
 
 
@@ -179,7 +141,7 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> _Composed:
             config = compose(ROOT_CONFIG, overrides=[*places, *overrides])
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         raise ConfigError(explain(error, [*places, *overrides])) from None  # the chained traceback has 200 lines
-    return _Composed(pickle.dumps(config), dict(OptionFiles.looked_at))
+    return pickle.dumps(config), dict(OptionFiles.looked_at)
 
 
 def _is_clean(path: Path) -> bool:
@@ -192,12 +154,7 @@ def _is_clean(path: Path) -> bool:
 
 
 def scrub_hydra_records(folder: Path, overrides: Sequence[str]) -> None:
-    """Masks secrets in the YAML files of `folder`. The folder may be missing.
-
-    Args:
-        folder: The `.hydra` folder of a run.
-        overrides: The overrides of the command line. The values of sensitive overrides are masked everywhere.
-    """
+    """Masks secrets in the YAML files of a `.hydra` folder, including values of sensitive overrides."""
     from omegaconf import OmegaConf
 
     typed = typed_secrets(overrides)
@@ -218,19 +175,15 @@ _MAY_SET_IT = re.compile(r"[+~]*(experiment[@=]|hydra(\.mode|\.searchpath)?=)|--
 
 
 def is_decided_by_flags(arguments: Sequence[str]) -> bool:
-    """Returns whether only flags can set the mode (run or sweep).
-
-    This is the case if the command line does not choose an experiment, and all options are built in.
-    """
+    """Returns whether only flags can set the mode (run or sweep): no experiment is chosen, and no plugin exists."""
     return not installed_plugins().plugins and not any(_MAY_SET_IT.match(one) for one in arguments)
 
 
 @contextmanager
 def mode_from_flags(arguments: Sequence[str]) -> Iterator[None]:
-    """Makes Hydra read the mode (run or sweep) only from its flags inside this context, if only flags can set it.
+    """Makes Hydra read the mode (run or sweep) from its flags inside this context, if only flags can set it.
 
-    Otherwise, Hydra composes the whole config to read its mode, which takes 0.2 s of each command. Experiments are the
-    only built-in options that set a mode.
+    Otherwise, Hydra composes the whole config to read its mode, which takes 0.2 s of each command.
     """
     from hydra._internal.hydra import Hydra
 

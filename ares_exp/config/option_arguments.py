@@ -18,13 +18,7 @@ from ares_exp.config.targets import ADDED_ARGUMENTS, documented, option_defaults
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of an option.
-
-    Attributes:
-        key: The dotted key of the argument.
-        default: The default value, as YAML.
-        prose: The description; may be empty.
-    """
+    """One argument of an option: its dotted key, its default as YAML, and its description, which may be empty."""
 
     key: str
     default: str
@@ -32,12 +26,7 @@ class Argument:
 
 
 def arguments_of(option: Option) -> list[Argument]:
-    """Reads the arguments of an option. Returns an empty list for an experiment, which has no arguments.
-
-    Raises:
-        OSError: The option's file cannot be read.
-        yaml.YAMLError: The option's file is not valid YAML.
-    """
+    """Reads the arguments of an option; empty for an experiment. Raises `OSError` or `yaml.YAMLError`."""
     package = re.search(r"^# @package (\S+)", option.path.read_text(encoding="utf-8"), re.MULTILINE)
     if package and package[1] == "_global_":
         return []

@@ -70,8 +70,7 @@ class OptionFiles(ConfigSource):
 
         Raises:
             ConfigLoadError: The file does not exist.
-            ConfigError: The file is too large, nested too deeply, or not in UTF-8.
-            yaml.YAMLError: The file is not valid YAML. The message names the file.
+            ConfigError, yaml.YAMLError: The file cannot be used. The message names the file.
         """
         path = self._file(config_path)
         if not path.is_file():
@@ -134,7 +133,7 @@ def _read(path: Path, group: str) -> tuple[Any, str | None]:
             "Save it as UTF-8, or choose another file."
         ) from error
     except RecursionError as error:
-        raise ConfigError(f"The config file {path} is nested too deeply to be read.") from error
+        raise ConfigError(f"The config file {path} is nested too deeply. Use fewer levels.") from error
     if isinstance(config, DictConfig) and path == conf_dir() / f"{ROOT_CONFIG}.yaml":
         for node in MADE_NODES:
             config[node] = _completed(config[node], group=node)

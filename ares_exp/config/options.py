@@ -48,9 +48,6 @@ class Option:
     """One choice in a group: `group=name`.
 
     Attributes:
-        group: The group.
-        name: Name of the option, without `.yaml`.
-        path: The option's file.
         origin: `built in`, `plugin NAME`, or the folder of a `--config-dir`.
         description: The first comment of the file; may be empty.
     """
@@ -63,11 +60,7 @@ class Option:
 
 
 def conf_dir() -> Path:
-    """Returns the folder that holds `config.yaml`.
-
-    Raises:
-        FileNotFoundError: The installation is broken.
-    """
+    """Returns the folder that holds `config.yaml`. Raises `FileNotFoundError` if the installation is broken."""
     package = Path(__file__).resolve().parent.parent
     for candidate in (package / "conf", package.parent / "conf"):
         if (candidate / "config.yaml").is_file():
@@ -81,14 +74,7 @@ def folder_url(folder: Path) -> str:
 
 
 def find_options(group: str, config_dirs: Sequence[Path] = ()) -> list[Option]:
-    """Lists the options of a group, starting with the options of ares_exp.
-
-    If several options have the same name, only the option that Hydra uses is listed.
-
-    Args:
-        group: Name of the group.
-        config_dirs: The user's folders of options.
-    """
+    """Lists the options of a group, starting with the options of ares_exp. Omits options that another option hides."""
     found: dict[str, Option] = {}
     for option in _every_option(group, config_dirs):
         found.setdefault(option.name, option)
@@ -103,10 +89,7 @@ def config_dirs_of(argv: Sequence[str]) -> list[Path]:
 
 
 def refuse_unreadable(config_dirs: Sequence[Path]) -> str | None:
-    """Returns an error message for the first folder of options that cannot be read.
-
-    Returns `None` if all folders are readable. Missing folders are ignored.
-    """
+    """Returns an error message for the first folder of options that exists but cannot be read, if any."""
     for folder in config_dirs:
         for place in (folder / group for group in OPTION_GROUPS):
             try:
@@ -119,13 +102,9 @@ def refuse_unreadable(config_dirs: Sequence[Path]) -> str | None:
 
 
 def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
-    """Describes each plugin that was skipped, and each option that is hidden by another option with the same name.
+    """Describes each skipped plugin, each option that another option hides, and each root config in `config_dirs`.
 
-    Also describes each root config in the user's folders, because it has no effect. Hidden files with identical content
-    are not reported.
-
-    Args:
-        config_dirs: The user's folders of options.
+    Hidden files with identical content are not reported. Root configs in `config_dirs` have no effect.
     """
     problems = [*installed_plugins().problems]
     for group in OPTION_GROUPS:
@@ -211,13 +190,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """Options that an installed package adds.
-
-    Attributes:
-        name: Name of the entry point.
-        package: Name and version of the package, for messages.
-        folder: Folder with the config tree.
-    """
+    """Options that an installed package adds. `package` is its name and version, and `folder` contains the options."""
 
     name: str
     package: str
@@ -226,12 +199,7 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class InstalledPlugins:
-    """The plugins of this Python.
-
-    Attributes:
-        plugins: The usable plugins, sorted by name.
-        problems: A sentence for each plugin that was skipped.
-    """
+    """The usable plugins of this Python, sorted by name, and a sentence for each plugin that was skipped."""
 
     plugins: tuple[Plugin, ...]
     problems: tuple[str, ...]
@@ -274,11 +242,6 @@ def _conf_tree(value: str) -> Path:
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         raise _BrokenPluginError(f"expected `{value}` to be a folder of an installed package, found none")
-    _check_tree(folder)
-    return folder
-
-
-def _check_tree(folder: Path) -> None:
     try:
         stray = sorted(path.name for path in folder.glob("*.yaml"))
         options = [path for group in OPTION_GROUPS for path in (folder / group).glob("*.yaml")]
@@ -293,3 +256,4 @@ def _check_tree(folder: Path) -> None:
         raise _BrokenPluginError(
             f"expected an option in {folder}, such as env/NAME.yaml or policy/NAME.yaml, found none"
         )
+    return folder

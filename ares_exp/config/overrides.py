@@ -59,11 +59,7 @@ def _with_home(argument: str) -> str:
 
 
 def parse_overrides(lines: Iterable[str]) -> list[Override]:
-    """Parses overrides with Hydra's grammar.
-
-    Raises:
-        hydra.errors.OverrideParseException: An argument is not a valid override.
-    """
+    """Parses overrides with Hydra's grammar. Raises its `OverrideParseException` for other arguments."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parsed: list[Override] = OverridesParser.create().parse_overrides(overrides=list(lines))

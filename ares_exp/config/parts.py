@@ -17,12 +17,8 @@ _ABSENT = object()
 def completed(part: object, contract: type[C]) -> C:
     """Returns `part` if it inherits from `contract`. Otherwise, returns a view that adds defaults for missing members.
 
-    Each part is completed once, when it is created, so that later code sees complete objects. The required members are
-    in separate Protocols (`EnvironmentSource`, `ContainerFactory`, …) and are not checked here.
-
-    Args:
-        part: A part, which may have been written without this package.
-        contract: Class with all members of such a part, and their defaults.
+    Each part is completed once, when it is created, so that later code sees complete objects. Required members are in
+    separate Protocols (`EnvironmentSource`, `ContainerFactory`, …) and are not checked here.
     """
     if isinstance(part, contract):
         return part
@@ -82,11 +78,6 @@ class StandIn:
     """An object that replaces a part and keeps its name in records and messages."""
 
     def __init__(self, part: Any) -> None:
-        """Stores the part.
-
-        Args:
-            part: The replaced part.
-        """
         self._part = part
 
 

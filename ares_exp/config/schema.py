@@ -115,15 +115,7 @@ KEYS = tuple(item.name for item in fields(ExperimentConfig) if item.name not in 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that holds a value.
-
-    Attributes:
-        name: The dotted key.
-        default: The default value.
-        prose: The description.
-        least: The minimum; `None` means no minimum.
-        above: An exclusive lower bound; `None` means no bound.
-    """
+    """A key that holds a value: its dotted name, default, description, minimum, and exclusive lower bound."""
 
     name: str
     default: Any
@@ -155,11 +147,7 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
 
 
 def validate(config: Mapping[str, Any]) -> None:
-    """Checks the names and ranges of the top-level keys. Their types were checked when the config was composed.
-
-    Raises:
-        ConfigError: A key is unknown or out of range. The message has the key, the expected range and the actual value.
-    """
+    """Checks the names and ranges of the top-level keys. Raises `ConfigError`. Composition has checked the types."""
     known = [item.name for item in fields(ExperimentConfig)]
     for name in config:
         if name not in known:

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.config.options import OPTION_GROUPS, ROOT_CONFIG, conf_dir, find_options, installed_plugins
@@ -33,10 +32,7 @@ _IN_YAML = {"`None`": "`null`", "`True`": "`true`", "`False`": "`false`"}
 _CLASS = re.compile(r"""_target_["']?\s*:\s*["']?([\w.]+)""")
 NO_VALUE = "???"
 """OmegaConf's marker of a required value."""
-AGENT = "agent"
-SCORER = "scorer"
-"""The group of scorers."""
-
+AGENT, SCORER = "agent", "scorer"
 
 ADDED_ARGUMENTS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
     "env": {
@@ -93,11 +89,7 @@ def classes_of_options(config_dirs: Sequence[Path] = ()) -> frozenset[str]:
 
 
 def import_target(target: str) -> Any:
-    """Imports the class or function that an option's `_target_` names.
-
-    Raises:
-        ConfigError: The class or function cannot be imported.
-    """
+    """Imports the class or function that a `_target_` names. Raises `ConfigError` if the import fails."""
     try:
         return resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
@@ -106,10 +98,7 @@ def import_target(target: str) -> Any:
 
 
 def explain_target(target: str) -> str | None:
-    """Explains why a dotted name cannot be imported, and where it was searched for.
-
-    Returns `None` if the name can be imported, or is not a dotted name.
-    """
+    """Explains why a dotted name cannot be imported, and where it was searched for; `None` if it can be imported."""
     *path, _ = parts = target.split(".")
     if not path or not all(part.isidentifier() for part in parts):
         return None
@@ -123,31 +112,19 @@ def explain_target(target: str) -> str | None:
         except Exception as error:  # a third-party module can raise any exception
             return f"`{name}` cannot be imported: {type(error).__name__}: {error}"
         else:
-            return _explain_attribute(module, parts[length])
+            if hasattr(module, parts[length]):
+                return None
+            place = f" ({module.__file__})" if module.__file__ else ""
+            known = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
+            return f"the module `{name}`{place} has no `{parts[length]}`.{close_matches(parts[length], known)}"
     return (
         f"there is no module `{path[0]}` for `{target}`. Looked for in {Path.cwd()}, in the folders of PYTHONPATH and "
         f"among the packages of {sys.prefix}. Start the command where the module is, or name its folder in PYTHONPATH."
     )
 
 
-def _explain_attribute(module: ModuleType, name: str) -> str | None:
-    if hasattr(module, name):
-        return None
-    place = f" ({module.__file__})" if module.__file__ else ""
-    known = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
-    return f"the module `{module.__name__}`{place} has no `{name}`.{close_matches(name, known)}"
-
-
 def find_part(group: str, name: str) -> Any:
-    """Imports the class or function of a part, if an option of the group uses it.
-
-    Args:
-        group: Name of the group.
-        name: The recorded `import_name` of the class, or the option's `_target_`.
-
-    Returns:
-        The class or function; `None` if no option uses it.
-    """
+    """Imports a part by its recorded `import_name` or `_target_`; `None` if no option of the group uses it."""
     targets = option_targets(group).values()
     if name in targets:
         return import_target(name)
@@ -162,38 +139,23 @@ def find_part(group: str, name: str) -> Any:
 def option_defaults(group: str, target: str, *, is_partial: bool = False) -> dict[str, Any]:
     """Returns the defaults of an option's arguments: the constructor's defaults and the group's added arguments.
 
-    Args:
-        group: The option's group.
-        target: Dotted name of the class or function in `_target_`.
-        is_partial: Whether the option has `_partial_: true`, so that further arguments are passed later. For an agent,
-            only arguments with a default are returned. For other groups, the result is empty, because it is not known
-            which arguments are passed later.
+    If the option has `_partial_: true`, further arguments are passed later. For an agent, the result then contains only
+    arguments with a default. For other groups, it is empty, because the later arguments are unknown.
     """
     if is_partial:
         known = constructor_defaults(target) if group == AGENT else {}
         return {name: value for name, value in known.items() if value != NO_VALUE}
-    given = _of_the_call(target) if group == SCORER else ()
-    own = {name: value for name, value in constructor_defaults(target).items() if name not in given}
+    own = constructor_defaults(target)
+    if group == SCORER and own and not inspect.isclass(resolve_name(target)):
+        given = [*(parameters_of(target) or ())][:2]  # a function gets the episode and the container in each call
+        own = {name: value for name, value in own.items() if name not in given}
     return {**own, **added_defaults(group)}
-
-
-def _of_the_call(target: str) -> tuple[str, ...]:
-    """Returns the names of a scorer function's first two parameters, which get the episode and the container.
-
-    The run passes them in each call, so they are not options. Returns an empty tuple for a class.
-    """
-    parameters = parameters_of(target)
-    return () if parameters is None or inspect.isclass(resolve_name(target)) else tuple(parameters)[:2]
 
 
 def constructor_defaults(target: str) -> dict[str, Any]:
     """Returns the defaults of a constructor's arguments. Required arguments have the value `???`.
 
-    Omits arguments whose defaults a config cannot represent, such as a clock.
-
-    Args:
-        target: Dotted name of a class or function. If it cannot be imported, the result is empty. The error is
-            explained at instantiation.
+    Omits arguments whose defaults a config cannot represent, such as a clock. Empty if the target cannot be imported.
     """
     parameters = (parameters_of(target) or {}).values()
     named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
@@ -251,11 +213,7 @@ _OF_AN_AGENT = {"container", "llm_client"}
 
 
 def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
-    """Creates the components of a group that accepts several options (`group=[a,b]`), by name.
-
-    Raises:
-        ConfigError: The same errors as for `instantiate_group`.
-    """
+    """Creates the components of a group that accepts several options (`group=[a,b]`), by name."""
     from omegaconf import OmegaConf
 
     node = OmegaConf.select(config, group)
@@ -266,10 +224,6 @@ def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
 
 def instantiate_group(config: DictConfig, group: str) -> Any:
     """Creates the component that a group's node describes.
-
-    Args:
-        config: The composed config.
-        group: Name of the group.
 
     Raises:
         ConfigError: An argument is unknown, missing or invalid, or the component lacks required members.
@@ -293,11 +247,7 @@ def _without_added(config: DictConfig, group: str) -> DictConfig:
 
 
 def _checked(group: str, made: Any) -> Any:
-    """Returns the component if it has the required members of its group.
-
-    Raises:
-        ConfigError: A required member is missing.
-    """
+    """Returns the component. Raises `ConfigError` if it lacks a required member of its group."""
     what, members = _MADE.get(group, ("", ()))
     if lacking := [name for name in members if not hasattr(made, name)]:
         raise ConfigError(
@@ -321,11 +271,17 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
 
     node = OmegaConf.select(config, group)
     if not node:
-        raise ConfigError(f"No option is chosen for `{group}`: set `{group}=…`; `--help` lists them.")
+        raise ConfigError(f"No option is chosen for `{group}`. Set `{group}=…`. `--help {group}` lists the options.")
     if not OmegaConf.is_dict(node) or "_target_" not in node:
-        raise ConfigError(f"The option chosen for `{group}` has no `_target_`: name the class that it makes.")
-    _refuse_agent_as_factory(group, node)
-    if group == AGENT and "_partial_" in {*node} and (unknown := _unknown_argument(group, node)):
+        raise ConfigError(f"The option of `{group}` has no `_target_`. Set `_target_` to the class that it creates.")
+    keys = {str(key) for key in node}  # `key in node` leaves a reference cycle that keeps the frames of callers alive
+    if group == AGENT and "_partial_" not in keys and keys >= _OF_AN_AGENT:
+        raise ConfigError(
+            f"Expected the option of `agent` to create a factory of agents, got {node['_target_']}, which is an "
+            "agent: its arguments are the `container` and the `llm_client` of an episode. Add the line "
+            "`_partial_: true` to the option's file, which makes a factory of the class."
+        )
+    if group == AGENT and "_partial_" in keys and (unknown := _unknown_argument(group, node)):
         raise ConfigError(unknown)  # otherwise every episode would raise it
     try:
         return instantiate(node, _convert_="all")
@@ -347,21 +303,6 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
         raise ConfigError(f"`{group}`: {str(error).splitlines()[0]}") from None
 
 
-def _refuse_agent_as_factory(group: str, node: DictConfig) -> None:
-    """Rejects an agent class that was configured as a factory of agents.
-
-    Raises:
-        ConfigError: The class takes the arguments of an agent, and `_partial_` is missing.
-    """
-    keys = {str(key) for key in node}  # `key in node` leaves a reference cycle that keeps the frames of callers alive
-    if group == "agent" and "_partial_" not in keys and keys >= _OF_AN_AGENT:
-        raise ConfigError(
-            f"Expected the option of `agent` to create a factory of agents, got {node['_target_']}, which is an "
-            "agent: its arguments are the `container` and the `llm_client` of an episode. Add the line "
-            "`_partial_: true` to the option's file, which makes a factory of the class."
-        )
-
-
 def _unknown_argument(group: str, node: DictConfig) -> str | None:
     """Returns an error message for an argument that the component does not accept; `None` if all are accepted."""
     if (parameters := parameters_of(str(node["_target_"]))) is None:
@@ -372,8 +313,8 @@ def _unknown_argument(group: str, node: DictConfig) -> str | None:
         return None
     if "_target_" in (node[unknown[0]] if isinstance(node[unknown[0]], Mapping) else ()):
         return (
-            f"`{group}` and `{unknown[0]}` are two components. To choose both, start the file of the first with "
-            f"`# @package {group}.NAME`."
+            f"`{group}` and `{unknown[0]}` are two components. To choose both, add the first line "
+            f"`# @package {group}.NAME` to the option file of `{group}`."
         )
     known = f"it takes {', '.join(f'`{name}`' for name in takes)}" if takes else "it takes none"
     return f"`{group}` has no argument `{unknown[0]}`: {known}.{close_matches(unknown[0], takes)}"

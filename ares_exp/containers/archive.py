@@ -24,21 +24,10 @@ _logger = logging.getLogger(__name__)
 
 
 def pack(source: Path, file_name: str) -> IO[bytes]:
-    """Packs a host file, or the contents of a host directory, into a tar archive.
+    """Packs a host file, or the contents of a host directory, into a tar archive that the caller closes.
 
     Modes and symlinks are preserved, but a link as `source` is followed. Owner and group are root. Members of a
-    directory are named relative to it.
-
-    Args:
-        source: A file or directory on the host.
-        file_name: Name of the only member if `source` is a file; not used for a directory.
-
-    Returns:
-        The archive, positioned at its start. It is in memory if small, otherwise in an unnamed temporary file. The
-        caller closes it.
-
-    Raises:
-        TransferError: `source` is missing or cannot be read.
+    directory are named relative to it; `file_name` names a file. Raises `TransferError` if `source` cannot be read.
     """
     spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115 (the caller closes it)
     try:
@@ -70,15 +59,8 @@ def unpack_directory(
     """Unpacks an untrusted tar stream into the host directory `target`, creating it if missing.
 
     Links that could leave `target` and special files are skipped, with one warning. Symlinks are created last, so that
-    no member is written through one. Everything is unpacked into a scratch directory and moved when complete, so that
-    an interrupted download leaves `target` unchanged.
-
-    Args:
-        stream: Object with a method `read(size)`.
-        target: Host directory.
-        strip_root: Whether to drop the first part of each name, which is the directory's own name.
-        max_bytes: Bound on the unpacked size.
-        max_members: Bound on the number of members.
+    no member is written through one. An interrupted download leaves `target` unchanged. `strip_root` drops the first
+    part of each name, which is the directory's own name.
 
     Raises:
         TransferError: A member's name leads out of `target`, a bound is exceeded, or the archive is malformed.
@@ -112,15 +94,9 @@ def unpack_directory(
 
 
 def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Writes the one regular file of an untrusted tar stream to the host path `target`, creating its parents.
+    """Writes the one regular file of an untrusted tar stream to the host path `target` atomically.
 
-    Args:
-        stream: Object with a method `read(size)`.
-        target: Host path, replaced atomically when the file is complete.
-        max_bytes: Bound on the file's size.
-
-    Raises:
-        TransferError: The archive does not consist of one regular file, is too large, or is malformed.
+    Raises `TransferError` if the archive has no such file, is too large, or is malformed.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +125,7 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _bounded(
     archive: tarfile.TarFile, target: Path, max_bytes: int, max_members: int, *, strip_root: bool
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the members. Raises an error if a bound is exceeded, or if a name leads out of `target`."""
+    """Yields the members. Raises `TransferError` if a bound is exceeded, or if a name leads out of `target`."""
     total = count = 0
     while (member := archive.next()) is not None:
         archive.members = []  # type: ignore[attr-defined]  # a stream never goes back: keep memory flat
@@ -171,7 +147,6 @@ def _bounded(
 
 
 def _links_to_a_file(member: tarfile.TarInfo, target: Path) -> bool:
-    """Returns whether the member is a hard link to an already unpacked file."""
     to = PurePosixPath(member.linkname)
     is_inside = member.islnk() and not to.is_absolute() and ".." not in to.parts
     return is_inside and (target / to).is_file() and not (target / to).is_symlink()
@@ -199,13 +174,10 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
 
 
 def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
-    """Creates a symlink if it cannot leave `target`: relative, with `..` only at its start and not beyond the top.
+    """Creates a symlink unless it could leave `target`, and returns whether it was created.
 
-    The link must be in a real directory, not behind another link, so that its depth limits the number of `..` exactly.
-    The rest of the link can only pass through links that obey the same rule.
-
-    Returns:
-        Whether the link was created.
+    The link must be relative, with `..` only at its start and not beyond the top. It must be in a real directory, not
+    behind another link, so that its depth limits the number of `..` exactly.
     """
     name, path, parts = PurePosixPath(member.name), target / member.name, PurePosixPath(member.linkname).parts
     ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))

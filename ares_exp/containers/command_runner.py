@@ -1,10 +1,8 @@
 """Command execution in one container on persistent shells, so that a command does not need an engine call.
 
-A command uses a free channel (one persistent shell, see `shell_channel`), or opens a new one. The channel is free again
-when no process in the container holds the command's output open. So a background process of a command neither blocks
-the channel nor writes into the output of the next command. Time limits and cancellation kill the command's processes
-through another channel. Commands that end at about the same time share one kill script (`shell_channel.kill_script`),
-because the kill scripts of many commands that are cancelled together would stop each other.
+A channel is a persistent shell (see `shell_channel`). It is free again when no process in the container holds the
+output of its command open, so background processes never write into the output of the next command. Time limits and
+cancellation kill the processes of a command through another channel.
 """
 
 from __future__ import annotations
@@ -80,12 +78,8 @@ class ShellPool:
     async def take(self, user: User | None, *, urgent: bool = False) -> Channel:
         """Lends a ready channel to the caller: an idle channel, or the first channel that becomes ready.
 
-        If a script of another channel has just ended, waits briefly for this channel before opening a new one, because
-        opening a channel takes longer than most commands.
-
-        Args:
-            user: User of the shell.
-            urgent: Whether the caller precedes other waiting callers.
+        If the script of a channel has just ended, waits briefly for this channel, because opening one takes longer than
+        most commands. An `urgent` caller precedes other waiting callers.
 
         Raises:
             ContainerDiedError: The container has been stopped, is gone, or does not respond.
@@ -135,16 +129,10 @@ class ShellPool:
         return waiting[0] if waiting else None
 
     async def open(self, user: User | None, *, again: bool = True) -> Channel:
-        """Opens a new channel, ready and lent to the caller.
+        """Opens a new channel, ready and lent to the caller. Raises the same errors as `take`.
 
-        Args:
-            user: User of the shell.
-            again: Whether to open a second stream if `try_again` returns true. A third stream is never opened, because
-                an agent can replace the shell with a program that prints any message.
-
-        Raises:
-            ContainerDiedError: The container is gone, or does not respond.
-            ContainerError: This user cannot get a shell.
+        With `again`, opens a second stream if `try_again` returns true. A third stream is never opened, because an
+        agent can replace the shell with a program that prints any message.
         """
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_SEC):
@@ -176,7 +164,7 @@ class ShellPool:
     def keep_spare(self, user: User | None) -> None:
         """Opens a spare channel in the background, unless a channel is free or will be soon. At most one at a time.
 
-        If commands follow each other quickly, the spare channel alternates with the first channel. It can also kill a
+        If commands follow each other quickly, the spare one alternates with the first channel. It can also kill a
         command that has used up all process numbers, because the process for its next script already exists.
         """
 
@@ -239,15 +227,14 @@ _logger = logging.getLogger(__name__)
 
 
 class CommandKiller:
-    """Kills the commands of one container."""
+    """Kills the commands of one container.
+
+    Commands that end at about the same time share one kill script (`shell_channel.kill_script`), because several kill
+    scripts would stop each other.
+    """
 
     def __init__(self, shells: ShellPool, root: User | None) -> None:
-        """Uses the shells of the container to kill its commands.
-
-        Args:
-            shells: Channels of the container.
-            root: User who may kill all processes; `None` if this is the default user.
-        """
+        """Uses the shells of the container. `root` may kill all processes; `None` if root is the default user."""
         self._shells = shells
         self._root = root
         self._doomed: dict[User | None, set[tuple[str, int]]] = collections.defaultdict(set)
@@ -335,12 +322,11 @@ class CommandRunner:
             open_stream: Function that opens one shell.
             workdir: Default directory of commands and base of relative `cwd`s. `None`: the start directory of the
                 shells.
-            starts_there: Whether the backend opens shells in `workdir` even for a user who cannot enter it, as
-                container engines do.
+            starts_there: Whether shells start in `workdir` even for a user who cannot enter it, as in container
+                engines.
             try_again: Called with the message of a shell that could not start. Returns whether to try again.
             shell: Default shell of commands.
-            default_user: User of shells that are opened as `None`. Commands of this user share them, and root kills
-                what this user cannot kill. `None`: root, for whom no shells are shared.
+            default_user: User of shells that are opened as `None`, shared by commands of this user. `None`: root.
         """
         self._workdir = workdir
         self._starts_there = starts_there
@@ -350,11 +336,7 @@ class CommandRunner:
         self._killer = CommandKiller(self._shells, None if (default_user or "root") in ROOT_NAMES else "root")
 
     async def open(self) -> None:
-        """Opens the default user's first two shells: one to run a command, one to kill it.
-
-        Raises:
-            ContainerError: No shell can be opened; `ContainerDiedError` if the container is gone.
-        """
+        """Opens the default user's first two shells. Raises `ContainerError` if that fails."""
         await self._shells.fill()
 
     async def exec(
@@ -452,7 +434,6 @@ class CommandRunner:
         raise ContainerDiedError("The container no longer answers: no stream for stderr could be opened.")
 
     async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
-        """Ends the sink, and collects the rest of the command's stderr."""
         await channel.send(lambda key, _: f"end\n{key}\n")  # the second line is for the server, after the sink
         if not await happened(run.answered, _COLLECT_SEC):
             channel.close()

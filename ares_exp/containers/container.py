@@ -419,34 +419,21 @@ def as_container_factory(factory: ContainerFactory) -> ContainerFactoryBase:
     return completed(factory, ContainerFactoryBase)
 
 
-def refuse_second_start(*, started: bool) -> None:
-    """Rejects a second start of a container.
-
-    Args:
-        started: Whether the container has already been started or stopped.
-
-    Raises:
-        ContainerStartError: `started` is true.
-    """
-    if started:
-        raise ContainerStartError("A container can be started once; this one has been started or stopped before.")
-
-
 @contextlib.asynccontextmanager
 async def bounded_start(
-    what: str, seconds: float, *, stop: Callable[[], Coroutine[Any, Any, None]], remedy: str = ""
+    what: str, seconds: float, *, stop: Callable[[], Coroutine[Any, Any, None]], started: bool = False, remedy: str = ""
 ) -> AsyncIterator[None]:
-    """Bounds the time of the start in its body, and stops the container if the start fails or is cancelled.
+    """Bounds the time of the start in its body, and calls `stop` if the start fails or is cancelled.
 
     Args:
         what: Name of the container, as the first words of a sentence.
         seconds: Time limit.
+        started: Whether the container has already been started or stopped. Raises `ContainerStartError` if so.
         stop: Undoes a complete or partial start.
-        remedy: Advice to the user if the start times out, as a sentence.
-
-    Raises:
-        EnvironmentStartTimeoutError: The start exceeded the time limit.
+        remedy: Advice to the user, as a sentence, for `EnvironmentStartTimeoutError`.
     """
+    if started:
+        raise ContainerStartError("A container can be started once; this one has been started or stopped before.")
     timer = asyncio.timeout(seconds)
     try:
         async with timer:

@@ -1,8 +1,8 @@
 """The egress proxy: the only way out of a container under an allowlist.
 
-One proxy per container runs in this process, on a socket that listens inside the container's network (see
-`network_namespace`), which has no other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …).
-Programs that ignore them have no network. It supports `CONNECT` and plain HTTP, to any port of an allowed host.
+One proxy per container runs in this process, on a socket that listens inside the container's network, which has no
+other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …). It supports `CONNECT` and plain HTTP,
+to any port of an allowed host.
 
 The proxy resolves only allowed names, and connects to the address that it has checked. It never connects to loopback
 and link-local addresses of this machine (for example, cloud metadata). Other non-public addresses need their own entry
@@ -75,8 +75,6 @@ class EgressProxy:
         *,
         known_hosts: Mapping[str, IPAddress] | None = None,
         resolve: Callable[[str], Awaitable[Sequence[IPAddress]]] = resolve_name,
-        idle_timeout_sec: float = IDLE_TIMEOUT_SEC,
-        head_timeout_sec: float = HEAD_TIMEOUT_SEC,
     ) -> None:
         """Creates the proxy without starting it.
 
@@ -84,14 +82,10 @@ class EgressProxy:
             policy: Network policy. Only `allowlist` uses the proxy.
             known_hosts: Trusted addresses of names that are not looked up, as in /etc/hosts.
             resolve: Looks up the other names.
-            idle_timeout_sec: Number of seconds without data after which a connection is closed.
-            head_timeout_sec: Time limit for receiving a request's head.
         """
         self._policy = policy
         self._known_hosts = {name.lower().rstrip("."): address for name, address in (known_hosts or {}).items()}
         self._resolve = resolve
-        self._idle_timeout_sec = idle_timeout_sec
-        self._head_timeout_sec = head_timeout_sec
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -112,8 +106,7 @@ class EgressProxy:
     async def destinations(self, host: str) -> list[IPAddress]:
         """Returns the allowed addresses of `host`, a name or an address in canonical form; at least one.
 
-        Raises:
-            RefusedError: The host is not allowed, or its name cannot be resolved.
+        Raises `RefusedError` if the host is not allowed, or its name cannot be resolved.
         """
         policy = self._policy
         literal: IPAddress | None = None
@@ -155,7 +148,7 @@ class EgressProxy:
         try:
             await self._answer(reader, writer)
             writer.close()
-            async with asyncio.timeout(self._idle_timeout_sec):
+            async with asyncio.timeout(IDLE_TIMEOUT_SEC):
                 await writer.wait_closed()
         except (OSError, EOFError) as error:  # a `TimeoutError` is also an `OSError`
             _logger.debug("A connection to the egress proxy ended: %r", error)
@@ -167,7 +160,7 @@ class EgressProxy:
         try:
             if len(self._connections) > MAX_CONNECTIONS:
                 raise RefusedError("503 Service Unavailable", f"More than {MAX_CONNECTIONS} connections at once.")
-            async with asyncio.timeout(self._head_timeout_sec):
+            async with asyncio.timeout(HEAD_TIMEOUT_SEC):
                 request = await read_request(reader)
             far_reader, far_writer = await self._reach(request)
         except RefusedError as refused:
@@ -182,7 +175,6 @@ class EgressProxy:
             far_writer.transport.abort()
 
     async def _reach(self, request: ProxyRequest) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connects to an allowed address of the requested host."""
         last: OSError | None = None
         for address in await self.destinations(request.host):
             try:
@@ -201,12 +193,12 @@ class EgressProxy:
         far_writer: asyncio.StreamWriter,
     ) -> None:
         """Copies bytes both ways until the far side (the server) ends. The client may end its half earlier."""
-        async with asyncio.timeout(self._idle_timeout_sec) as idle:
+        async with asyncio.timeout(IDLE_TIMEOUT_SEC) as idle:
 
             async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 while data := await reader.read(_CHUNK_BYTES):
                     if not idle.expired():
-                        idle.reschedule(asyncio.get_running_loop().time() + self._idle_timeout_sec)
+                        idle.reschedule(asyncio.get_running_loop().time() + IDLE_TIMEOUT_SEC)
                     writer.write(data)
                     await writer.drain()
 
@@ -248,11 +240,7 @@ def _is_ours(address: IPAddress) -> bool:
 
 
 class RefusedError(Exception):
-    """A rejected proxy request.
-
-    Attributes:
-        status: HTTP status code and reason phrase.
-    """
+    """A rejected proxy request. `status` is the HTTP status code with its reason phrase."""
 
     def __init__(self, status: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -261,12 +249,9 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """The target of a proxy request.
+    """The target of a proxy request, with a canonical host.
 
-    Attributes:
-        host: Canonical DNS name or IP address.
-        port: 1 to 65535.
-        head: Bytes to send first: empty for `CONNECT`, the rewritten request for plain HTTP.
+    `head` has the bytes to send first: none for `CONNECT`, the rewritten request for plain HTTP.
     """
 
     host: str
@@ -277,9 +262,7 @@ class ProxyRequest:
 async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
     """Reads one request head from a stream whose limit is `MAX_HEAD_BYTES`. The caller bounds the time.
 
-    Raises:
-        RefusedError: The request is malformed or too long.
-        EOFError: The client disconnected.
+    Raises `RefusedError` if it is malformed or too long, and `EOFError` if the client disconnected.
     """
     try:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -1,8 +1,7 @@
 """Forwarded ports: addresses inside a container whose connections this process serves, under any network policy.
 
-A forwarded port gives access only to one server in this process. It is not a way out of the container.
-`ListeningPort` is a listening socket of this process, created inside the container's network. Backends that only have a
-shell use `relayed_port`.
+A forwarded port only leads to one server in this process. `ListeningPort` is a listening socket of this process,
+created inside the container's network. Backends that only have a shell use `relayed_port`.
 """
 
 from __future__ import annotations
@@ -93,9 +92,7 @@ class ForwardedPorts:
     async def open(self, opening: Callable[[], Awaitable[_O]]) -> _O:
         """Awaits `opening`, and returns its forwarded port or terminal, which `close` will close.
 
-        Raises:
-            ContainerDiedError: The container was stopped during the opening. No forwarded port remains. When `close`
-                returns, no part of the opening is in progress.
+        Raises `ContainerDiedError` if the container was stopped during the opening. No forwarded port remains.
         """
         if self._closed:
             raise ContainerDiedError(_STOPPED_MEANWHILE)
@@ -132,9 +129,7 @@ _logger = logging.getLogger(__name__)
 def listen_at_free_port(listen: Callable[[tuple[str, int]], socket.socket], port: int) -> socket.socket:
     """Listens at `port` of the loopback, or at one of the next ports, by calling `listen`. Blocking.
 
-    Raises:
-        PortForwardingError: All of the ports are taken.
-        OSError: `listen` failed for any other reason.
+    Raises `PortForwardingError` if all of the ports are taken, and other `OSError`s of `listen`.
     """
     for candidate in range(port, port + PORTS_TRIED):
         try:
@@ -181,7 +176,6 @@ class ListeningPort:
     """A `ForwardedPort` that lasts as long as this process and the container."""
 
     def __init__(self, listener: socket.socket, serve: Serve) -> None:
-        """Takes over the listener, and starts accepting connections on the running event loop."""
         listener.setblocking(False)
         host, port = listener.getsockname()
         self.url = f"http://{host}:{port}"

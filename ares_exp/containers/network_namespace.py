@@ -1,9 +1,9 @@
 """Sockets inside the network namespace of another process.
 
 A socket belongs to the namespace in which it was created, whichever process holds it. So a thread that briefly enters a
-container's namespace can return a socket that listens there, and the container needs no route to this machine. An
-ordinary user may enter only through the user namespace that they created for the container. A process with several
-threads cannot do this, so a short-lived helper process enters and passes the socket back.
+container's namespace can return a socket that listens there. An ordinary user may enter only through the user namespace
+of the container, which a process with several threads cannot enter. So a short-lived helper process enters and passes
+the socket back.
 """
 
 from __future__ import annotations
@@ -53,16 +53,10 @@ def obstacle() -> str | None:
 
 
 def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> socket.socket:
-    """Opens a socket that listens at `address` in the network of a container. Blocks for a millisecond.
+    """Opens a socket that listens at `address` in the network of an engine's container. Blocks for a millisecond.
 
-    Args:
-        pid: Number of the container's first process on this machine.
-        container_id: The full id, which distinguishes this process from another process with the same number, if the
-            engine runs elsewhere.
-        address: IP address and port.
-
-    Raises:
-        OSError: The socket cannot be opened; `ProcessLookupError` if the process does not belong to the container.
+    Raises `ProcessLookupError` if `pid` is not a process of the container `container_id`, because the engine runs
+    elsewhere, and `OSError` if the socket cannot be opened.
     """
     process = Path("/proc", str(pid))
     with (process / "ns" / "net").open("rb") as namespace:
@@ -74,13 +68,8 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
 def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of a process of this user. Blocks for some milliseconds.
 
-    Args:
-        pid: Number of the process.
-        namespace: Inode of its network namespace, which distinguishes the process from a later one with its number.
-        address: IP address and port.
-
-    Raises:
-        OSError: The socket cannot be opened; `ProcessLookupError` if another process has this number.
+    `namespace` is the inode of its network namespace, which distinguishes the process from a later one with its number.
+    Raises `ProcessLookupError` for a later one, and `OSError` if the socket cannot be opened.
     """
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:
@@ -93,7 +82,6 @@ def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> s
 
 
 def _listen_by_helper(user: IO[bytes], network: IO[bytes], address: tuple[str, int]) -> socket.socket:
-    """Opens the socket in a helper process that enters both namespaces."""
     host, port = address
     with contextlib.ExitStack() as stack:
         ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
@@ -117,8 +105,6 @@ def _listen_by_helper(user: IO[bytes], network: IO[bytes], address: tuple[str, i
 
 
 def _visit(namespace: IO[bytes], act: Callable[[], _T]) -> _T:
-    """Runs `act` in a new thread that enters `namespace` first."""
-
     def run() -> _T:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

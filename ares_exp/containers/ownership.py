@@ -1,11 +1,8 @@
 """Owners of resources that outlive their creator (containers, networks, images), and whether an owner is dead.
 
-The owner is recorded in the labels of the resource, or as a mark in its name. A process number is ambiguous,
-because other machines, boots and containers reuse the same numbers. So the labels also name the machine, its boot, the
-pid namespace, and the start time of the process.
-
-A temporary directory has a lock instead of labels (`OwnedDirectory`). The kernel releases the lock when the process
-that created the directory ends.
+The owner is recorded in the labels of the resource, or as a mark in its name. Machines, boots and containers reuse
+process numbers, so the labels also name them, and the start time of the process. A temporary directory has a lock
+instead, which the kernel releases when its creator ends (`OwnedDirectory`).
 """
 
 from __future__ import annotations
@@ -65,11 +62,7 @@ _logger = logging.getLogger(__name__)
 
 
 def remove_stale(leftovers: Iterable[Leftover]) -> int:
-    """Removes the leftovers of dead runs among these, within `SWEEP_SEC`, and logs each removal. Blocking.
-
-    Returns:
-        Number of removed leftovers.
-    """
+    """Removes the leftovers of dead runs, within `SWEEP_SEC`, and logs each removal. Returns their number. Blocking."""
     deadline = time.monotonic() + SWEEP_SEC
     stale = [leftover for leftover in leftovers if leftover.is_stale]
     removed = 0
@@ -95,7 +88,7 @@ def log_removal(leftover: Leftover, problem: str) -> None:
 
 
 def created_sec(created: object) -> float | None:
-    """Parses the creation time of a leftover: seconds since the epoch, or a date; `None` for anything else."""
+    """Returns the creation time, a number of seconds or an ISO date, in seconds since the epoch; `None` if unknown."""
     if isinstance(created, int):
         return float(created)
     try:
@@ -147,16 +140,16 @@ def _labels_of(pid: int) -> Mapping[str, str]:
 
 
 def owner_mark() -> str:
-    """Returns the owner mark for names of resources without labels: `<process number>-<its start>-<scope digest>`.
+    """Returns `<process number>-<its start>-<digest of host, boot, pid namespace and user>`, for names of resources.
 
-    Only for resources that do not survive a reboot. The scope digest covers host, boot, pid namespace and user.
+    Only for resources without labels that do not survive a reboot.
     """
     labels = owner_labels()
     return f"{labels[_PID]}-{labels[_START]}-{_scope(labels)}"
 
 
 def is_dead_mark(mark: str) -> bool:
-    """Returns whether the owner in an `owner_mark` is certainly dead, for a resource of this machine. See `is_dead`."""
+    """Returns whether the owner in an `owner_mark` is certainly dead."""
     ours = owner_labels()
     pid, _, rest = mark.partition("-")
     start, _, scope = rest.partition("-")
@@ -179,12 +172,8 @@ def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
     """Returns whether the owner of a resource is certainly dead and had our user. An unknown owner counts as alive.
 
     An owner is certainly dead if its process is missing in our pid namespace, or if this machine has rebooted since.
-    Blocking on macOS, where it runs `ps`.
-
-    Args:
-        labels: The labels of the resource.
-        since_boot: Whether to ignore reboots, so that only a missing process proves the death. Set for resources
-            outside this machine, because cloned machines have the same names, but different boots.
+    `since_boot` ignores reboots, for resources outside this machine, because cloned machines have the same names, but
+    different boots. Blocking on macOS, where it runs `ps`.
     """
     if not _agree(labels, HOST) or not _agree(labels, _USER) or not labels.get(_BOOT):
         return False
@@ -200,7 +189,6 @@ def describe(labels: Mapping[str, str]) -> str:
 
 
 def _agree(labels: Mapping[str, str], name: str) -> bool:
-    """Returns whether a label is set and equal to the label of this process."""
     return bool(labels.get(name)) and labels.get(name) == owner_labels()[name]
 
 
@@ -233,7 +221,6 @@ def _process_start(pid: int) -> str:
 
 
 def _namespace() -> str:
-    """Returns an id of the pid and time namespaces of this process."""
     if not _IS_LINUX:
         return sys.platform
     spaces = (Path("/proc/self/ns/pid"), Path("/proc/self/ns/time"))
@@ -280,14 +267,12 @@ def name_prefix(purpose: str) -> str:
 
 
 class OwnedDirectory:
-    """A temporary directory, locked until the process that created it ends.
+    """A temporary directory, locked (`flock`) until the process that created it ends, even by `kill -9`.
 
-    The kernel holds the lock (`flock` on the directory). The lock ends with the process, even after `kill -9`. It also
-    works across pid namespaces, where process numbers are ambiguous.
+    Unlike process numbers, locks also work across pid namespaces.
     """
 
     def __init__(self, prefix: str, folder: Path | None = None) -> None:
-        """Creates the directory, readable only by this user."""
         fresh = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=folder))
         self._lock = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -307,10 +292,9 @@ class OwnedDirectory:
 
 @contextmanager
 def locked(path: Path, flags: int) -> Iterator[int]:
-    """Opens a file or directory with `os.open`, and holds an exclusive lock on it in the body. Yields the descriptor.
+    """Opens a file or directory with `os.open`, and holds an exclusive lock on its descriptor, which it yields.
 
-    Raises:
-        OSError: The path cannot be opened or locked; `BlockingIOError` if another process holds the lock.
+    Raises `BlockingIOError` if another process holds the lock, and `OSError` if the path cannot be locked.
     """
     descriptor = os.open(path, flags)
     try:
@@ -346,24 +330,16 @@ def delete(path: Path) -> bool:
 def find_short_lived() -> Iterator[Leftover]:
     """Yields this user's short-lived directories, including directories of running processes. Blocking."""
     for purpose in get_args(ShortLived):
-        yield from find_directories(purpose, "directory", delete, [Path(tempfile.gettempdir())])
+        yield from find_directories(purpose, delete, [Path(tempfile.gettempdir())])
 
 
-def find_directories(
-    purpose: str, kind: str, delete: Callable[[Path], bool], folders: Iterable[Path]
-) -> Iterator[Leftover]:
+def find_directories(purpose: str, delete: Callable[[Path], bool], folders: Iterable[Path]) -> Iterator[Leftover]:
     """Yields this user's directories for a purpose, including directories of running processes. Blocking.
 
-    Args:
-        purpose: Purpose in the names of the directories.
-        kind: Value of `Leftover.kind`.
-        delete: Function that deletes one directory and returns whether it is gone.
-        folders: Possible parent folders.
+    `delete` deletes one directory, and returns whether it is gone.
     """
     prefix = name_prefix(purpose)
-    for path in (
-        path for folder in folders for path in sorted([*folder.glob(f"{prefix}*"), *folder.glob(f".{prefix}*")])
-    ):
+    for path in (path for folder in folders for mark in ("", ".") for path in sorted(folder.glob(f"{mark}{prefix}*"))):
         try:
             status = path.lstat()
         except OSError:
@@ -372,7 +348,7 @@ def find_directories(
             continue
         pid = re.match(r"\d+", path.name.partition(prefix)[2])
         yield Leftover(
-            kind=kind,
+            kind="directory",
             name=str(path),
             whose=f"process {pid[0] if pid else 'unknown'}",
             is_stale=_when_stale(path),
@@ -382,10 +358,7 @@ def find_directories(
 
 
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
-    """Returns whether the creator of the directory is dead.
-
-    If it is, and `then` is given, deletes the directory under its lock with `then`, and returns the result of `then`.
-    """
+    """Returns whether the creator of the directory is dead and, if `then` is given, its result under the lock."""
     try:
         with locked(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
             found = os.fstat(descriptor)

@@ -1,7 +1,4 @@
-"""A shell that kills a child program when this process ends, even by `kill -9`.
-
-The shell reads a pipe whose write end only this process holds. When the process ends, the kernel closes the pipe.
-"""
+"""A shell that kills a child program when this process ends, even by `kill -9`, and the kernel closes its pipe."""
 
 from __future__ import annotations
 
@@ -9,19 +6,19 @@ from collections.abc import Sequence
 
 # 3 is the program's stdin, 4 the pipe. Reopened by path, because shells redirect only single-digit descriptors.
 _SHELL = """
-pipe=$1 at_end=$2
-shift 2
+pipe=$1
+shift
 if [ -n "$pipe" ]; then exec 4<"$pipe" 3<&0; else exec 4<&0 3</dev/null; fi
 exec </dev/null
 "$@" <&3 3<&- 4<&- &
 program=$!
-{ read -r _; eval "$at_end"; kill -9 0; } <&4 >/dev/null 2>&1 3<&- 4<&- &
+{ read -r _; kill -9 0; } <&4 >/dev/null 2>&1 3<&- 4<&- &
 exec 3<&- 4<&-
 wait $program
 """
 
 
-def while_we_live(command: Sequence[str], *, pipe: int | None = None, at_end: str = "") -> list[str]:
+def while_we_live(command: Sequence[str], *, pipe: int | None = None) -> list[str]:
     """Returns a command line that runs `command`, and kills the program's process group when a pipe is closed.
 
     The command line exits with the program's exit code. Start it with `start_new_session=True`, so that it leads a
@@ -29,8 +26,7 @@ def while_we_live(command: Sequence[str], *, pipe: int | None = None, at_end: st
 
     Args:
         command: The program and its arguments.
-        pipe: Descriptor of the pipe's read end, which the child inherits (`pass_fds`); the program then inherits
-            stdin. If `None`, stdin is the pipe, and the program has no input.
-        at_end: Shell source that runs before the program is killed.
+        pipe: Descriptor of the pipe's read end, which the child inherits (`pass_fds`). The program then inherits stdin.
+            If `None`, stdin is the pipe, and the program has no input.
     """
-    return ["/bin/sh", "-c", _SHELL, "sh", "" if pipe is None else f"/dev/fd/{pipe}", at_end, *command]
+    return ["/bin/sh", "-c", _SHELL, "sh", "" if pipe is None else f"/dev/fd/{pipe}", *command]

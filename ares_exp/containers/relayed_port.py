@@ -1,7 +1,7 @@
 """A forwarded port over the stdin and stdout of one process in the container, for backends that only have a shell.
 
-The process is a relay (`relay`), which listens in the container. An interpreter of the image runs the relay, so it is
-untrusted: its frames are checked, and the memory that it can use in this process is bounded.
+The process is a relay (`relay`), run by an interpreter of the image. It is untrusted: its frames are checked, and the
+memory that it can use in this process is bounded.
 """
 
 from __future__ import annotations
@@ -64,12 +64,7 @@ class _RelayError(Exception):
 
 
 class _Relay:
-    """A running relay in the container, and its connections.
-
-    Attributes:
-        port: Port in the container on which it listens.
-        has_lapsed: Whether it ended because this process sent nothing for the duration of its lease.
-    """
+    """A running relay in the container, and its connections."""
 
     def __init__(self, stream: ChannelStream, port: int, serve: Serve, rest: bytes, lease_sec: int) -> None:
         self.port = port
@@ -87,12 +82,6 @@ class _Relay:
     async def start(
         cls, open_shell: OpenShell, serve: Serve, ports: range, *, lease_sec: int, remedy: str = ""
     ) -> _Relay:
-        """Starts a relay that listens at the first free port of `ports`. See `open_relayed_port`.
-
-        Raises:
-            PortForwardingError: The image has no interpreter, or all ports are taken.
-            ContainerError: `open_shell` failed.
-        """
         stream = None
         try:
             async with asyncio.timeout(OPEN_SEC):
@@ -125,10 +114,7 @@ class _Relay:
         raise PortForwardingError(f"The relay in the container ({found}) is not listening. Its output: {said!r}.")
 
     async def run(self) -> str:
-        """Exchanges the data of connections until the relay ends, and then cuts the remaining connections.
-
-        Returns the reason for the end, as a clause.
-        """
+        """Serves the connections until the relay ends, then cuts them. Returns the reason for the end, as a clause."""
         own = {asyncio.create_task(self._write()), asyncio.create_task(self._renew())}
         try:
             self._take_in()
@@ -169,11 +155,7 @@ class _Relay:
                 await self._stream.write(bytes(whole))
 
     def _take_in(self) -> None:
-        """Handles all complete frames that have arrived.
-
-        Raises:
-            _RelayError: A frame violates the protocol.
-        """
+        """Handles all complete frames that have arrived. Raises `_RelayError` if a frame violates the protocol."""
         heard = self._heard
         while len(heard) >= _HEAD.size:
             number, word = _HEAD.unpack_from(heard)
@@ -217,11 +199,7 @@ class _Connection:
         self._arrived: asyncio.Queue[bytes] = asyncio.Queue()
 
     def hear(self, word: int, data: bytes) -> None:
-        """Handles a frame of data or of credit.
-
-        Raises:
-            _RelayError: The relay sent more data than its credit allows.
-        """
+        """Handles a frame of data or of credit. Raises `_RelayError` if the relay sent too much data."""
         if word & _MORE:
             self._credit = min(self._credit + (word & ~_MORE), _WINDOW_BYTES)
             self._has_credit.set()
@@ -252,7 +230,6 @@ class _Connection:
             ours.close()
 
     async def _carry(self, ours: socket.socket) -> None:
-        """Copies data in both directions."""
         up, down = asyncio.create_task(self._up(ours)), asyncio.create_task(self._down(ours))
         try:
             done, _ = await asyncio.wait({up, down}, return_when=asyncio.FIRST_EXCEPTION)
@@ -275,7 +252,6 @@ class _Connection:
                 return
 
     async def _down(self, ours: socket.socket) -> None:
-        """Passes arrived data to the server, and grants the relay the same amount of new credit."""
         loop, taken = asyncio.get_running_loop(), 0
         while True:
             data = await self._arrived.get()
@@ -297,7 +273,6 @@ class RelayedPort:
     """
 
     def __init__(self, relay: _Relay, start_again: Callable[[], Awaitable[_Relay]]) -> None:
-        """Takes over a relay, and starts serving its connections on the running event loop."""
         self.url = f"http://{FORWARDED_PORT_HOST}:{relay.port}"
         self._relay = relay
         self._start_again = start_again
@@ -350,13 +325,8 @@ async def open_relayed_port(
         serve: See `ServingContainer.forward_port`.
         port: First port to try.
         lease_sec: Number of seconds without a frame from this process after which the relay ends, for a backend whose
-            shells outlive this process. This process sends frames four times as often. 0: the relay ends only with its
-            stdin.
+            shells outlive this process. 0: the relay ends only with its stdin.
         remedy: Further advice if the image has no interpreter, appended to the advice to add one.
-
-    Raises:
-        PortForwardingError: The image has no interpreter, or all ports are taken.
-        ContainerError: `open_shell` failed.
     """
     start = functools.partial(_Relay.start, open_shell, serve, lease_sec=lease_sec)
     relay = await start(range(port, port + PORTS_TRIED), remedy=remedy)
@@ -364,7 +334,6 @@ async def open_relayed_port(
 
 
 async def _line(stream: ChannelStream) -> tuple[str, bytes]:
-    """Reads a line; returns it, and the bytes that arrived after it."""
     heard = b""
     while b"\n" not in heard:
         data = await stream.read()

@@ -1,8 +1,8 @@
 """A persistent shell in a container that runs one script at a time, and forks the next script's process in advance.
 
-The module also contains the source that the shell runs: the script server, the command script and the kill script. It
-is POSIX `sh`, because the container may only have busybox. The shell reports its state with marks in its output (see
-`MarkParser`): `hello` once, and for each script `ready`, `start` and an exit code.
+The module also contains the source that the shell runs. It is POSIX `sh`, because the container may only have busybox.
+The shell reports its state with marks in its output (see `MarkParser`): `hello` once, and for each script `ready`,
+`start` and an exit code.
 """
 
 from __future__ import annotations
@@ -32,12 +32,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class ShellInfo:
-    """The properties of a channel's shell, as reported by the shell.
-
-    Attributes:
-        pid: Process number of the shell in the container; 0 if unknown.
-        bash: Absolute path of bash; empty if the image has no bash.
-    """
+    """The process number of a channel's shell, 0 if unknown, and the path of bash, empty if the image has no bash."""
 
     pid: int = 0
     bash: str = ""
@@ -72,12 +67,7 @@ def parse_number(word: str) -> int:
 
 
 def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> None:
-    """Rejects arguments that no shell can receive.
-
-    Raises:
-        ValueError: `command`, `cwd` or `env` contains a NUL or a lone surrogate, or a variable's name is not an
-            identifier.
-    """
+    """Raises `ValueError` if `command`, `cwd` or `env` contains a NUL, a lone surrogate or an invalid variable name."""
     for what, text in [("command", command), ("cwd", cwd or ""), *((f"env[{name!r}]", env[name]) for name in env)]:
         if "\0" in text:
             raise ValueError(f"Expected {what} without NUL characters: a process cannot receive them.")
@@ -109,14 +99,12 @@ def command_script(
         key: Key of the channel.
         info: Shell of the channel.
         command: Shell source text.
-        exec_id: Id by which the kill script finds the command's processes.
-        cwd: Working directory; `None` means the directory of the channel's shell.
-        stays: Whether the command starts in the shell's directory (unless it is `/`) if `cwd` cannot be entered. This
-            allows a command to recreate a removed working directory.
-        env: Variables to export.
-        shell: Shell of the command.
-        stderr: Number of a process in the container whose stdout receives the command's stderr; `None` merges stderr
-            into stdout.
+        exec_id: Random hex digits that identify the processes of the command.
+        cwd: Working directory; `None` is the shell's directory.
+        stays: Whether the command starts in the shell's directory (unless it is `/`) if `cwd` cannot be entered.
+        env: Variables in addition to the shell's variables.
+        shell: Shell that runs the command.
+        stderr: Process number of a `sink_script` for stderr; `None` merges it into stdout.
     """
     lines = []
     if stderr is not None:
@@ -141,8 +129,8 @@ def command_script(
 def sink_script(*, key: str) -> str:
     """Returns a script whose stdout other processes in the container can open and write to.
 
-    The script prints the mark `sink` with its process id, and ends when it reads the line `end`. The output of its
-    channel then continues until the other processes have also closed the stdout.
+    It prints the mark `sink` with its process id, and ends when it reads the line `end`. The output of its channel
+    continues until the other processes have also closed the stdout.
     """
     wait = 'while read -r _line && [ "$_line" != end ]; do :; done'
     return _script(key, f"read -r _pid _ </proc/self/stat; printf '\\036{key} sink %s\\036' $_pid; {wait}")
@@ -152,10 +140,9 @@ def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -
     """Returns a script that kills all processes of these commands, and the processes `pids` with their descendants.
 
     It sends SIGSTOP until no new process appears, then SIGKILL, until no process is left. A process belongs to a
-    command if its environment has the id, if its parent belongs to it, or if its session leader does. The environment
-    identifies daemons and processes after `setsid` or a double fork. The parent and the session leader identify
-    programs that cleared their environment. The script uses only builtins, because a container at its process limit
-    cannot fork. The exit code is 0 if no process is left.
+    command if its environment has the id (daemons), or if its parent or session leader belongs to it (programs that
+    cleared their environment). The script uses only builtins, because a container at its process limit cannot fork. The
+    exit code is 0 if no process is left.
     """
     pattern = "|".join(f"*{EXEC_ID_VARIABLE}={exec_id}*" for exec_id in sorted(exec_ids)) or "''"
     doomed = "".join(f"{pid} " for pid in sorted(pids))
@@ -222,21 +209,15 @@ class MarkParser:
     """
 
     def __init__(self, key: str, sign: bytes = _MARK) -> None:
-        """Expects marks with a key.
-
-        Args:
-            key: Random hex digits, unknown to programs in the container.
-            sign: Byte before and after a mark.
-        """
+        """Expects marks with `key`, random hex digits unknown to programs in the container, between bytes `sign`."""
         self._sign = sign
         self._prefix = sign + key.encode() + b" "
         self._carry = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
-        """Yields pairs of output and the mark that follows it. The mark of the last pair is `None`.
+        """Yields pairs of output and the mark that follows it, `None` after the last output.
 
-        Raises:
-            ValueError: A mark is too long, so the script server did not write it.
+        Raises `ValueError` if a mark is too long, so the script server did not write it.
         """
         data, self._carry = self._carry + data, b""
         while (start := data.find(self._prefix)) >= 0:
@@ -260,11 +241,6 @@ class BoundedOutput:
     """The first and the last `limit / 2` bytes of a stream of any length, in O(`limit`) memory."""
 
     def __init__(self, limit: int) -> None:
-        """Creates an empty buffer.
-
-        Args:
-            limit: Maximum number of kept bytes, at least 0.
-        """
         self._limit = limit
         self._tail_limit = limit // 2
         self._head = bytearray()
@@ -317,10 +293,7 @@ class ChannelStream(Protocol):
         """Sends `data` to the shell's stdin; waits for flow control. Raises `OSError` if the connection broke."""
 
     def close(self) -> None:
-        """Closes the stream immediately, and kills the shell if it would not end by itself.
-
-        Idempotent, never blocks or raises.
-        """
+        """Closes the stream immediately, and kills a shell that would not end by itself. Idempotent, never raises."""
 
 
 class ScriptRun:
@@ -353,20 +326,15 @@ class Channel:
     """A persistent shell and the task that reads its output.
 
     Attributes:
-        user: User of the shell.
-        shell: Pid and bash that the shell reported.
         ready: Future that is done when a script may run, or when the channel has closed (see `is_open`).
         run: Current script, until the next one may start; `None` when ready.
         settling_until: `time.monotonic()` until which the channel is expected to become ready.
         is_open: Whether the channel can run scripts.
         complaint: First characters of the output before the first script, which is the engine's error message if the
             shell could not start.
-        stream: Stream of the shell.
-        listener: Task that reads the stream.
     """
 
     def __init__(self, stream: ChannelStream, user: User | None, on_change: Callable[[Channel], None]) -> None:
-        """Takes over the stream and starts the script server in its shell."""
         self.user = user
         self.shell = ShellInfo()
         self.run: ScriptRun | None = None

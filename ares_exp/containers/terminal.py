@@ -53,13 +53,8 @@ class TerminalContainer(Protocol):
     ) -> Terminal:
         """Opens a terminal of this size, with a login shell in the default directory of commands.
 
-        Stopping the container closes the terminal.
-
-        Args:
-            columns: Width of the terminal.
-            lines: Height of the terminal.
-            user: User of the shell. Default: the image's user.
-            env: Variables in addition to the container's variables.
+        Stopping the container closes the terminal. `user` is by default the image's user. `env` has variables in
+        addition to the container's variables.
 
         Raises:
             ContainerDiedError: The container is gone.

@@ -1,7 +1,6 @@
 """The user's cache directory: files that runs fetched or created once, kept for later runs.
 
-A process that uses one of its folders locks it (`hold`) until the process ends. `clean --cache` empties only folders
-without such a lock.
+A process locks the folders that it uses (`hold`). `clean --cache` empties only unlocked folders.
 """
 
 from __future__ import annotations
@@ -61,16 +60,15 @@ def hold(folder: Path) -> None:
 
 @contextmanager
 def workspace(folder: Path, purpose: str) -> Iterator[Path]:
-    """Creates a temporary directory in a cache folder, and removes it after the body.
+    """Provides a temporary directory in a cache folder, for files that are complete when they are renamed.
 
-    A directory that is made here and then renamed is always complete. Also removes temporary directories of killed
-    processes with the same purpose.
+    Also removes temporary directories of killed processes with the same purpose.
     """
     folder.mkdir(parents=True, exist_ok=True)
     hold(folder)
     directory = OwnedDirectory(f"{name_prefix(purpose)}{os.getpid()}-", folder.resolve())
     try:
-        for leftover in find_directories(purpose, "directory", delete, [folder]):
+        for leftover in find_directories(purpose, delete, [folder]):
             if leftover.is_stale:
                 leftover.remove()
         yield directory.path
@@ -80,10 +78,9 @@ def workspace(folder: Path, purpose: str) -> Iterator[Path]:
 
 @contextmanager
 def changing(path: Path, *, stop: threading.Event, timeout_sec: float) -> Iterator[None]:
-    """Waits until no other process or thread locks a file or folder of the cache, and locks it in the body. Blocking.
+    """Locks a file or folder of the cache in the body, after waiting for other processes and threads. Blocking.
 
-    Raises:
-        TimeoutError: The wait took longer than `timeout_sec`, or `stop` was set.
+    Raises `TimeoutError` if the wait took longer than `timeout_sec`, or `stop` was set.
     """
     deadline = time.monotonic() + timeout_sec
     with ExitStack() as stack:
@@ -119,10 +116,7 @@ def find_caches() -> Iterator[Leftover]:
 
 
 def _when_free(folder: Path, *, empty: bool = False) -> str:
-    """Checks that no process uses a folder and, with `empty`, deletes the folder's contents.
-
-    Returns the reason for a failure, otherwise an empty string.
-    """
+    """Checks that no process uses a folder and, with `empty`, empties it. Returns why not; `""` on success."""
     try:
         with locked(folder, os.O_RDONLY | os.O_DIRECTORY):
             return _empty(folder) if empty else ""  # keep the folder: processes that wait for its lock will use it
@@ -140,7 +134,6 @@ def _empty(folder: Path) -> str:
 
 
 def _size(folder: Path) -> int:
-    """Returns the bytes that a folder takes on the disk, without following links."""
     total = 0
     for place, _, files in os.walk(folder):
         for name in files:

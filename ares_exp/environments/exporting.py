@@ -199,7 +199,7 @@ def _writing(
 
 def _state_of(host: AgentHost) -> Mapping[str, Any] | None:
     """Returns the result of the agent's `get_state`; `None` for an agent without this method."""
-    from ares_exp.snapshots.document import check_json
+    from ares_exp.snapshots.snapshot import check_json
 
     if not isinstance(host.agent, StatefulAgent):
         return None

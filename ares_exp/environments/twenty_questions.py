@@ -164,15 +164,16 @@ class FactsOracle(Policy):
 
     def __init__(self, objects: Sequence[HiddenObject] = ()) -> None:
         self._facts = {one.name: {_words(text) for text in (*one.names, *one.facts)} for one in objects}
+        self._known = {fact for facts in self._facts.values() for fact in facts}
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns a client that answers questions about the task's object. Raises `PolicyError` if it is unknown."""
-        true, known = self._facts.get(episode.task_name), {fact for facts in self._facts.values() for fact in facts}
+        true = self._facts.get(episode.task_name)
         if true is None:
             raise PolicyError(f"The oracle has no facts about {episode.task_name!r}.")
 
         async def respond(request: LLMRequest) -> LLMResponse:
-            answer = _answer(str(request.messages[0]["content"]), true, known)
+            answer = _answer(str(request.messages[0]["content"]), true, self._known)
             return LLMResponse.from_text(answer.value, model="facts", finish_reason="stop")
 
         return respond

@@ -33,12 +33,14 @@ from ares_exp.errors import MalformedResponseError, UnsendableRequestError
 from ares_exp.llms.chat_messages import (
     arguments_of_input,
     assistant_message,
+    calls_of,
     content_of,
     data_url,
     function_tool,
     image_part,
     input_of_arguments,
     split_data_url,
+    split_system,
     text_part,
     tool_name,
 )
@@ -131,7 +133,7 @@ def request_to_body(
     """
     lose = on_loss(strict, report, UnsendableRequestError)
     with errors_as(UnsendableRequestError):
-        system, messages = _split_system(request)
+        system, messages = split_system(request)
         body: dict[str, Any] = {
             "model": model,
             "max_tokens": max_tokens if request.max_output_tokens is None else request.max_output_tokens,
@@ -160,13 +162,14 @@ def request_to_body(
 def response_to_body(response: LLMResponse, *, model: str | None = None, response_id: str = "msg_0") -> dict[str, Any]:
     """Converts `response` to a body. `model` defaults to the model that responded."""
     blocks = [block for piece in response.data if (block := _block_of_piece(piece)) is not None]
+    is_call = any(isinstance(piece, ToolCallData) for piece in response.data)
     return {
         "id": response_id,
         "type": "message",
         "role": "assistant",
         "model": model or response.model or "",
         "content": blocks,
-        "stop_reason": stop_reason(response),
+        "stop_reason": _STOP_REASONS.get(response.finish_reason or "", "tool_use" if is_call else "end_turn"),
         "stop_sequence": None,
         "stop_details": None,
         "usage": usage_to_wire(response.usage),
@@ -192,12 +195,6 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
             finish_reason=_FINISH_REASONS.get(reason, reason) if reason else None,
             model=optional(body, "model", str) or None,
         )
-
-
-def stop_reason(response: LLMResponse) -> str:
-    """Returns the wire's name for the finish reason of a response."""
-    called = any(isinstance(piece, ToolCallData) for piece in response.data)
-    return _STOP_REASONS.get(response.finish_reason or "", "tool_use" if called else "end_turn")
 
 
 def usage_to_wire(usage: Usage) -> dict[str, Any]:
@@ -326,20 +323,6 @@ def _tool_choice(body: Mapping[str, Any], lose: Report) -> str | dict[str, Any] 
 # Requests, to the wire
 
 
-def _split_system(request: LLMRequest) -> tuple[str, list[Mapping[str, Any]]]:
-    """Returns the system prompt, including the text of leading system messages, and the other messages."""
-    texts = [request.system_prompt or ""]
-    messages = list(request.messages)
-    while messages and messages[0].get("role") in ("system", "developer"):
-        content = messages[0].get("content")
-        parts = [text_part(content)] if isinstance(content, str) else list(content or ())
-        if not all(part.get("type") == "text" for part in parts):
-            break
-        texts += [required(part, "text", str) for part in parts]
-        del messages[0]
-    return "\n\n".join(text for text in texts if text), messages
-
-
 def _wire_messages(messages: Sequence[Mapping[str, Any]], lose: Report) -> list[dict[str, Any]]:
     """Returns messages of the wire. Tool results and the next user message are merged into one message."""
     made: list[dict[str, Any]] = []
@@ -374,12 +357,7 @@ def _wire_assistant(message: Mapping[str, Any], lose: Report) -> list[dict[str, 
     content = message.get("content")
     parts = content if isinstance(content, list | tuple) else ()
     blocks += _wire_blocks([part for part in parts if part.get("type") != "thinking"] or content, lose)
-    for call in message.get("tool_calls") or ():
-        function = required(call, "function", Mapping)
-        given = input_of_arguments(required(function, "arguments", str))
-        name, call_id = required(function, "name", str), required(call, "id", str)
-        blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": given})
-    return blocks
+    return blocks + [_tool_use(call) for call in calls_of(message)]
 
 
 def _wire_blocks(content: Any, lose: Report) -> list[dict[str, Any]]:
@@ -456,7 +434,11 @@ def _block_of_piece(piece: Piece) -> dict[str, Any] | None:
         return text_part(piece.content)
     if isinstance(piece, ThinkingData):
         return _thinking_block(piece) if piece.content or piece.signature else None
-    return {"type": "tool_use", "id": piece.id, "name": piece.name, "input": input_of_arguments(piece.arguments)}
+    return _tool_use(piece)
+
+
+def _tool_use(call: ToolCallData) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": input_of_arguments(call.arguments)}
 
 
 def _thinking_block(piece: ThinkingData) -> dict[str, Any]:

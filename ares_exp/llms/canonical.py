@@ -21,7 +21,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import takewhile
 from typing import Any
 
 from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
@@ -50,14 +49,9 @@ class Canonical:
         """Digest of the whole request, which is the same for equivalent requests."""
         return _digest([self.settings.hex(), *(one.hex() for one in self.messages)]).hex()
 
-    def shared(self, other: Canonical) -> int:
-        """Returns the number of leading messages that both requests share."""
-        pairs = zip(self.messages, other.messages, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
     def continues(self, earlier: Canonical) -> bool:
         """Returns whether this conversation starts with the whole earlier conversation."""
-        return self.shared(earlier) == len(earlier.messages)
+        return self.messages[: len(earlier.messages)] == earlier.messages
 
 
 def canonical(request: LLMRequest, normalise: Normalise | None = None) -> Canonical:

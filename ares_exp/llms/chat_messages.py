@@ -16,6 +16,7 @@ from typing import Any
 
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.reasoning import reasoning_to_message
+from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import Piece, TextData, ThinkingData, ToolCallData
 from ares_exp.llms.wire import optional, required, shorten, typed
 
@@ -48,10 +49,38 @@ def check_message(value: Any) -> Mapping[str, Any]:
         required(message, "tool_call_id", str)
     elif role not in _ROLES:
         raise WireFormatError(f"Expected `role` to be one of {', '.join(_ROLES)} or tool, got {shorten(role)}")
-    for call in optional(message, "tool_calls", list) or ():
-        function = required(typed(call, "tool_calls[]", Mapping), "function", Mapping)
-        required(call, "id", str), required(function, "name", str), required(function, "arguments", str)
+    calls_of(message)
     return message
+
+
+def calls_of(message: Mapping[str, Any]) -> list[ToolCallData]:
+    """Returns the tool calls of a message.
+
+    Raises:
+        WireFormatError: A field of a call is missing or has an invalid type.
+    """
+    calls = []
+    for call in optional(message, "tool_calls", list, tuple) or ():
+        function = required(typed(call, "tool_calls[]", Mapping), "function", Mapping)
+        call_id, name = required(call, "id", str), required(function, "name", str)
+        calls.append(ToolCallData(call_id, name, required(function, "arguments", str)))
+    return calls
+
+
+def split_system(request: LLMRequest) -> tuple[str | None, list[Mapping[str, Any]]]:
+    """Returns the system prompt with the text of all leading system and developer messages, and the other messages.
+
+    For example, Codex starts with several developer messages, which the chat templates of many models do not support.
+    """
+    texts = [request.system_prompt or ""]
+    messages = list(request.messages)
+    while messages and messages[0].get("role") in ("system", "developer") and set(messages[0]) == {"role", "content"}:
+        parts = list(parts_of(messages[0])) or [text_part(text_of(messages[0]["content"]))]
+        if any(part.get("type") != "text" for part in parts):
+            break
+        texts += [required(part, "text", str) for part in parts]
+        del messages[0]
+    return "\n\n".join(filter(None, texts)) or None, messages
 
 
 def text_of(content: Any) -> str:

@@ -20,7 +20,7 @@ unsupported content raises a `WireFormatError` that names it, or is dropped with
 | `usage.reasoning_tokens` | `usage.completion_tokens_details.reasoning_tokens`. If the total shows that a server does \
 not include them in the completion tokens, they are added |
 | `cost` | `usage.cost`, OpenRouter's extension |
-| `latency_sec`, `sampling`, `policy_version`, `activations` | the same names, extensions of this package |
+| `latency_sec`, `sampling`, `policy_version`, `policy_version_from`, `activations` | the same names, our extensions |
 
 Fields of a response that only describe the call are dropped: `id`, `object`, `created`, `system_fingerprint`,
 `service_tier`, and the other details in `usage`.
@@ -32,12 +32,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ares_exp.errors import MalformedResponseError, UnsendableRequestError
-from ares_exp.llms.chat_messages import call_part
+from ares_exp.llms.chat_messages import call_part, calls_of
 from ares_exp.llms.reasoning import reasoning_of_message, reasoning_of_part, reasoning_to_message
 from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from ares_exp.llms.wire import MAX_COUNT as MAX_COUNT
 from ares_exp.llms.wire import (
+    MAX_COUNT,
     Report,
     WireFormatError,
     check_keys,
@@ -63,7 +63,7 @@ _SAME_NAME: dict[str, tuple[type, ...]] = {
     "service_tier": (str,),
 }
 _REQUEST_KEYS = {*_SAME_NAME, "model", "messages", "max_completion_tokens", "max_tokens", "stop", "stream", "top_k"}
-_OWN_KEYS = ("latency_sec", "sampling", "policy_version", "activations")
+_OWN_KEYS = ("latency_sec", "sampling", "policy_version", "policy_version_from", "activations")
 _RESPONSE_KEYS = {"choices", "model", "usage", "prompt_token_ids", *_OWN_KEYS}
 _ENVELOPE_KEYS = {"id", "object", "created", "system_fingerprint", "service_tier"}
 _CHOICE_KEYS = {"index", "message", "finish_reason", "logprobs", "token_ids"}
@@ -181,18 +181,9 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
         check_keys(message, _MESSAGE_KEYS, "response's message", lose)
         refusal = optional(message, "refusal", str)
         texts = _texts(message, lose) + ([TextData(refusal)] if refusal else [])
-        calls = []
-        for call in optional(message, "tool_calls", list) or ():
-            function = required(typed(call, "tool_calls[]", Mapping), "function", Mapping)
-            name, arguments = required(function, "name", str), required(function, "arguments", str)
-            calls.append(ToolCallData(required(call, "id", str), name, arguments))
         usage = optional(body, "usage", Mapping) or {}
         return LLMResponse(
-            data=[
-                *reasoning_of_message(message, lose),
-                *texts,
-                *calls,
-            ],
+            data=[*reasoning_of_message(message, lose), *texts, *calls_of(message)],
             cost=float(optional(usage, "cost", *_NUMBER) or 0.0),
             usage=_usage(usage),
             prompt_token_ids=list_of(body, "prompt_token_ids", int),
@@ -203,6 +194,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
             latency_sec=optional(body, "latency_sec", *_NUMBER),
             sampling=optional(body, "sampling", Mapping),
             policy_version=optional(body, "policy_version", str),
+            policy_version_from=optional(body, "policy_version_from", str),
             activations=optional(body, "activations", Mapping),
         )
 

@@ -10,6 +10,7 @@ unsupported content raises a `WireFormatError` that names it, or is dropped with
 | messages | items of type `message`; adjacent items of the assistant become one message |
 | `tool_calls` | `function_call`, `custom_tool_call`, `local_shell_call` (see `responses_tools`) |
 | messages of role tool | `function_call_output` and similar items |
+| user messages | also `agent_message`, which Codex sends from one agent to another |
 | reasoning | `reasoning`: the text as its summary (also read from its content), the signature or the redacted form as \
 `encrypted_content`. Responses without one contain a seal of this package (see `reasoning.seal`) |
 | images, files | `input_image`, `input_file` with their bytes, or with a URL |
@@ -31,7 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ares_exp.errors import MalformedResponseError, UnsendableRequestError
-from ares_exp.llms.chat_messages import assistant_message, content_of, image_part, text_part, tool_name
+from ares_exp.llms.chat_messages import assistant_message, calls_of, content_of, image_part, text_part, tool_name
 from ares_exp.llms.reasoning import reasoning_of_message, seal, unsealed
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData, ToolCallData, Usage
@@ -302,6 +303,8 @@ def _message(item: Mapping[str, Any], kind: str, lose: Report) -> dict[str, Any]
         answered = optional(item, "call_id", str) or required(item, "id", str)
         content = content_of(_parts(required(item, "output", str, list), lose))
         return {"role": "tool", "tool_call_id": answered, "content": content}
+    if kind == "agent_message":  # from another agent of Codex
+        return {"role": "user", "content": content_of(_parts(required(item, "content", list), lose))}
     if kind == "item_reference":
         raise WireFormatError(
             "`item_reference` is not supported, because nothing is stored here. Send the item itself, with "
@@ -322,8 +325,8 @@ def _part(part: Mapping[str, Any], lose: Report) -> dict[str, Any] | None:
     kind = required(part, "type", str)
     if kind in ("input_text", "output_text", "text", "summary_text"):
         return text_part(required(part, "text", str))
-    if kind == "refusal":
-        return text_part(required(part, "refusal", str))
+    if kind in ("refusal", "encrypted_content"):  # Codex encrypts messages only between models of OpenAI
+        return text_part(required(part, kind, str))
     if kind == "input_image":
         check_keys(part, {"type", "image_url", "detail"}, "image", lose)
         detail = optional(part, "detail", str) or "auto"
@@ -368,11 +371,7 @@ def _items_of_message(message: Mapping[str, Any], lose: Report) -> list[dict[str
     said = _wire_parts([part for part in parts if part.get("type") != "thinking"] or content, "output_text", lose)
     if said:
         items.append({"type": "message", "role": "assistant", "content": said})
-    for call in message.get("tool_calls") or ():
-        function = required(call, "function", Mapping)
-        name, arguments = required(function, "name", str), required(function, "arguments", str)
-        items.append(call_item(ToolCallData(required(call, "id", str), name, arguments), None, None))
-    return items
+    return items + [call_item(call, None, None) for call in calls_of(message)]
 
 
 def _wire_parts(content: Any, text_type: str, lose: Report) -> list[dict[str, Any]]:

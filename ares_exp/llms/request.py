@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, NoReturn, Protocol, Self
 
 from ares_exp.llms.response import LLMResponse
@@ -202,7 +202,7 @@ class MessageEdit:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the edit as JSON-ready data."""
-        return {"kind": self.kind, "index": self.index, "text": self.text, "step": self.step}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

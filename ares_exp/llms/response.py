@@ -84,6 +84,8 @@ class LLMResponse:
         latency_sec: Seconds from sending the request to the complete response, including retries.
         sampling: Sampling parameters sent to the engine, by their names on the wire, if known.
         policy_version: Version of the weights that generated the response, as named by the engine or trainer, if known.
+        policy_version_from: Origin of `policy_version`: the `body`, `header` or `metadata` of the endpoint's response,
+            the version that a trainer has `announced`, or the setting of the `policy`. `None` if it is unknown.
         activations: Locations of saved hidden states by module name: `file` (`.npy`) below the run's directory, `rows`,
             and their `positions`.
     """
@@ -99,6 +101,7 @@ class LLMResponse:
     latency_sec: float | None = None
     sampling: Mapping[str, Any] | None = None
     policy_version: str | None = None
+    policy_version_from: str | None = None
     activations: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """The requests of one episode to its policy.
 
-If an agent waits for several responses and the policy allows it, requests after the first one are also sent, before the
-episode waits for their responses (ahead of time).
+If an agent waits for several responses and the policy allows it, requests after the first one are sent ahead of time:
+before the episode waits for their responses.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ NO_CALL = -1
 
 @runtime_checkable
 class ConcurrentClient(LLMClient, Protocol):
-    """A client of one episode that can process several requests at the same time.
-
-    No response depends on earlier requests.
+    """A client of one episode that can process several requests at the same time, because they are independent.
 
     Attributes:
         max_concurrency_per_episode: Maximum number of concurrent requests of one episode. With 1, requests are sent one
@@ -73,20 +71,12 @@ class ForesightedClient(LLMClient, Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Ask:
-    """A request that was sent ahead of time.
-
-    Attributes:
-        call: Pending request.
-        task: Task that sends the request.
-        is_awaited: Whether the episode is waiting for this response.
-        waits_until: Time at which the request stops waiting for its endpoint, in seconds of the monotonic clock; 0.0 if
-            it does not wait.
-    """
+    """A request that was sent ahead of time. `is_awaited`: the episode is waiting for its response."""
 
     call: PendingRequest
     task: asyncio.Task[Any] = field(init=False)
     is_awaited: bool = False
-    waits_until: float = 0.0
+    waits_until: float = 0.0  # end of its wait for the endpoint, on the monotonic clock
 
 
 _ahead: ContextVar[_Ask | None] = ContextVar("asked ahead", default=None)
@@ -125,15 +115,14 @@ class AskedAhead(Generic[T]):
         has_room: Callable[[int], bool],
         on_wait: Callable[[float], None],
     ) -> None:
-        """Starts without requests.
+        """Stores the arguments.
 
         Args:
             ask: Function that requests one response from the policy. Its second argument is whether the request is
                 sent ahead of time. It raises the policy's errors.
             concurrency: Maximum number of concurrent requests. With 1, no request is sent ahead of time.
             has_room: Function that returns whether the episode's limits allow this number of responses and one more.
-            on_wait: Callback that receives the remaining wait in seconds if the episode starts to wait for a response
-                whose request waits for its endpoint.
+            on_wait: Callback for the seconds that an awaited request still has to wait for its endpoint.
         """
         self._ask = ask
         self.looks_ahead = concurrency > 1
@@ -189,13 +178,9 @@ class AskedAhead(Generic[T]):
             await finish(asyncio.wait(self._ending, timeout=UNWIND_SEC))
 
     def _ask_ahead(self) -> None:
-        """Sends the requests after the first one, up to the maximum number of concurrent requests."""
         first, *others = self._pending
-        free = (
-            self._concurrency
-            - 1
-            - sum(not ask.task.done() for call_id, ask in self._asks.items() if call_id != first.call_id)
-        )
+        running = sum(not ask.task.done() for call_id, ask in self._asks.items() if call_id != first.call_id)
+        free = self._concurrency - 1 - running
         for place, call in enumerate(others, 1):
             if call.call_id in self._asks or call.call_id == self.awaited:
                 continue
@@ -214,7 +199,6 @@ class AskedAhead(Generic[T]):
             raise PolicyError(f"The policy raised SystemExit: {error}") from error
 
     def _ended(self, task: asyncio.Task[T]) -> None:
-        """Sends another request ahead of time when one has ended."""
         self._ending.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as retrieved, because asyncio would log an error that is never awaited
@@ -235,7 +219,7 @@ class PaidBackgroundRequests:
     """The client of an episode without a response log, also for background requests and their cost."""
 
     def __init__(self, client: LLMClient, pay: Callable[[LLMResponse], None]) -> None:
-        """Stores the client, and the function that counts the cost of responses to background requests."""
+        """Stores the client, and the callback for responses to background requests."""
         self.max_concurrency_per_episode = concurrency_of(client)
         self._client = client
         self._pay = pay
@@ -263,11 +247,7 @@ class BackgroundClient:
     """
 
     def __init__(self, timeout_sec: float | None = None) -> None:
-        """Creates a client without a policy.
-
-        Args:
-            timeout_sec: Time limit for one response in seconds.
-        """
+        """Stores the time limit for one response, in seconds."""
         self._timeout_sec = timeout_sec
         self._responses: WeakMethod[LLMClient] | None = None
 

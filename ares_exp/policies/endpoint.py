@@ -1,14 +1,13 @@
-"""One OpenAI-compatible HTTP endpoint.
+"""One OpenAI-compatible HTTP endpoint, whose failures are typed errors.
 
-Each request is sent once with the official client, and failures raise typed errors.
-
-The client's own retries are disabled, because they also retry without credit and their waits cannot be configured. The
+Each request is sent once. The retries of the official client are disabled, because they also retry without credit. Its
 transport is aiohttp, because the default connection pool slows down with the number of parallel requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib
 import json
 import os
@@ -101,16 +100,7 @@ class Endpoint:
         max_response_bytes: int,
         stream_idle_sec: float,
     ) -> None:
-        """Stores the settings of the endpoint.
-
-        Args:
-            wire: Format and path of requests.
-            base_url: URL including the version, such as `https://api.openai.com/v1`.
-            api_key_env: Environment variable with the key; `None` for an endpoint without a key.
-            max_concurrency: Maximum number of concurrent requests.
-            max_response_bytes: Maximum size of a response in bytes.
-            stream_idle_sec: Maximum time in seconds between two events of a streamed response.
-        """
+        """Stores the settings, which have the names of the options of `EndpointPolicy`."""
         self.base_url = base_url.rstrip("/")
         self.key: str | None = None
         self._wire = wire
@@ -123,16 +113,9 @@ class Endpoint:
         self._headers: dict[str, Any] = {}
 
     def beside(self, wire: EndpointWire, *, base_url: str) -> Endpoint:
-        """Returns an endpoint for another URL and API of the same server, with the same key and limits."""
-        other = Endpoint(
-            wire,
-            base_url=base_url,
-            api_key_env=self._api_key_env,
-            max_concurrency=self._max_concurrency,
-            max_response_bytes=self._max_response_bytes,
-            stream_idle_sec=self._stream_idle_sec,
-        )
-        other.key = self.key
+        """Returns an endpoint with the same key and limits for another URL and API of the same server."""
+        other = copy.copy(self)
+        other.base_url, other._wire, other._connection = base_url.rstrip("/"), wire, None
         return other
 
     @property
@@ -208,7 +191,6 @@ class Endpoint:
             raise UnreachableError(str(failure))
 
     async def _models(self, timeout_sec: float) -> tuple[list[str], PolicyError | None]:
-        """Requests the names of the models. Returns the names and the failure, if any."""
         client = self._open()
         try:
             async with (
@@ -311,8 +293,10 @@ class Endpoint:
         with suppress(ValueError, RecursionError):
             body = json.loads(llm_response)
             version = response.headers.get(VERSION_HEADER)
-            if version is not None and isinstance(body, dict) and self._wire.answered_in == "choices":
-                body.setdefault("policy_version", version)
+            named = {"policy_version", "weight_version"}
+            is_chat = self._wire.answered_in == "choices"
+            if version is not None and is_chat and isinstance(body, dict) and not named & body.keys():
+                body |= {"policy_version": version, "policy_version_from": "header"}
             return body
         shown = self._shown(llm_response[: 4 * SHOWN_CHARS].decode(errors="replace"))
         raise MalformedResponseError(f"Expected JSON from {self.base_url}/{self._wire.path}, got: {shown!r}")
@@ -325,7 +309,7 @@ class Endpoint:
         return bytes(body)
 
     async def _assembled(self, response: Any) -> Any:
-        """Reads a streamed response, and returns the body that the endpoint would have sent without streaming."""
+        """Returns the body that the endpoint would have sent without streaming."""
         request = f"POST {self.base_url}/{self._wire.path}"
         llm_response, loop = self._wire.streamed(), asyncio.get_running_loop()
         try:
@@ -349,10 +333,7 @@ class Endpoint:
         return llm_response.body()
 
     async def _events(self, response: Any, llm_response: ResponseStream) -> AsyncIterator[None]:
-        """Passes the events of a stream to `llm_response` until the stream ends.
-
-        Yields after each part that arrives before the response is complete.
-        """
+        """Passes the events of a stream to `llm_response`. Yields after each part, until the response is complete."""
         reader, size = EventReader(), 0
         async for part in response.iter_bytes():
             if llm_response.is_complete:
@@ -382,7 +363,7 @@ class Endpoint:
         return self._refused(f"POST {self.base_url}/{self._wire.path}", status, error, {})
 
     def _failure(self, error: Exception, method: str, path: str, timeout_sec: float) -> PolicyError | None:
-        """Returns the typed error for `error`, or `None` if the endpoint did not cause it."""
+        """Returns the typed error for `error`; `None` if the endpoint did not cause it."""
         from aiohttp import ClientConnectorError, ClientError
         from openai import APIConnectionError, APIStatusError
 

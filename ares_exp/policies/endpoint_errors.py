@@ -78,13 +78,10 @@ _NOT_FOUND = "Check policy.model and policy.base_url."
 
 
 def status_of(error: Mapping[Any, Any]) -> int | None:
-    """Returns the HTTP status for an error object that arrived with status 200; `None` if it is not an error.
-
-    OpenRouter sends the status as the code.
-    """
+    """Returns the HTTP status for an error object that arrived with status 200; `None` if it is not an error."""
     named = [name for name in (error.get("code"), error.get("type")) if name is not None]
     for name in named:
-        if isinstance(name, int):
+        if isinstance(name, int):  # OpenRouter
             return name
         if isinstance(name, str) and name in _STATUS_BY_NAME:
             return _STATUS_BY_NAME[name]
@@ -92,24 +89,9 @@ def status_of(error: Mapping[Any, Any]) -> int | None:
 
 
 def refused(
-    request: str,
-    *,
-    status: int,
-    error: object,
-    shown: str,
-    key_name: str | None,
-    retry_after_sec: float | None = None,
+    request: str, *, status: int, error: object, shown: str, key_name: str | None, retry_after_sec: float | None
 ) -> EndpointError:
-    """Returns the error for a failed request.
-
-    Args:
-        request: Method and URL of the request.
-        status: HTTP status.
-        error: Parsed error object of the body, of any type.
-        shown: Description of the error for the message.
-        key_name: Environment variable with the key, if any.
-        retry_after_sec: Wait requested by the server, in seconds.
-    """
+    """Returns the error for a failed request, with `shown` as the description of the server's error."""
     fields = error if isinstance(error, Mapping) else {}
     kind = _class_of(status, fields)
     remedy = _REMEDIES.get(kind, _NOT_FOUND if status == 404 else "")

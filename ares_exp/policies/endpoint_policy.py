@@ -1,7 +1,4 @@
-"""Base class of policies for HTTP endpoints: sampling, retries, limits, usage, cost, refusals and reasoning.
-
-Subclasses convert the bodies of one API.
-"""
+"""Base class of policies for HTTP endpoints: sampling, retries, limits, usage, cost, refusals and reasoning."""
 
 from __future__ import annotations
 
@@ -34,7 +31,6 @@ from ares_exp.llms.response import LLMResponse, ThinkingData, Usage
 from ares_exp.llms.wire import Report, WarnOnce, shorten
 from ares_exp.policies.endpoint import Endpoint, EndpointWire
 from ares_exp.policies.policy import EpisodeSpec, Policy
-from ares_exp.policies.waiting import OnWait, nobody_waits
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +43,7 @@ SAMPLING_FIELDS = (
 )  # fmt: skip
 """Request fields to record with the response: they influence the result and contain no secrets."""
 
-_OWN_SAMPLING = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
+OWN_SAMPLING = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
 
 SHOWN_MODELS = 5
 REFUSED = ("refusal", "content_filter")
@@ -114,7 +110,7 @@ OnRefusal = Literal["answer", "error"]
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class EndpointPolicy(Policy):
-    """Responds to requests by posting them to an endpoint.
+    """Responds to requests by posting them to an endpoint. Subclasses convert the bodies of one API.
 
     Sampling parameters of the policy take precedence over the agent's. If the policy's value is `None`, the agent's
     value applies, and then the engine's default. `extra_body` takes precedence over all of them. The policy (`stream`)
@@ -259,13 +255,12 @@ class EndpointPolicy(Policy):
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns a client for one episode, which reports its waits and sends earlier reasoning back if enabled."""
-        on_wait = nobody_waits if episode.on_wait is None else episode.on_wait
         if not self._sends_reasoning:
-            return _Bound(self, episode, on_wait)
+            return _Bound(self, episode)
         reasoning = KnownReasoning()
         for llm_response in episode.earlier:
             reasoning.add(llm_response)
-        return _Bound(self, episode, on_wait, reasoning)
+        return _Bound(self, episode, reasoning)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Responds to one request. Only clients of episodes (`for_episode`) send reasoning back.
@@ -311,15 +306,13 @@ class EndpointPolicy(Policy):
         request: LLMRequest,
         *,
         episode: EpisodeSpec | None = None,
-        on_wait: OnWait = nobody_waits,
         reasoning: KnownReasoning | None = None,
     ) -> LLMResponse:
-        """Responds to one request. Raises the same errors as `__call__`.
+        """Responds to one request of an episode. Raises the same errors as `__call__`.
 
         Args:
             request: Request to send.
-            episode: Episode of the request.
-            on_wait: Callback for the seconds that the request waits before a try, called before the wait of a retry.
+            episode: Episode of the request, if it is known.
             reasoning: Reasoning of earlier responses to send back.
         """
         if reasoning is not None:
@@ -328,19 +321,11 @@ class EndpointPolicy(Policy):
             raise PreflightError("Call preflight() first: it rejects a policy without a model.")
         body = self.body_of(self._with_own_settings(request), self.model, episode) | self._extra_body
         body |= self.wire.stream_fields if self.stream else {}
-        return await self.response_to(body, episode=episode, on_wait=on_wait)
+        return await self.response_to(body, episode or EpisodeSpec(""))
 
-    async def response_to(
-        self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = nobody_waits
-    ) -> LLMResponse:
-        """Posts a body and converts the response. Raises the same errors as `__call__`.
-
-        Args:
-            body: Complete body.
-            episode: Same as in `respond`.
-            on_wait: Same as in `respond`.
-        """
-        llm_response, latency_sec = await self._post(body, on_wait, episode or EpisodeSpec(""))
+    async def response_to(self, body: Mapping[str, Any], episode: EpisodeSpec) -> LLMResponse:
+        """Posts a complete body and converts the response. Raises the same errors as `__call__`."""
+        llm_response, version, latency_sec = await self._post(body, episode)
         try:
             response = self.read_response(llm_response, self._warn_once)
         except MalformedResponseError as error:
@@ -348,6 +333,10 @@ class EndpointPolicy(Policy):
         else:
             sampling = {name: body[name] for name in SAMPLING_FIELDS if name in body}
             response = replace(response, cost=self._cost(response), latency_sec=latency_sec, sampling=sampling)
+            if response.policy_version is None:
+                response = replace(response, **version)
+            elif response.policy_version_from is None:
+                response = replace(response, policy_version_from="body")
             if not response.usage.total_tokens:
                 self._warn_once(
                     f"{self._endpoint.base_url} reports no token usage, so tokens count as 0. Limits on tokens "
@@ -372,24 +361,29 @@ class EndpointPolicy(Policy):
 
     def _with_own_settings(self, request: LLMRequest) -> LLMRequest:
         """Returns the request with the policy's sampling parameters, and without the agent's choice of streaming."""
-        ours: dict[str, Any] = {name: value for name in _OWN_SAMPLING if (value := getattr(self, name)) is not None}
+        ours: dict[str, Any] = {name: value for name in OWN_SAMPLING if (value := getattr(self, name)) is not None}
         if "top_k" in self._extra_body:
             ours["top_k"] = None
         return replace(request, stream=False, **ours)
 
-    async def _post(self, body: Mapping[str, Any], on_wait: OnWait, episode: EpisodeSpec) -> tuple[Any, float]:
-        """Posts a body, with retries. Returns the parsed response body and the seconds since the first try."""
+    def version_at(self, episode: EpisodeSpec) -> dict[str, Any]:
+        """Returns the version of the weights that respond now, and its origin, as fields of a response."""
+        version = episode.version()
+        return {} if version is None else {"policy_version": version, "policy_version_from": "announced"}
+
+    async def _post(self, body: Mapping[str, Any], episode: EpisodeSpec) -> tuple[Any, dict[str, Any], float]:
+        """Returns the parsed response body, `version_at` of the last try, and the seconds since the first try."""
         slots, started, tries = self._endpoint.slots, 0.0, 0
         while True:
             try:
-                async with slots.one(on_wait):
-                    if episode.may_ask is not None:
-                        await episode.may_ask()
+                async with slots.one(episode.on_wait):
+                    await episode.may_ask()
                     started = started or time.perf_counter()
+                    version = self.version_at(episode)
                     llm_response = await self._endpoint.post(
                         body, timeout_sec=self.timeout_sec, headers=episode.headers
                     )
-                return llm_response, time.perf_counter() - started
+                return llm_response, version, time.perf_counter() - started
             except EndpointError as error:
                 if (
                     isinstance(error, EndpointUnreachableError)
@@ -406,7 +400,7 @@ class EndpointPolicy(Policy):
                 if error.retry_after_sec is not None:
                     slots.pause(wait_sec)
                 logger.info("%s Retrying in %.1f s (request %d failed).", error, wait_sec, tries)
-            on_wait(wait_sec)
+            episode.on_wait(wait_sec)
             await asyncio.sleep(wait_sec)
 
     def _cost(self, response: LLMResponse) -> float:
@@ -425,7 +419,6 @@ class _Bound:
 
     policy: EndpointPolicy
     episode: EpisodeSpec
-    on_wait: OnWait
     reasoning: KnownReasoning | None = None
 
     @property
@@ -433,9 +426,7 @@ class _Bound:
         return self.policy.max_concurrency_per_episode
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        llm_response = await self.policy.respond(
-            request, episode=self.episode, on_wait=self.on_wait, reasoning=self.reasoning
-        )
+        llm_response = await self.policy.respond(request, episode=self.episode, reasoning=self.reasoning)
         self.advance(request, llm_response)
         return llm_response
 
@@ -446,14 +437,7 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential backoff with jitter that honours `Retry-After`.
-
-    Attributes:
-        max_retries: Maximum number of retries.
-        base_sec: Wait in seconds before the first retry, doubled for each further retry and shortened by up to half.
-        max_wait_sec: Maximum wait in seconds. If a server asks for a longer wait, the request is not retried.
-        rng: Random generator for the jitter, which affects only the timing.
-    """
+    """Exponential backoff with jitter that honours `Retry-After`. `EndpointPolicy` describes the first three fields."""
 
     max_retries: int
     base_sec: float

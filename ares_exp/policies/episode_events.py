@@ -43,11 +43,6 @@ class ResponseDeadline:
         self._given_up_at += seconds
         self.extend(seconds)
 
-    def expire(self) -> None:
-        """Lets the environment's limit pass immediately."""
-        self._time_is_up_at = min(asyncio.get_running_loop().time(), self._given_up_at)
-        self._reschedule()
-
     def _reschedule(self) -> None:
         if not self.timer.expired():
             self.timer.reschedule(self._when())
@@ -72,7 +67,6 @@ class EpisodeEvents:
         since: Start of the current wait, in seconds of the monotonic clock.
         last: LAST step; `None` until the episode reaches it.
         deadline: Deadline of the pending response; `None` while no response is pending.
-        is_cut_short: Whether no more requests may be sent to the policy.
         unreachable: Connection error after which the pending request waits for its endpoint; `None` if the endpoint is
             reachable.
     """
@@ -85,7 +79,6 @@ class EpisodeEvents:
     since: float = field(default_factory=time.monotonic)
     last: TimeStep[Any] | None = None
     deadline: ResponseDeadline | None = field(default=None, repr=False)
-    is_cut_short: bool = False
     unreachable: PolicyError | None = None
 
     def wait_for(self, what: WaitsFor) -> None:
@@ -104,12 +97,6 @@ class EpisodeEvents:
         self.since = time.monotonic()
         if self.deadline is not None:
             self.deadline.hold(seconds)
-
-    def cut_short(self) -> None:
-        """Cancels the pending response as if the time were up, and prevents further requests."""
-        self.is_cut_short = True
-        if self.deadline is not None:
-            self.deadline.expire()
 
     @property
     def is_time_up(self) -> bool:

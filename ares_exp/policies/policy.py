@@ -12,6 +12,7 @@ from ares_exp.config.parts import completed, name_of
 from ares_exp.errors import ConfigError, MalformedResponseError, PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.waiting import OnWait, at_once, nobody_waits
 from ares_exp.records.recorded_results import MAX_COUNT, MAX_NUMBER, is_countable
 from ares_exp.records.results import EpisodeResult
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 Check = Callable[[], Awaitable[None]]
 """Check that raises `UnreachableError` while a service cannot be reached."""
+
+
+def unknown_version() -> None:
+    """Returns no version. Used as the default `version` function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +48,22 @@ class EpisodeSpec:
             replacement.
         earlier: Responses of the parent episode before the branching point, in order; empty if there is no branch.
         headers: HTTP headers to add to each request to an endpoint.
+        version: Function that returns the version of the weights that respond now, for responses without a version.
     """
 
     task_name: str
     attempt: int = 0
     seed: int = 0
     retry: int = 0
-    on_wait: Callable[[float], None] | None = field(default=None, compare=False, repr=False)
-    may_ask: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
+    on_wait: OnWait = field(default=nobody_waits, compare=False, repr=False)
+    may_ask: Callable[[], Awaitable[None]] = field(default=at_once, compare=False, repr=False)
     until_reachable: Callable[[PolicyError, Check], Awaitable[bool]] | None = field(
         default=None, compare=False, repr=False
     )
     normalisers: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, repr=False)
     earlier: Sequence[LLMResponse] = field(default=(), compare=False, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    version: Callable[[], str | None] = field(default=unknown_version, compare=False, repr=False)
 
 
 class Policy(LLMClient):

@@ -133,8 +133,7 @@ class ReplayPolicy(Policy):
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport | None:
         """Returns a comparison of the replayed episodes with the recorded ones, after the run.
 
-        For a resumed run, the report omits episodes that ended in an earlier session. If no other episode is left, the
-        result is `None`.
+        The report omits episodes that ended in an earlier session. If no other episode is left, the result is `None`.
         """
         episodes = []
         final = final_results(results)
@@ -154,10 +153,7 @@ class ReplayPolicy(Policy):
 
 
 def _last_tries(stored: Iterable[StoredEpisode]) -> list[StoredEpisode]:
-    """Returns the last retry of every attempt, in the order of attempts.
-
-    Episodes without an attempt are all included.
-    """
+    """Returns the last retry of every attempt, in the order of attempts, and all episodes without an attempt."""
     runs: dict[Path, int] = {}
     last: dict[tuple[int, str, int | str], StoredEpisode] = {}
     for found in stored:
@@ -174,20 +170,11 @@ def _number(found: StoredEpisode, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _is_background_request(request: LLMRequest) -> bool:
-    return request.origin is not None and request.origin.is_background
-
-
 class _Replayed:
-    """One recorded episode during its replay. Each conversation of its agent has its own position.
-
-    Attributes:
-        steps: Comparisons of the requests so far with the recorded ones.
-        normalisers: Normalisers of the agent and of the policy.
-    """
+    """One recorded episode during its replay. Each conversation of its agent has its own position."""
 
     def __init__(self, episode: EpisodeTrajectory, *, strict: Strict, normalisers: Sequence[Normaliser]) -> None:
-        self.steps: list[StepComparison] = []
+        self.steps: list[StepComparison] = []  # of the requests so far
         self._episode = episode
         self._edits = recorded_edits(episode.metadata)
         self._strict = strict
@@ -196,7 +183,7 @@ class _Replayed:
         self._background = RecordedResponses(background_exchanges(episode), normalisers=normalisers)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        if _is_background_request(request):
+        if request.origin is not None and request.origin.is_background:
             return self._respond_in_background(request)
         recorded, asked = self._compare(request)
         if recorded is None or recorded.is_pending:
@@ -218,17 +205,13 @@ class _Replayed:
         return recorded.response
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Compares a request that another source has answered with the recorded one, and moves to the next one."""
-        if _is_background_request(request):
+        if request.origin is not None and request.origin.is_background:
             self._next_background_request(serialize_llm_request(request))
         else:
             self._compare(request)
 
     def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Returns the recorded response to a background request.
-
-        `strict` does not apply, because a background request is not a step.
-        """
+        """Returns the recorded response. `strict` does not apply, because a background request is not a step."""
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:
             raise ReplayDivergenceError(
@@ -240,16 +223,12 @@ class _Replayed:
         return recorded
 
     def _next_background_request(self, asked: Mapping[str, Any]) -> LLMResponse | None:
-        """Returns the response to the next recorded background request of a conversation; `None` if none is left."""
         if (recorded := self._background.next_for(asked)) is not None:
             self._background.use(asked)
         return None if recorded is None else recorded.response
 
     def _compare(self, request: LLMRequest) -> tuple[Exchange | None, Mapping[str, Any]]:
-        """Compares a request with the next recorded request of its conversation, and records the comparison.
-
-        Returns the recorded exchange, if any, and the serialised request.
-        """
+        """Compares a request with the next recorded one of its conversation. Returns both, serialised."""
         position = len(self.steps)
         asked = serialize_llm_request(edited(request, self._edits, position))  # applies the edits of a recorded branch
         recorded = self._recorded.next_for(asked)
@@ -277,7 +256,6 @@ class _Replayed:
 
 
 def _in_words(difference: Difference, counts: str) -> str:
-    """Describes a difference: both strings, from shortly before the first differing character, or `counts`."""
     old, new = difference.old, difference.new
     if difference.where.startswith("message") and (old is None or new is None):
         return counts

@@ -79,13 +79,7 @@ class ReplayedEpisode:
 
     @classmethod
     def of(cls, recorded: EpisodeTrajectory, result: EpisodeResult, compared: Sequence[StepComparison]) -> Self:
-        """Combines a recorded episode, the result of its replay and the compared steps.
-
-        Args:
-            recorded: Recorded episode.
-            result: Result of the replay.
-            compared: Comparisons of the steps that the replay reached.
-        """
+        """Combines a recorded episode, the result of its replay, and the comparisons of the steps that it reached."""
         count = sum(step.observation is not None for step in recorded.steps)
         missing = (StepComparison(step, Match.NOT_REACHED) for step in range(len(compared), count))
         return cls(
@@ -163,20 +157,16 @@ class ReplayReport:
 
     def render(self, stream: TextIO) -> None:
         """Writes a readable summary. The full report is in `replay.json`."""
-        _render(self, stream)
-
-
-def _render(report: ReplayReport, stream: TextIO) -> None:
-    write(stream, f"\nReplay of {printable(str(report.recording))}\n")
-    if report.episodes:
-        write(stream, draw(_table(report), stream))
-    told = [episode for own in report.by_task().values() for episode in own]
-    told.sort(key=lambda episode: episode.score.matching == episode.score.compared)  # different episodes first
-    lines = [line for episode in told[:MAX_EPISODES] for line in _episode(episode)]
-    if len(told) > MAX_EPISODES:
-        lines.append(f"and {len(told) - MAX_EPISODES} more episodes, in replay.json")
-    write(stream, "\n".join([*lines, f"{_total(report.score)} Details: replay.json", ""]))
-    stream.flush()
+        write(stream, f"\nReplay of {printable(str(self.recording))}\n")
+        if self.episodes:
+            write(stream, draw(_table(self), stream))
+        shown = [episode for own in self.by_task().values() for episode in own]
+        shown.sort(key=lambda episode: episode.score.matching == episode.score.compared)  # different episodes first
+        lines = [line for episode in shown[:MAX_EPISODES] for line in _episode(episode)]
+        if len(shown) > MAX_EPISODES:
+            lines.append(f"and {len(shown) - MAX_EPISODES} more episodes, in replay.json")
+        write(stream, "\n".join([*lines, f"{_total(self.score)} Details: replay.json", ""]))
+        stream.flush()
 
 
 def _table(report: ReplayReport) -> Table:
@@ -228,7 +218,6 @@ def _total(score: Score) -> str:
 
 
 def _ratio(score: Score) -> str:
-    """Formats the score with two digits. Values below 1 are shown as at most 0.99."""
     if score.value is None:
         return "-"
     return f"{score.value:.2f}" if score.value in (0.0, 1.0) else f"{min(max(score.value, 0.01), 0.99):.2f}"

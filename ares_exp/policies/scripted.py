@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -45,10 +46,7 @@ class ScriptedReply:
     text: str = ""
 
     def pieces(self, request: LLMRequest) -> list[Piece]:
-        """Returns the pieces of the response.
-
-        The ids of the calls are derived from `request`, so that they are unique.
-        """
+        """Returns the pieces of the response. The ids of the calls are unique within the conversation of `request`."""
         calls = [
             ToolCallData(
                 f"call_{len(request.messages)}_{number}",
@@ -64,10 +62,7 @@ Reply = str | ScriptedReply
 
 
 class ScriptedPolicy(Policy):
-    """Returns the replies in order, starting with the first one in each episode.
-
-    Concurrent episodes are independent.
-    """
+    """Returns the replies in order, starting with the first one in each episode."""
 
     model_name = SCRIPTED_MODEL
 
@@ -114,14 +109,14 @@ class ScriptedPolicy(Policy):
         )
 
 
+@dataclasses.dataclass
 class _Script:
-    """The client of one episode, which returns the replies of the script in order."""
+    """The client of one episode."""
 
-    def __init__(self, task_name: str, replies: Sequence[Reply], repeat_last: bool) -> None:
-        self._task_name = task_name
-        self._replies = replies
-        self._repeat_last = repeat_last
-        self._position = 0
+    _task_name: str
+    _replies: Sequence[Reply]
+    _repeat_last: bool
+    _position: int = 0
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         position, count = self._position, len(self._replies)
@@ -138,5 +133,4 @@ class _Script:
         return LLMResponse(reply.pieces(request), model=SCRIPTED_MODEL, finish_reason="tool_calls")
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a reply that came from another source. Ignores `None` (a request without a response)."""
         self._position += response is not None

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 
 import pydantic
 
-from ares_exp.cancellation import in_thread
 from ares_exp.errors import ConfigError, MalformedResponseError, PolicyError, PreflightError, WireFormatError
 from ares_exp.llms.openai_chat import MaxTokensField
 from ares_exp.llms.openai_chat_stream import StreamedCompletion
@@ -22,11 +21,10 @@ from ares_exp.llms.wire import Report, list_of, optional, required, typed
 from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.endpoint import EndpointWire
 from ares_exp.policies.endpoint_policy import ModelName, Seconds, Temperature, TopP, Url, VariableName
-from ares_exp.policies.in_process.chat_template import ChatTemplate, load_tokenizer
+from ares_exp.policies.in_process.chat_template import ChatTemplate, ChatTemplates
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, NEUTRAL_SAMPLING, PROCESSED_LOGPROBS
 from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampling_of
 from ares_exp.policies.policy import EpisodeSpec, Weights
-from ares_exp.policies.waiting import OnWait, nobody_waits
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +82,8 @@ class TokenEndpointPolicy(OpenAIPolicy):
         path = "completions" if self.continue_tokens else "chat/completions"
         self.wire = EndpointWire(self.option, path, "choices", StreamedCompletion)
         super().__post_init__()
-        self._template: ChatTemplate | None = None
+        self.templates = ChatTemplates()  # a rollout service sets the next two
+        self.continues_aborted = False
         self._without_episode: LLMClient | None = None
         self._updating = asyncio.Lock()
         self._probing = asyncio.Lock()
@@ -108,6 +107,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
             warn=self._warn_once,
             max_concurrency_per_episode=self.max_concurrency_per_episode,
             strict=self.strict,
+            continues_aborted=self.continues_aborted,
         )
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
@@ -136,12 +136,9 @@ class TokenEndpointPolicy(OpenAIPolicy):
             f"response is in progress, then call update({version!r})."
         )
 
-    async def response_to(
-        self, body: Mapping[str, Any], *, episode: EpisodeSpec | None = None, on_wait: OnWait = nobody_waits
-    ) -> LLMResponse:
-        """Posts a body and converts the response. A missing version is the version at the time of the request."""
-        version = self.policy_version
-        response = await super().response_to(body, episode=episode, on_wait=on_wait)
+    async def response_to(self, body: Mapping[str, Any], episode: EpisodeSpec) -> LLMResponse:
+        """Posts a body and converts the response; see `EndpointPolicy.response_to`."""
+        response = await super().response_to(body, episode)
         if response.completion_token_ids is None or response.prompt_token_ids is None or response.logprobs is None:
             self._warn_once(
                 f"{self._endpoint.base_url} returns no token ids or no logprobs, although they were requested "
@@ -151,12 +148,18 @@ class TokenEndpointPolicy(OpenAIPolicy):
         sampling = response.sampling
         if body.get("temperature") not in (None, 1) and await self._processes_logprobs():
             sampling = {**(sampling or {}), **PROCESSED_LOGPROBS}
-        return replace(response, sampling=sampling, policy_version=response.policy_version or version)
+        return replace(response, sampling=sampling)
+
+    def version_at(self, episode: EpisodeSpec) -> dict[str, Any]:
+        """Returns the version in `policy_version`, if it is set; see `EndpointPolicy.version_at`."""
+        if self.policy_version is None:
+            return super().version_at(episode)
+        return {"policy_version": self.policy_version, "policy_version_from": "policy"}
 
     async def _processes_logprobs(self) -> bool:
-        """Returns whether the server applies the temperature to log-probabilities. Sends two requests, once per run.
+        """Returns whether the server applies the temperature to log-probabilities.
 
-        The requests have the same prompt and two temperatures, at which the largest log-probabilities must differ.
+        Compares, once per run, the largest log-probabilities of the same prompt at two temperatures.
         """
         async with self._probing:
             if self._processed is None:
@@ -186,7 +189,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
         try:
             if self.continue_tokens:
                 return _completion(body)
-            return replace(super().read_response(_as_chat(body), report), policy_version=_version_of(body))
+            return replace(super().read_response(_as_chat(body), report), **_version_of(body))
         except WireFormatError as error:
             raise MalformedResponseError(str(error)) from None
 
@@ -207,7 +210,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
             **({} if seed is None else {"seed": seed}),
             **self._extra_body,
         }
-        response = await self.response_to(body, episode=spec, on_wait=spec.on_wait or nobody_waits)
+        response = await self.response_to(body, spec)
         if response.prompt_token_ids is not None and [*response.prompt_token_ids] != asked.prompt:
             raise MalformedResponseError(
                 f"Expected the engine at {self._endpoint.base_url} to report the {len(asked.prompt)} "
@@ -216,15 +219,8 @@ class TokenEndpointPolicy(OpenAIPolicy):
         return response
 
     async def _chat(self) -> ChatTemplate:
-        """Returns the chat template, which is loaded once."""
-        if self._template is None:
-            name = self.tokenizer or self.model or ""
-            load = load_tokenizer
-            given, trusted = self.chat_template, self.trust_remote_code
-            self._template = ChatTemplate(
-                await in_thread(lambda: load(name, chat_template=given, trust_remote_code=trusted))
-            )
-        return self._template
+        name = self.tokenizer or self.model or ""
+        return await self.templates.of(name, self.chat_template, self.trust_remote_code)
 
 
 def _as_chat(body: Any) -> Any:
@@ -249,13 +245,8 @@ def _as_chat(body: Any) -> Any:
 
 
 def _completion(body: Any) -> LLMResponse:
-    """Converts a completion with token ids.
-
-    Raises:
-        WireFormatError: The body is not a valid completion.
-    """
-    choices = required(typed(body, "the response", Mapping), "choices", list)
-    choice = typed(choices[0] if choices else None, "choices[0]", Mapping)
+    """Converts a completion with token ids; raises `WireFormatError` if it is invalid."""
+    choice = _choice(body)
     usage = optional(body, "usage", Mapping) or {}
     values: list[Any] | None = optional(optional(choice, "logprobs", Mapping) or {}, "token_logprobs", list)
     return LLMResponse.from_text(
@@ -266,38 +257,43 @@ def _completion(body: Any) -> LLMResponse:
         logprobs=None if values is None else [float(typed(one, "token_logprobs[]", float, int)) for one in values],
         finish_reason=optional(choice, "finish_reason", str),
         model=optional(body, "model", str) or None,
-        policy_version=_version_of(body),
+        **_version_of(body),
     )
 
 
-def _largest_logprob(body: Any) -> float:
-    """Returns the largest log-probability at the first token of a completion.
-
-    Raises:
-        WireFormatError: The completion has no log-probabilities.
-    """
+def _choice(body: Any) -> Mapping[str, Any]:
     choices = required(typed(body, "the response", Mapping), "choices", list)
-    choice = typed(choices[0] if choices else None, "choices[0]", Mapping)
-    positions = required(required(choice, "logprobs", Mapping), "top_logprobs", list)
+    choice: Mapping[str, Any] = typed(choices[0] if choices else None, "choices[0]", Mapping)
+    return choice
+
+
+def _largest_logprob(body: Any) -> float:
+    """Returns the largest log-probability at the first token of a completion."""
+    positions = required(required(_choice(body), "logprobs", Mapping), "top_logprobs", list)
     position = typed(positions[0] if positions else None, "top_logprobs[0]", Mapping)
     return max(float(typed(one, "top_logprobs[0]", float, int)) for one in position.values())
 
 
-def _version_of(body: Any) -> str | None:
-    """Returns the engine's version of the weights. If the version changed during the response, joins all by `+`.
+def _version_of(body: Any) -> dict[str, Any]:
+    """Returns the engine's version of the weights and its origin, as fields of a response.
 
-    SGLang's `default` counts as no version, because it means that no name was set.
+    If the version changed during the response, joins all by `+`. SGLang's `default` counts as no version, because it
+    means that no name was set.
     """
-    stated = body.get("policy_version") or body.get("weight_version") if isinstance(body, Mapping) else None
+    fields = body if isinstance(body, Mapping) else {}
+    stated = fields.get("policy_version") or fields.get("weight_version")
     if stated is not None:
-        return str(stated)
-    metadata = body.get("metadata") if isinstance(body, Mapping) else None
+        origin = "header" if fields.get("policy_version_from") == "header" else "body"
+        return {"policy_version": str(stated), "policy_version_from": origin}
+    metadata = fields.get("metadata")
     if not isinstance(metadata, Mapping):
-        return None
+        return {}
     spans = metadata.get("weight_versions")
     names = [span.get("version") for span in spans if isinstance(span, Mapping)] if isinstance(spans, list) else []
     found = list(dict.fromkeys(name for name in names or [metadata.get("weight_version")] if isinstance(name, str)))
-    return None if found == ["default"] else "+".join(found) or None
+    if not found or found == ["default"]:
+        return {}
+    return {"policy_version": "+".join(found), "policy_version_from": "metadata"}
 
 
 class VllmPolicy(TokenEndpointPolicy):

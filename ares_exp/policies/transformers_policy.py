@@ -20,12 +20,10 @@ from ares_exp.llms.wire import WarnOnce
 from ares_exp.policies.endpoint_policy import Count, ModelName, Seconds, StopSequences, Temperature, TopP
 from ares_exp.policies.in_process.activations import Hook, KeptStates, StateWatcher
 from ares_exp.policies.in_process.chat_template import ChatTemplate, with_template
-from ares_exp.policies.in_process.generation import LoadedModel
-from ares_exp.policies.in_process.loaded_model import ModelInProcess
+from ares_exp.policies.in_process.loaded_model import LoadedModel, ModelInProcess
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, PROCESSED_LOGPROBS, Row, Sampling
 from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampled_text
 from ares_exp.policies.policy import EpisodeSpec, Policy, Weights
-from ares_exp.policies.waiting import nobody_waits
 
 logger = logging.getLogger(__name__)
 
@@ -198,8 +196,7 @@ class TransformersPolicy(Policy):
         sampling = self._sampling_of(asked.request, loaded, len(asked.prompt))
         named = f"{seed}/{asked.name}" if seed is not None else os.urandom(16).hex()
         row = Row(asked.prompt, replace(sampling, seed=named), asked.spec)
-        on_wait = asked.spec.on_wait or nobody_waits
-        ended = await running.generate(row, timeout_sec=self._timeout_sec, on_wait=on_wait)
+        ended = await running.generate(row, timeout_sec=self._timeout_sec)
         return LLMResponse.from_text(
             sampled_text(loaded.template, row.ids, loaded.ends, sampling.stop),
             usage=Usage(len(asked.prompt), len(row.ids)),
@@ -220,7 +217,6 @@ class TransformersPolicy(Policy):
         return self._running
 
     def _load(self) -> LoadedModel:
-        """Loads the model and the tokenizer. Blocking."""
         model, tokenizer = self._given or _from_disk(
             self._model, self._tokenizer or self._model, self._device, self._dtype, self._trust_remote_code
         )
@@ -234,7 +230,6 @@ class TransformersPolicy(Policy):
         return LoadedModel(model, template, pad or 0, frozenset(ends), context)
 
     def _with_own_settings(self, request: LLMRequest) -> LLMRequest:
-        """Returns the request with the policy's sampling parameters, and without streaming."""
         ours: dict[str, Any] = {name: value for name, value in self._sampling.items() if value is not None}
         return replace(request, stream=False, **ours)
 
@@ -255,11 +250,7 @@ class TransformersPolicy(Policy):
 
 
 def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str, trusted: bool) -> tuple[Any, Any]:
-    """Loads a model and its tokenizer.
-
-    Raises:
-        PreflightError: The model or the tokenizer cannot be loaded, or a required package is missing.
-    """
+    """Loads a model and its tokenizer; raises `PreflightError` if one of them or a package is missing."""
     if model is None or tokenizer is None:
         raise PreflightError("`policy.model` is required and has no default. Set `policy.model=…`.")
     try:
@@ -291,11 +282,7 @@ def _best_device() -> str:
 
 
 def _take(model: Any, weights: Weights | None) -> None:
-    """Loads new weights into a module.
-
-    Raises:
-        ConfigError: The weights do not fit the module, which is not changed.
-    """
+    """Loads new weights into a module. Raises `ConfigError` if they do not fit; the module is then unchanged."""
     if weights is None:
         return
     if isinstance(weights, Path):

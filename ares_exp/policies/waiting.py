@@ -15,6 +15,10 @@ def nobody_waits(_: float) -> None:
     """Ignores a wait. Used as the default `OnWait` callback."""
 
 
+async def at_once() -> None:
+    """Returns immediately. Used as the default `may_ask` function."""
+
+
 _WORTH_REPORTING_SEC = 0.01
 _REPORT_EVERY_SEC = 1.0
 
@@ -74,11 +78,7 @@ class Gate:
         self._opened.clear()
 
     async def passed(self, on_wait: OnWait) -> None:
-        """Waits until the gate is open.
-
-        Args:
-            on_wait: Callback for the seconds of the wait, at regular intervals.
-        """
+        """Waits until the gate is open. Reports the seconds of the wait to `on_wait` at regular intervals."""
         if self._opened.is_set():
             return
         with reported(on_wait):
@@ -111,11 +111,7 @@ class RequestSlots:
 
     @asynccontextmanager
     async def one(self, on_wait: OnWait) -> AsyncIterator[None]:
-        """Holds a slot until the context exits.
-
-        Args:
-            on_wait: Callback for the wait in seconds, called before a pause and during a wait for a free slot.
-        """
+        """Holds a slot until the context exits. Reports the seconds of waits for a slot and of pauses to `on_wait`."""
         for _ in range(MAX_PAUSES):
             await self._acquire(on_wait)
             seconds = self._paused_until - asyncio.get_running_loop().time()

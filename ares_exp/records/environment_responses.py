@@ -1,9 +1,8 @@
 """The record of an environment's model calls: `oracle.jsonl` in the files of an episode, with one line per question.
 
-An environment that makes model calls writes a line for each question before it applies the response. From this record,
-the runner reads the usage of a lost episode. It also copies the responses to the record of the next episode, where they
-are marked as `taken_over` and are not requested again. The record is untrusted and is read up to the first invalid
-line.
+A line is written before the response is applied. From this record, the runner reads the usage of a lost episode. It
+also copies the responses to the record of the next episode, where they are marked as `taken_over` and are not requested
+again. The record is untrusted and is read up to the first invalid line.
 """
 
 from __future__ import annotations
@@ -71,10 +70,6 @@ class Asked:
 _ASKED = TypeAdapter(Asked)
 
 
-def _to_dict(asked: Asked) -> dict[str, object]:
-    return {key: value for key, value in asdict(asked).items() if key != "scorer" or value is not None}
-
-
 def append_asked(files: Path, asked: Iterable[Asked]) -> None:
     """Appends lines to the record. The lines survive `kill -9` when this function returns. Blocking.
 
@@ -83,7 +78,8 @@ def append_asked(files: Path, asked: Iterable[Asked]) -> None:
     """
     path = files / RECORD
     path.parent.mkdir(parents=True, exist_ok=True)
-    append_text(path, "".join(f"{dump_json(_to_dict(one))}\n" for one in asked), flags=os.O_CREAT)
+    rows = [{key: value for key, value in asdict(one).items() if key != "scorer" or value is not None} for one in asked]
+    append_text(path, "".join(f"{dump_json(row)}\n" for row in rows), flags=os.O_CREAT)
 
 
 def read_asked(files: Path) -> list[Asked] | None:
@@ -111,12 +107,9 @@ def read_asked(files: Path) -> list[Asked] | None:
 
 
 def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> None:
-    """Copies the questions and answers of an earlier episode to the record of a new episode. Blocking.
+    """Copies the questions and answers of an earlier episode to a new episode. Blocking.
 
-    Args:
-        earlier: Directory with the files of the earlier episode.
-        own: Directory with the files of the new episode.
-        of_scorers: Whether to copy only answers to scorers, because other answers affect the course of the episode.
+    With `of_scorers`, only answers to scorers are copied, because other answers affect the course of the episode.
     """
     asked = [one for one in read_asked(earlier) or () if one.answer is not None and (one.scorer or not of_scorers)]
     if asked:

@@ -1,9 +1,7 @@
-"""The name `latest`, which can replace the path of a run directory.
+"""The name `latest`: the most recently started run or sweep below `outputs/` in the current directory.
 
-`latest` is the most recently started run or sweep below `outputs/` in the current directory. The start time is the
-first `started` in `sessions.jsonl`, so that resuming, reading or copying a run does not make it newer. The start time
-of a sweep is the start of its first job. Runs without a start time (for example, merged runs) and the runs of `ares-exp
-task check` are ignored.
+The start time is the first `started` in `sessions.jsonl`, so that resuming, reading or copying a run does not make it
+newer. Runs without a start time (for example, merged runs) and the runs of `ares-exp task check` are ignored.
 """
 
 from __future__ import annotations

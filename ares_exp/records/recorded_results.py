@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.record_files import read_json_object, read_record, read_yaml
-from ares_exp.records.results import EnvironmentUsage, EpisodeResult
+from ares_exp.records.results import EnvironmentUsage, EpisodeResult, final_results
 from ares_exp.records.run_dir import SCORES_SUFFIX, RunDir, open_regular
 from ares_exp.records.run_summary import RunSummary
 
@@ -51,17 +52,19 @@ def read_results(path: Path) -> RecordedResults:
     return RecordedResults(tuple(results), torn, whole_bytes)
 
 
+def read_sessions(run_dir: RunDir) -> Iterator[dict[str, Any]]:
+    """Yields the valid lines of `sessions.jsonl`."""
+    with suppress(OSError, ConfigError):
+        for text in read_record(run_dir.sessions).splitlines():
+            with suppress(ValueError, RecursionError):  # an incomplete line
+                if isinstance(line := json.loads(text), dict):
+                    yield line
+
+
 def last_attempts(run_dir: RunDir) -> int | None:
     """Returns the number of attempts that the last session planned; `None` if not recorded."""
-    last = None
-    try:
-        for text in read_record(run_dir.sessions).splitlines():
-            line = json.loads(text)
-            attempts = line.get("attempts") if isinstance(line, dict) else None
-            last = attempts if isinstance(attempts, int) and attempts > 0 else last
-    except (OSError, ConfigError, ValueError, RecursionError):
-        return last
-    return last
+    planned = [line.get("attempts") for line in read_sessions(run_dir)]
+    return next((one for one in reversed(planned) if isinstance(one, int) and one > 0), None)
 
 
 def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
@@ -123,28 +126,23 @@ _COUNTS = tuple(field.name for field in fields(Usage))
 
 def is_countable(response: LLMResponse) -> bool:
     """Returns whether the cost and usage of an untrusted response can be summed and recorded."""
-    for name in _COUNTS:
-        count = getattr(response.usage, name)
-        if not isinstance(count, int) or not 0 <= count < MAX_COUNT:
-            return False
+    counts = [getattr(response.usage, name) for name in _COUNTS]
+    if not all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts):
+        return False
     return isinstance(response.cost, int | float) and 0 <= response.cost < MAX_NUMBER
 
 
 def checked_result(data: Any) -> EpisodeResult:
-    """Returns the result from its `EpisodeResult.to_dict` form.
-
-    Raises:
-        ValueError: A field is invalid, or a number is too large to be summed.
-    """
+    """Parses the form of `EpisodeResult.to_dict`. Raises `ValueError` for invalid fields and huge numbers."""
     result = EpisodeResult.from_dict(data)
     times = (result.started_at, result.finished_at, result.duration_sec, *result.phase_sec.values())
     used = result.environment_usage or EnvironmentUsage()
     numbers = (result.reward or 0.0, *result.rewards.values(), result.cost, used.cost, *times)
     _check_numbers(numbers)
-    counts = (result.attempt, result.retry, result.num_steps, result.prompt_tokens, result.generated_tokens)
-    counts_beside = (result.snapshots, result.snapshot_failures, used.prompt_tokens, used.generated_tokens)
+    tokens = (result.prompt_tokens, result.generated_tokens, used.prompt_tokens, used.generated_tokens)
+    counts = (result.attempt, result.retry, result.num_steps, result.snapshots, result.snapshot_failures)
     troubles = (result.length_stops, result.format_errors)
-    if not all(0 <= count < MAX_COUNT for count in (*counts, *counts_beside, *troubles)):
+    if not all(0 <= count < MAX_COUNT for count in (*counts, *tokens, *troubles)):
         raise ValueError(f"a count is not between 0 and {MAX_COUNT:,}")
     return result
 
@@ -167,9 +165,8 @@ def recorded_summary(run_dir: RunDir) -> RunSummary | None:
     if not run_dir.has_run or not run_dir.episodes.is_file():
         return None
     results = read_results(run_dir.episodes).results
-    summary = RunSummary(planned=0, results=results)
-    planned = max(_planned(run_dir), len(summary.final))
     totals = read_object(run_dir.summary)
+    planned = max(_planned(run_dir, totals), len(final_results(results)))
     wall_sec, threshold, ended_by = (totals.get(name) for name in ("wall_sec", "threshold", "ended_by"))
     return RunSummary(
         planned=planned,
@@ -196,10 +193,17 @@ def read_object(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
 
 
-def _planned(run_dir: RunDir) -> int:
+def object_or_empty(path: Path) -> dict[str, Any]:
+    """Reads the JSON object in a file. Returns an empty object if the file is missing or broken."""
+    try:
+        return read_object(path)
+    except ConfigError:
+        return {}
+
+
+def _planned(run_dir: RunDir, totals: Mapping[str, Any]) -> int:
     """Returns the number of planned attempts, from the last summary or from the config; 0 if unknown."""
-    planned = read_object(run_dir.summary).get("planned")
-    if isinstance(planned, int):
+    if isinstance(planned := totals.get("planned"), int):
         return planned
     tasks = read_object(run_dir.provenance).get("tasks")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
@@ -91,12 +92,10 @@ class Outcome(StrEnum):
     @classmethod
     def of(cls, error: BaseException) -> Outcome:
         """Returns the outcome of an episode that ended with `error`."""
+        cancelled = asyncio.CancelledError, KeyboardInterrupt, BudgetExhaustedError, StorageError, UnreachableError
+        if isinstance(error, cancelled):
+            return cls.CANCELLED
         classes: tuple[tuple[type[BaseException], Outcome], ...] = (
-            (asyncio.CancelledError, cls.CANCELLED),
-            (KeyboardInterrupt, cls.CANCELLED),
-            (BudgetExhaustedError, cls.CANCELLED),
-            (StorageError, cls.CANCELLED),
-            (UnreachableError, cls.CANCELLED),
             (AgentError, cls.AGENT_ERROR),
             (HostLostError, cls.LOST),
             (ContainerError, cls.CONTAINER_ERROR),
@@ -421,16 +420,11 @@ def reward_names(results: Iterable[EpisodeResult]) -> list[str]:
 
     Omits the name `reward` if its value equals the episode's reward in every result.
     """
-    named: dict[str, bool] = {}
-    for result in results:
-        for name, value in result.rewards.items():
-            named[name] = named.get(name, False) or name != "reward" or value != result.reward
-    return [name for name, is_another in named.items() if is_another]
+    given = [(name, value != result.reward) for result in results for name, value in result.rewards.items()]
+    names = dict.fromkeys(name for name, _ in given)
+    return [name for name in names if name != "reward" or ("reward", True) in given]
 
 
 def count_outcomes(results: Iterable[EpisodeResult]) -> dict[str, int]:
     """Counts episodes by outcome. Omits outcomes that did not occur."""
-    counts: dict[str, int] = {}
-    for result in results:
-        counts[result.outcome.value] = counts.get(result.outcome.value, 0) + 1
-    return counts
+    return dict(Counter(result.outcome.value for result in results))

@@ -52,9 +52,7 @@ def dump_json(data: Any, *, indent: int | None = None) -> str:
 def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Opens a file for atomic writing. The file is replaced only if the body raises no exception.
 
-    Args:
-        path: The file. Its directory must exist.
-        sync: Whether the file must survive a power cut after the body has ended.
+    By default (`sync`), the file then survives a power cut. Its directory must exist.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -92,32 +90,23 @@ def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
 def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
     """Appends `text` atomically, in one write. The text survives the end of this process.
 
-    Concurrent writes are not interleaved. Symbolic links are not followed.
-
-    Args:
-        path: The file.
-        text: The text.
-        flags: Further flags for `os.open`. `os.O_CREAT` also creates a missing folder.
+    Concurrent writes are not interleaved. Symbolic links are not followed. `flags` are further flags for `os.open`;
+    `os.O_CREAT` also creates a missing folder.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged.
     """
-    data = text.encode()
     descriptor = _open_to_append(path, flags)
     try:
-        _write_whole(descriptor, data, path)
+        _write_whole(descriptor, text.encode(), path)
     finally:
         os.close(descriptor)
 
 
 def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool = False) -> None:
-    """Appends `text` atomically. The text survives a power cut when this function returns. Blocking.
+    """Appends `text` like `append_text`. The text also survives a power cut when this function returns. Blocking.
 
-    Args:
-        path: The file.
-        text: The text.
-        flags: Further flags for `os.open`, as for `append_text`.
-        is_new: Whether the file's entry in its directory must also survive, because the file may be new.
+    If the file may be new (`is_new`), its entry in its directory also survives.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged, unless another writer
@@ -142,9 +131,8 @@ def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool 
 
 
 class _Shared(threading.local):
-    """The paths that a thread syncs at the end of `syncing_together`; `None` outside of this context."""
-
     unsynced: dict[str, None] | None = None
+    """The paths that the thread syncs at the end of `syncing_together`; `None` outside of this context."""
 
 
 _shared = _Shared()
@@ -168,19 +156,13 @@ def syncing_together() -> Iterator[None]:
 
 
 class GatheredCalls(Generic[T]):
-    """Calls a blocking function in threads, with batches of items.
+    """Calls a blocking function in threads, with at most `at_once` concurrent calls.
 
     Each call receives all items that arrived while no thread was available. All methods must be called on one event
     loop.
     """
 
     def __init__(self, take: Callable[[Sequence[T]], None], *, at_once: int = 1) -> None:
-        """Starts without items.
-
-        Args:
-            take: The blocking function, which receives a batch of items.
-            at_once: Maximum number of concurrent calls.
-        """
         self._take = take
         self._items: list[T] = []
         self._call: asyncio.Future[None] | None = None
@@ -215,11 +197,7 @@ def _sync_appended(descriptor: int, size: int) -> None:
 
 
 def _write_whole(descriptor: int, data: bytes, path: Path | str) -> None:
-    """Appends all of the data to a file, or nothing.
-
-    Raises:
-        OSError: The data could not be written. The error has the path.
-    """
+    """Appends all of the data to a file, or raises an `OSError` with the path and appends nothing."""
     with _appending:  # removing a partial write would also remove text that another thread appended after it
         try:
             written = os.write(descriptor, data)
@@ -279,10 +257,7 @@ def fresh_dir(path: str) -> str:
 
 
 def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
-    """Checks `hydra.run.dir=…` before Hydra uses it.
-
-    Returns an error message if the directory contains another run or is not accessible, or if `name` has a slash.
-    """
+    """Checks `hydra.run.dir=…` and `name=…` before Hydra uses them. Returns an error message, if any."""
     if "resume=true" in (argument.lstrip("+").lower() for argument in argv):
         return None
     for argument in argv:
@@ -317,14 +292,9 @@ def is_file(path: Path) -> bool:
 
 
 def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
-    """Locks a file or folder until it is closed, or until this process ends.
+    """Locks an open file or folder until it is closed, or until this process ends.
 
-    Does nothing on file systems without such locks.
-
-    Args:
-        descriptor: Descriptor of the open file or folder.
-        path: Path for the message.
-        what: Kind of the locked resource, for the message.
+    Does nothing on file systems without such locks. `path` and `what` name the resource in the message.
 
     Raises:
         ConfigError: Another process holds the lock.
@@ -381,12 +351,9 @@ class RunDir:
     def owned(self, *, resume: bool = False) -> Iterator[None]:
         """Creates the directory and its `episodes.jsonl`, and locks the directory for other processes.
 
-        Args:
-            resume: Whether an existing run in the directory may be resumed.
-
         Raises:
-            ConfigError: The directory contains another run, is used by another process, is not writable, or contains
-                links instead of folders.
+            ConfigError: The directory contains another run (unless it is resumed), is used by another process, is not
+                writable, or contains links instead of folders.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -405,11 +372,7 @@ class RunDir:
             os.close(descriptor)
 
     def _refuse_links(self) -> None:
-        """Rejects links instead of the run's folders, because a run deletes files there.
-
-        Raises:
-            ConfigError: A folder of the run is a link.
-        """
+        """Raises `ConfigError` if a folder of the run is a link, because a run deletes files there."""
         folders = (
             *(self.trajectories, self.files, self.responses, self.snapshots, self.branch_point, self.tensorboard),
             *(self.control, self.scores, self.service),
@@ -441,13 +404,7 @@ class RunDir:
         Only the process that owns the directory may call this method. Skips the folders of tasks, snapshots
         and trackers.
         """
-        others = (
-            self.files,
-            self.snapshots,
-            self.branch_point,
-            self.tensorboard,
-            self.path / "wandb",
-        )
+        others = (self.files, self.snapshots, self.branch_point, self.tensorboard, self.path / "wandb")
         folders = [path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink()]
         for folder in (self.path, *(folder for folder in folders if folder not in others)):
             for path in folder.glob(".*.tmp"):
@@ -488,10 +445,9 @@ def appearing(out: Path) -> Iterator[Path]:
 
 
 class RunLogHandler(logging.FileHandler):
-    """A file handler that never raises, unlike `logging.FileHandler`, which raises if it cannot open the file.
+    """A file handler that never raises, so that a line that cannot be written does not make an episode fail.
 
-    A line that cannot be written, for example to a full disk, therefore does not make an episode fail. If a link is in
-    the place of the file, it is not followed, because the directory of a resumed run is untrusted.
+    Links are not followed, because the directory of a resumed run is untrusted.
     """
 
     def _open(self) -> TextIOWrapper:
@@ -513,11 +469,9 @@ DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def open_beneath(root: int, path: str) -> Iterator[int]:
-    """Opens the directory `path` below `root`, one component at a time. Yields its file descriptor.
+    """Opens the directory `path` below the open directory `root`, one component at a time. Yields its file descriptor.
 
-    Args:
-        root: File descriptor of the root directory.
-        path: Path such as `/a/b`, without `..`; `""` for `root` itself.
+    The path has the form `/a/b`, without `..`. The empty path is `root` itself.
 
     Raises:
         OSError: The directory is missing, or a component of the path is a link or not a directory.

@@ -30,14 +30,11 @@ T = TypeVar("T")
 
 
 class RunStorage:
-    """Decides whether a run can still be recorded.
+    """Decides whether a run can still be recorded. Thread-safe.
 
     The first failed write ends the run: no request is sent and no episode is started after it. At its start, a run
-    allocates a reserve of disk space: an open file without a name, which the kernel frees if the process is killed.
-    The first failed write frees the reserve. Therefore the responses that arrive afterwards, the rows of cancelled
-    episodes and the totals still fit on a full disk.
-
-    Instances are thread-safe.
+    allocates a reserve of disk space: an open file without a name, which the kernel frees if the process is killed. The
+    first failed write frees the reserve, so that late responses, rows and totals still fit on a full disk.
 
     Attributes:
         failure: The error that ended the run; `None` while the run can be recorded.
@@ -52,9 +49,7 @@ class RunStorage:
         self._failing = threading.Lock()
 
     def open(self, *, concurrency: int) -> None:
-        """Allocates the reserve of disk space, and stores the identity of `episodes.jsonl`. Blocking.
-
-        `check` later uses the identity to find out whether the file was deleted or moved.
+        """Allocates the reserve of disk space, and stores the identity of `episodes.jsonl` for later checks. Blocking.
 
         Raises:
             ConfigError: The disk has no space for the reserve, or the directory cannot be written.
@@ -63,7 +58,8 @@ class RunStorage:
         try:
             self._rows = self._run_dir.episodes.stat()
             self._reserve = reserve = tempfile.TemporaryFile(dir=self._run_dir.path, buffering=0)  # noqa: SIM115
-            for size in _chunks(needed):
+            for start in range(0, needed, 2**20):
+                size = min(2**20, needed - start)
                 if reserve.write(os.urandom(size)) < size:  # zeros use no space in some file systems
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
@@ -95,9 +91,8 @@ class RunStorage:
     def write(self, write: Callable[[], T], path: Path | str) -> T:
         """Calls a function that writes a record of the run, and calls it again if the first call fails.
 
-        Args:
-            write: Function that writes everything or nothing. A second call can use the space of the reserve.
-            path: Path of the file, for the message.
+        `write` writes everything or nothing. The second call can use the space of the reserve. `path` is for the
+        message.
 
         Raises:
             StorageError: The record could not be written.
@@ -139,11 +134,7 @@ class RunStorage:
         return False
 
     def fail(self, error: OSError, path: Path | str) -> StorageError:
-        """Ends the run because of a failed write. Only the first call counts.
-
-        Returns:
-            The error that ends the run.
-        """
+        """Ends the run because of a failed write, and returns the error. Only the first call counts."""
         with self._failing:
             if self.failure is not None:
                 return self.failure
@@ -176,12 +167,6 @@ class RunStorage:
             )
         fix = "Free some disk space" if error.errno in _DISK_FULL else "Make it writable again"
         return f"The run stops because it cannot write {path}: {error.strerror}. {fix}, then continue with {resume}."
-
-
-def _chunks(size: int) -> Iterator[int]:
-    while size > 0:
-        yield min(size, 2**20)
-        size -= 2**20
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

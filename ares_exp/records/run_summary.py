@@ -89,9 +89,8 @@ class RunSummary:
         """Sums the policy's tokens and cost (in US dollars) over all episodes. Replayed responses count once."""
         names = ("prompt_tokens", "generated_tokens", "cost")
         known = {result.episode_id for result in self.results}
-        taken_over = [
-            one.replayed for one in self.results if one.replayed is not None and one.replayed.episode_id in known
-        ]
+        replayed = (result.replayed for result in self.results)
+        taken_over = [one for one in replayed if one is not None and one.episode_id in known]
         return {
             name: sum(getattr(result, name) for result in self.results) - sum(getattr(one, name) for one in taken_over)
             for name in names

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ares_exp.records.terminal_text import one_line
+
 SHOWN_CHARS = 160
 
 
@@ -44,24 +46,17 @@ class RepeatedWarnings(logging.Filter):
     def told(self) -> list[str]:
         """Returns a line for each kind of warning that was repeated, and resets the counts."""
         more, self._more = self._more, Counter()
-        return [f"{count:,} more like this in run.log: {_short(self._first[kind])}" for kind, count in more.items()]
+        first = {kind: one_line(self._first[kind], SHOWN_CHARS) for kind in more}
+        return [f"{count:,} more like this in run.log: {first[kind]}" for kind, count in more.items()]
 
 
 def kind_of(record: logging.LogRecord) -> str:
-    """Returns the kind of a record: its message format, without the inserted values.
-
-    If the format starts with a value, this value is appended, because the format alone does not describe the warning.
-    """
+    """Returns the kind of a record: its message format, and the first value if the format starts with it."""
     template = str(record.msg)
     if not template.startswith("%"):
         return template
     first = record.args[0] if isinstance(record.args, tuple) and record.args else ""
     return f"{template} {re.sub(r'[0-9]+', '0', str(first))}"
-
-
-def _short(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= SHOWN_CHARS else f"{flat[:SHOWN_CHARS]}…"
 
 
 MASK = "***"
@@ -108,19 +103,13 @@ def is_sensitive(key: str) -> bool:
 
 
 def scrub(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies a nested, JSON-ready config and masks its secrets.
-
-    Only strings are masked. Numbers, booleans and `None` are kept, even if their key is sensitive.
-    """
-    known = _known_secrets()
-    return {str(key): _scrub(value, is_sensitive(str(key)), known) for key, value in config.items()}
+    """Copies a nested, JSON-ready config and masks its secrets. Only strings are masked."""
+    copy: dict[str, Any] = _scrub(config, False, _known_secrets())
+    return copy
 
 
 def mask_known_secrets(text: str) -> str:
-    """Masks the API keys of episodes, protected values, and the values of sensitive environment variables.
-
-    Also masks the JSON-escaped forms of these values.
-    """
+    """Masks API keys of episodes, protected values, values of sensitive environment variables, and their JSON forms."""
     if EPISODE_KEY_PREFIX in text:
         text = _EPISODE_KEY.sub(MASK, text)
     for secret in _known_secrets():
@@ -226,22 +215,16 @@ def protect(values: Iterable[str]) -> None:
 
 
 def _known_secrets() -> tuple[str, ...]:
-    """Returns protected and sensitive values, starting with the longest.
+    """Returns protected and sensitive values, starting with the longest. Omits values that may be ordinary words.
 
-    Omits short values, because masking them would also mask ordinary words. The result is cached until the environment
-    changes, because this function is called for every written line.
+    The result is cached until the environment changes, because this function is called for every written line.
     """
     global _known
     variables = getattr(os.environ, "_data", os.environ)  # comparing the undecoded variables takes half a microsecond
-    before, secrets = _known
-    if (len(_protected), variables) != before:
+    if (len(_protected), variables) != _known[0]:
         now = len(_protected), dict(variables)
-        secrets = _look_for_secrets()
-        _known = now, secrets
-    return secrets
-
-
-def _look_for_secrets() -> tuple[str, ...]:
-    named = (os.environ.get(name, "") for name in os.environ if name != "PWD" and is_sensitive(name))  # PWD: a folder
-    values = {*_protected, *named}
-    return tuple(sorted((value for value in values if len(value) >= LEAST_CHARS), key=len, reverse=True))
+        # PWD is a folder.
+        named = (os.environ.get(name, "") for name in os.environ if name != "PWD" and is_sensitive(name))
+        values = (value for value in {*_protected, *named} if len(value) >= LEAST_CHARS)
+        _known = now, tuple(sorted(values, key=len, reverse=True))
+    return _known[1]

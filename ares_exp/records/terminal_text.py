@@ -37,17 +37,14 @@ def make_console(pager: IO[str] | None = None) -> Console:
             raise BrokenPipeError  # the command line handles this error; rich would exit with 1
 
     width = None if sys.stdout.isatty() else PIPE_COLUMNS
+    is_terminal = None
     if pager is not None:
-        width = OurConsole().width
-    is_terminal = True if pager is not None else None
+        width, is_terminal = OurConsole().width, True
     return OurConsole(file=pager, width=width, force_terminal=is_terminal, highlight=False, markup=False, emoji=False)
 
 
 def printable(text: str) -> str:
-    """Escapes invisible characters that can affect a terminal.
-
-    These are control characters, text directions, separators of lines and paragraphs, and lone surrogates.
-    """
+    """Escapes characters that can affect a terminal, such as control characters, text directions and surrogates."""
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(map(_shown, text))
@@ -82,12 +79,9 @@ def _cut(line: str) -> str:
 
 
 def _shown(char: str) -> str:
-    if char in "\n\t" or char in JOINERS:
+    if char in "\n\t" or char in JOINERS or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
         return char
-    category = unicodedata.category(char)
-    if category in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return char.encode("unicode_escape", "surrogatepass").decode("ascii")
-    return char
+    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def encodable(text: str, stream: TextIO) -> bool:
@@ -132,10 +126,7 @@ def count_of(number: int, thing: str, things: str | None = None) -> str:
 
 
 def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:
-    """Renders a table as text, with the width, colours and frames that `stream` supports.
-
-    The environment variable NO_COLOR disables colours.
-    """
+    """Renders a table as text, as `stream` supports. The environment variable NO_COLOR disables colours."""
     from rich.console import Console
 
     color_system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
@@ -193,13 +184,7 @@ COLUMN_GAP = 3
 def columns_that_fit(
     columns: Mapping[str, Sequence[str]], width: int, *, leave_out: Sequence[str]
 ) -> dict[str, Sequence[str]]:
-    """Selects the columns of a table that fit into `width` characters.
-
-    Args:
-        columns: Cells of all columns, by column name.
-        width: Width of the terminal.
-        leave_out: Names of columns that can be removed, in the order of removal.
-    """
+    """Selects the columns of a table that fit into `width` characters. Columns are removed in the order `leave_out`."""
     fitting = dict(columns)
     widths = {name: max(map(len, (name, *cells))) + COLUMN_GAP for name, cells in columns.items()}
     for name in leave_out:

@@ -53,11 +53,7 @@ _WORDS = {
 
 
 def validated(kind: type[T], data: Any) -> T:
-    """Creates an object from its JSON form. Fields that `kind` does not have are ignored.
-
-    Args:
-        kind: A dataclass.
-        data: The JSON form, or an object of the class.
+    """Creates an object of a dataclass from its JSON form. Fields that `kind` does not have are ignored.
 
     Raises:
         ValueError: A field is missing or invalid. The message names it.
@@ -84,9 +80,7 @@ def briefly(value: object) -> str:
 def explain_validation(error: ValidationError, *, within: str | None = None) -> str:
     """Describes the first invalid field: its name, the expected value and the actual value.
 
-    Args:
-        error: The error that pydantic raised.
-        within: Name of the field, if the validated value is a field of another object.
+    `within` is the name of the validated value, if it is a field of another object.
     """
     item = error.errors(include_url=False, include_context=False)[0]
     name = ".".join(map(str, item["loc"] if within is None else (within, *item["loc"]))) or "the whole"

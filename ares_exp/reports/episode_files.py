@@ -17,7 +17,7 @@ from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import SnapshotError
 from ares_exp.records.run_dir import DIRECTORY_FLAGS, RunDir, open_beneath
-from ares_exp.snapshots.snapshot_id import step_of
+from ares_exp.snapshots.snapshot import step_of
 from ares_exp.snapshots.store import SnapshotStore
 
 HEAD_BYTES, TAIL_BYTES = 96 * 2**10, 32 * 2**10

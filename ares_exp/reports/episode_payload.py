@@ -34,14 +34,7 @@ def episode_payload(
     files: Sequence[Mapping[str, Any]] = (),
     changes: Mapping[int, Any] | None = None,
 ) -> dict[str, Any]:
-    """Creates the payload of an episode.
-
-    Args:
-        trajectory: The episode.
-        is_running: Whether the episode is still running.
-        files: Files of its verifier and its container, as `episode_files` returns them.
-        changes: Changed files by step, as `file_changes` returns them.
-    """
+    """Creates the payload of an episode. `files` and `changes` are results of `episode_files` and `file_changes`."""
     steps = _Steps(trajectory)
     unfinished = trajectory.unfinished_step
     return {

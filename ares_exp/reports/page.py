@@ -47,11 +47,7 @@ def style() -> str:
 
 
 def policy(*, connect: str = "'none'") -> str:
-    """Returns the content security policy of the page.
-
-    Args:
-        connect: Allowed sources of data for its script: none or, with a server, `'self'`.
-    """
+    """Returns the content security policy of the page. `connect` is the allowed source of data for its script."""
     return "; ".join(
         (
             "default-src 'none'",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_yaml
-from ares_exp.records.recorded_results import last_attempts, read_object
+from ares_exp.records.recorded_results import last_attempts, object_or_empty
 from ares_exp.records.run_dir import RunDir
 
 GROUPS = ("env", "agent", "container", "policy")
@@ -18,7 +17,7 @@ PROGRAM = "ares-exp"
 
 def run_facts(run: RunDir) -> dict[str, str]:
     """Returns the values of the config keys that describe a run, as users type them. Omits unknown values."""
-    choices = _provenance(run).get("choices")
+    choices = object_or_empty(run.provenance).get("choices")
     try:
         config = read_yaml(run.config)
     except (OSError, ConfigError):
@@ -37,16 +36,9 @@ def run_facts(run: RunDir) -> dict[str, str]:
 
 def command_line(run: RunDir) -> str | None:
     """Returns the command line that started a run, quoted for a shell; `None` if it is not recorded."""
-    words = _provenance(run).get("argv")
+    words = object_or_empty(run.provenance).get("argv")
     if not isinstance(words, list) or not words:
         return None
     program, *arguments = map(str, words)
     is_own = Path(program).name == PROGRAM or Path(program).parts[-2:] == ("ares_exp", "__main__.py")
     return shlex.join([PROGRAM if is_own else program, *arguments])
-
-
-def _provenance(run: RunDir) -> dict[str, Any]:
-    try:
-        return read_object(run.provenance)
-    except ConfigError:
-        return {}

@@ -10,15 +10,17 @@ import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ares_exp.config.overrides import dotted_items
-from ares_exp.errors import ConfigError, TrajectoryFormatError
+from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_yaml
-from ares_exp.records.recorded_results import added_rewards, read_object, recorded_summary, with_added
+from ares_exp.records.recorded_results import added_rewards, object_or_empty, recorded_summary, with_added
 from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_dir import RunDir, is_run, open_regular
 from ares_exp.records.run_summary import RunSummary
@@ -66,15 +68,7 @@ class ShownRun:
     """A run directory that a report or page shows. Its files are read on access."""
 
     def __init__(self, path: Path, *, headers: HeaderCache | None = None) -> None:
-        """Checks and stores the path.
-
-        Args:
-            path: A run directory.
-            headers: Cache of the headers of its trajectories.
-
-        Raises:
-            ConfigError: The path is not a run directory.
-        """
+        """Checks and stores the path of a run directory. `headers` caches the headers of its trajectories."""
         if not is_run(path):
             raise ConfigError(
                 f"Expected a run directory, with {RunDir(path).episodes.name} or trajectories in it, got {path}."
@@ -129,11 +123,7 @@ class ShownRun:
 
     @property
     def is_written(self) -> bool:
-        """Whether a process is running the run.
-
-        Such a process holds a lock. If it runs on another machine, where the lock is not visible, the run directory has
-        changed recently.
-        """
+        """Whether a process runs the run: it holds the lock or, on another machine, has written recently."""
         try:
             if has_writer(self.dir.episodes):
                 return True
@@ -144,15 +134,10 @@ class ShownRun:
         return hosts[-1:] != [socket.gethostname()] and time.time() - newest < QUIET_SEC
 
     def payload(self, *, name: str | None = None) -> dict[str, Any]:
-        """Creates the payload of the run, without the steps of its episodes.
-
-        Args:
-            name: Name of the run; by default its path.
-
-        Raises:
-            ConfigError: A record is broken.
-        """
-        results = self._results()
+        """Creates the payload of the run, without the steps of its episodes. `name` is its path by default."""
+        results, config = self._results(), self._config()
+        recorded = object_or_empty(self.dir.replay)
+        replay = {key: value for key, value in recorded.items() if not isinstance(value, list)}
         return {
             "name": name or str(self.path),
             "path": str(self.path),
@@ -160,25 +145,20 @@ class ShownRun:
             "facts": [f"{key}={value}" for key, value in run_facts(self.dir).items()],
             "argv": command_line(self.dir),
             "elapsed_sec": self.elapsed_sec,
-            "about": self._about(config := self._config(), replay := self._replay()),
+            "about": self._about(config, replay),
             "results": results,
             "intervals": self._intervals(),
-            "episodes": [*self._rows(), *self._without_a_row()],
+            "episodes": [*map(self._row, self.summary.results), *self._without_a_row()],
             "config": config,
             "provenance": self._provenance(),
-            "replay": replay,
+            "replay": replay or None,
             "log": _tail(self.dir.log),
             "problems": list(self.problems),
             "read_at": time.time(),
         }
 
     def episode(self, episode_id: str) -> dict[str, Any]:
-        """Creates the payload of an episode.
-
-        Raises:
-            KeyError: The episode has no trajectory.
-            TrajectoryFormatError: The trajectory cannot be read.
-        """
+        """Creates the payload of an episode. Raises `KeyError` if the episode has no trajectory."""
         stored = self.stored[episode_id]
         recorded = stored.load()
         rewards = with_added(recorded.rewards, added_rewards(self.dir).get(episode_id, {}))
@@ -193,10 +173,7 @@ class ShownRun:
         }
 
     def _results(self) -> dict[str, Any]:
-        try:
-            recorded = read_object(self.dir.results)
-        except ConfigError:  # the document is then computed
-            recorded = {}
+        recorded = object_or_empty(self.dir.results)
         totals = recorded.get("totals")
         is_of_these = isinstance(totals, dict) and totals.get("tries") == len(self.summary.results)
         return recorded if is_of_these and "statistics" in recorded else results_document(self.summary)
@@ -210,23 +187,22 @@ class ShownRun:
         found = {task: mean_over_attempts([own]) for task, own in rewards.items()}
         return {task: json_ready([one.low, one.high]) for task, one in found.items() if one is not None}
 
-    def _rows(self) -> list[dict[str, Any]]:
-        last = {id(one) for one in self.summary.final}
-        started = self._started
-        return [self._row(one, is_last=id(one) in last, started=started) for one in self.summary.results]
-
     @cached_property
     def _started(self) -> float:
         times = [one.started_at for one in self.summary.results] + [one.start_time for one in self.stored.values()]
         return min(times, default=0.0)
 
-    def _row(self, result: EpisodeResult, *, is_last: bool, started: float) -> dict[str, Any]:
+    @cached_property
+    def _final(self) -> set[int]:
+        return {id(one) for one in self.summary.final}
+
+    def _row(self, result: EpisodeResult) -> dict[str, Any]:
         data = result.to_dict()
         return {
             **{name: data[name] for name in OF_THE_ROW if data[name] not in (None, (), {}) or name == "reward"},
             "outcome": result.outcome.value,
-            "is_last": is_last,
-            "from": round(result.started_at - started, 3),
+            "is_last": id(result) in self._final,
+            "from": round(result.started_at - self._started, 3),
             "seconds": round(result.duration_sec, 3),
             **self._of_the_trajectory(result.episode_id),
         }
@@ -260,11 +236,11 @@ class ShownRun:
             **{name: stored.metadata[name] for name in OF_THE_METADATA if stored.metadata.get(name) is not None},
         }
 
-    def _about(self, config: Sequence[Sequence[str]], replay: Mapping[str, Any] | None) -> list[str]:
+    def _about(self, config: Sequence[Sequence[str]], replay: Mapping[str, Any]) -> list[str]:
         """Returns phrases about the kind of run (replay, scored again, branches, merged); empty for a plain run."""
         told: dict[str, str] = {key: value for key, value in config if value != "null"}
         about = []
-        if replay is not None:
+        if replay:
             matching, compared, score = (replay.get(name) for name in ("matching_steps", "compared_steps", "score"))
             about.append(f"replay of {replay.get('recording')}")
             if isinstance(score, int | float):
@@ -287,26 +263,15 @@ class ShownRun:
         items = dotted_items(found) if isinstance(found, dict) else ()
         return [
             [key, value if isinstance(value, str) else json.dumps(value, default=str)]
-            for _, (key, value) in zip(range(MAX_CONFIG_KEYS), items, strict=False)
+            for key, value in islice(items, MAX_CONFIG_KEYS)
         ]
 
     def _provenance(self) -> list[list[str]]:
-        try:
-            found = read_object(self.dir.provenance)
-        except ConfigError:
-            return []
         return [
             [key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
-            for key, value in found.items()
+            for key, value in object_or_empty(self.dir.provenance).items()
             if key != "tasks"
         ]
-
-    def _replay(self) -> dict[str, Any] | None:
-        try:
-            found = read_object(self.dir.replay)
-        except ConfigError:
-            return None
-        return {key: value for key, value in found.items() if not isinstance(value, list)} or None
 
 
 def payload_of(runs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
@@ -316,30 +281,14 @@ def payload_of(runs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]
     return {"schema_version": SCHEMA_VERSION, "ares_exp": __version__, "made": time.time(), "runs": list(runs), **more}
 
 
-def readable(run: ShownRun, episode_id: str) -> dict[str, Any] | str:
-    """Returns the payload of an episode, or the reason why it is missing."""
-    try:
-        return run.episode(episode_id)
-    except (TrajectoryFormatError, KeyError) as error:
-        return str(error)
-
-
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Reads the start of a JSON Lines file. Skips lines that are not JSON objects. A missing file has no lines."""
-    try:
-        with open_regular(path) as file:
-            found = [_object(line) for line in file.read(4 * 2**20).splitlines()]
-    except OSError:
-        return []
-    return [one for one in found if one]
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    found: list[Any] = []
+    with suppress(OSError), open_regular(path) as file:
+        for line in file.read(4 * 2**20).splitlines():
+            with suppress(ValueError, RecursionError):
+                found.append(json.loads(line))
+    return [one for one in found if isinstance(one, dict)]
 
 
 def _tail(path: Path) -> str:

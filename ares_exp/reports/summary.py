@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -14,7 +15,7 @@ from ares_exp.errors import may_pass
 from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, count_outcomes, reward_names
 from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir
 from ares_exp.records.run_summary import RunSummary
-from ares_exp.records.statistics.estimate import Estimate
+from ares_exp.records.statistics.estimate import Estimate, mean
 from ares_exp.records.statistics.run_statistics import RunStatistics
 from ares_exp.records.statistics.task_statistics import PassRate
 from ares_exp.records.terminal_text import (
@@ -61,13 +62,7 @@ They are the output of a program, whose last lines usually contain the reason of
 
 
 def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None = None) -> None:
-    """Writes the summary of a run.
-
-    Args:
-        summary: Summary of the run.
-        run_dir: The run directory. The summary lists the paths that exist in it.
-        stream: Output stream; standard output by default. Colours and frames adapt to it and to NO_COLOR.
-    """
+    """Writes the summary of a run to `stream` (by default stdout), with the paths that exist in the run directory."""
     stream = stream if stream is not None else sys.stdout
     separator = " · " if encodable("·", stream) else " | "
     if summary.results:
@@ -106,7 +101,8 @@ def _table(results: Sequence[EpisodeResult], width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    tasks = [list(attempts) for _, attempts in groupby(sorted(results, key=_task_name), key=_task_name)]
+    by_task = attrgetter("task_name")
+    tasks = [list(attempts) for _, attempts in groupby(sorted(results, key=by_task), key=by_task)]
     shown = tasks if len(tasks) <= _MAX_TASKS else sorted(tasks, key=_success)[:_MAX_TASKS]
     usual = [
         one for one in reward_names(results) if 2 * sum(one in result.rewards for result in results) >= len(results)
@@ -155,14 +151,14 @@ def _success(attempts: Sequence[EpisodeResult]) -> tuple[float, int]:
 def _row(attempts: Sequence[EpisodeResult], named: Sequence[str]) -> tuple[str, ...]:
     rewards = [[result.reward for result in attempts if result.reward is not None]]
     rewards += [[result.rewards[one] for result in attempts if one in result.rewards] for one in named]
-    steps = _mean([result.num_steps for result in attempts])
+    steps = mean([result.num_steps for result in attempts])
     return (
         attempts[0].task_name,
         str(len(attempts)),
-        *(format_number(_mean(values)) if values else "-" for values in rewards),
+        *(format_number(mean(values)) if values else "-" for values in rewards),
         _outcomes(attempts),
         f"{steps:.0f}" if steps.is_integer() else f"{steps:.1f}",
-        f"{_mean([result.duration_sec for result in attempts]):.1f}",
+        f"{mean([result.duration_sec for result in attempts]):.1f}",
     )
 
 
@@ -200,8 +196,8 @@ def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
 def _pass_rates(statistics: RunStatistics, width: int) -> Iterator[str]:
     """Formats pass@k and pass^k as a table with one row for each k. Empty if every task has at most one attempt.
 
-    The first columns include only attempts with a reward. If other attempts exist, further columns count them with
-    reward 0. Columns that exceed `width` follow in another table.
+    If some attempts have no reward, further columns count them with reward 0. Columns that exceed `width` follow in
+    another table.
     """
     views = [statistics.scored_only]
     if statistics.errors_as_zero.attempts > statistics.scored_only.attempts:
@@ -348,11 +344,3 @@ def _error(result: EpisodeResult) -> list[str]:
         return [f"{result.outcome.value}: {first}", *others]
     shown = first if len(first) <= _MAX_MESSAGE else f"{first[:_MAX_MESSAGE]}… (complete in episodes.jsonl)"
     return [f"{result.outcome.value}: {result.error.type}: {shown}", *(one_line(line, _MAX_LINE) for line in others)]
-
-
-def _task_name(result: EpisodeResult) -> str:
-    return result.task_name
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from ares_exp.errors import TrajectoryFormatError
 from ares_exp.records.results import UNFINISHED, EpisodeResult
 from ares_exp.records.run_dir import atomic_file
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import MASK
 from ares_exp.reports.episode_payload import episode_payload
 from ares_exp.reports.page import pack, packed_block, page_foot, page_head
-from ares_exp.reports.run_payload import ShownRun, payload_of, readable
+from ares_exp.reports.run_payload import ShownRun, payload_of
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 KINDS = ("paths", "env")
@@ -32,11 +33,9 @@ _ENV_KEYS = re.compile(r"(^|[._])(env|environ|environment|env_vars|env_file|host
 def redactor(kinds: Collection[str], places: Collection[Path] = ()) -> Callable[[Any], Any]:
     """Returns a function that copies a payload without the parts to hide.
 
-    Args:
-        kinds: Names from `KINDS`. With `paths`, the user's home becomes `~`, the folders of the runs become `RUN`, the
-            working directory becomes `.`, and other users' homes are masked. With `env`, the values of this process's
-            environment variables, of lines such as `NAME=value`, and of keys that identify the machine are masked.
-        places: Folders of the runs.
+    With the kind `paths`, the user's home becomes `~`, the folders of the runs (`places`) become `RUN`, the working
+    directory becomes `.`, and other users' homes are masked. With `env`, the values of this process's environment
+    variables, of lines such as `NAME=value`, and of keys that identify the machine are masked.
     """
     steps: list[Callable[[str], str]] = []
     if "paths" in kinds:
@@ -116,7 +115,11 @@ def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Col
     another episode. Within a group, the first attempts at each task come first.
     """
     final = summary.final
-    flaky = _flaky(final, summary.threshold)
+    passes: dict[str, set[bool]] = {}
+    for result in final:
+        if result.reward is not None:
+            passes.setdefault(result.task_name, set()).add(result.reward >= summary.threshold)
+    flaky = {task for task, found in passes.items() if len(found) == 2}
     ranks: dict[str, tuple[int, int, int, str]] = {}
     shown_pass: set[str] = set()
     for result in sorted(final, key=lambda one: (one.attempt, one.task_name)):
@@ -132,24 +135,10 @@ def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Col
     return sorted((one for one in ranks if one in recorded), key=lambda one: (ranks[one], one))
 
 
-def failed(summary: RunSummary, recorded: Collection[str]) -> set[str]:
-    """Returns the ids of recorded episodes that have not passed."""
-    passed = {one.episode_id for one in summary.final if _rank(one, summary.threshold) == 3}
-    return set(recorded) - passed
-
-
 def _rank(result: EpisodeResult, threshold: float) -> int:
     if result.reward is None:
         return 4 if result.outcome in UNFINISHED else 0
     return 1 if result.reward < threshold else 3
-
-
-def _flaky(final: Sequence[EpisodeResult], threshold: float) -> set[str]:
-    passed: dict[str, set[bool]] = {}
-    for result in final:
-        if result.reward is not None:
-            passed.setdefault(result.task_name, set()).add(result.reward >= threshold)
-    return {task for task, found in passed.items() if len(found) == 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +172,7 @@ MISSES = 20
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Counts of a written report.
-
-    Attributes:
-        size: Size in bytes.
-        episodes: Number of rows.
-        trajectories: Number of episodes with steps.
-        left_out: Number of recorded episodes whose steps are not in the report.
-    """
+    """Counts of a written report: bytes, rows, episodes with steps, and recorded episodes without their steps."""
 
     size: int
     episodes: int
@@ -201,14 +183,7 @@ class Written:
 def write_report(
     subject: Subject, out: Path, *, max_bytes: int = MAX_BYTES, which: str = "all", redact: Collection[str] = ()
 ) -> Written:
-    """Writes a report atomically.
-
-    Args:
-        subject: Content of the report.
-        out: The file.
-        max_bytes: Size up to which trajectories are added.
-        which: Selection of trajectories, from `WHICH`.
-        redact: Kinds of values to hide, from `KINDS`; see `redactor`.
+    """Writes a report atomically. Trajectories from the selection `which` are added up to the size `max_bytes`.
 
     Raises:
         ConfigError: A record is broken.
@@ -235,11 +210,9 @@ def write_report(
 
 @dataclass(slots=True)
 class _Choice:
-    """Chooses the trajectories that fit into a number of bytes.
+    """Chooses the trajectories that fit into the number of bytes `left`.
 
     Attributes:
-        left: Number of bytes that are still free.
-        hide: Function that redacts a payload.
         names: Names of the blocks, by run and episode.
         left_out: Episodes that are not in the file, by run: id, reason, and the command that shows the episode.
     """
@@ -262,9 +235,11 @@ class _Choice:
                     yield block
 
     def _wanted(self, number: int, run: ShownRun, which: str, first_tasks: Collection[str]) -> list[str]:
-        recorded = run.stored.keys()
-        ids = in_order(run.summary, recorded, first_tasks=first_tasks)
-        wanted = set() if which == "none" else failed(run.summary, recorded) if which == "failed" else set(recorded)
+        summary, recorded = run.summary, run.stored.keys()
+        ids = in_order(summary, recorded, first_tasks=first_tasks)
+        wanted: set[str] = set() if which == "none" else set(recorded)
+        if which == "failed":
+            wanted -= {one.episode_id for one in summary.final if _rank(one, summary.threshold) == 3}
         for episode_id in ids:
             if episode_id not in wanted:
                 self._leave_out(number, run, episode_id, f"not included (--episodes {which})")
@@ -274,9 +249,10 @@ class _Choice:
         if self._misses >= MISSES:
             self._leave_out(number, run, episode_id, "the file is full (--max-mb)")
             return None
-        episode = readable(run, episode_id)
-        if isinstance(episode, str):
-            self._leave_out(number, run, episode_id, episode)
+        try:
+            episode = run.episode(episode_id)
+        except (TrajectoryFormatError, KeyError) as error:
+            self._leave_out(number, run, episode_id, str(error))
             return None
         name = f"e{number}-{len(self.names.get(number, {}))}"
         block = packed_block(name, pack(self.hide(episode)))

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ares_exp.agents.code_agent import AgentFactoryBase
 from ares_exp.agents.runtime.encoding import decode_journal
@@ -36,9 +36,6 @@ from ares_exp.runs.resume.recorded_run import EpisodeRef
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.trajectories.recorded_responses import recorded_exchanges, responses
 from ares_exp.trajectories.records import EpisodeTrajectory
-
-if TYPE_CHECKING:
-    from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 Report = Callable[[str], None]
 
@@ -76,11 +73,7 @@ class Branching:
     """
 
     def __init__(self, reference: str, options: BranchOptions) -> None:
-        """Finds the recorded episode.
-
-        Args:
-            reference: `<run>/<episode>@<step>`.
-            options: Changes at the start of the branches.
+        """Finds the recorded episode that `reference` (`<run>/<episode>@<step>`) names.
 
         Raises:
             ConfigError: The reference is invalid, or the run or episode does not exist.
@@ -110,8 +103,8 @@ class Branching:
 
         Args:
             agents: Factory of the branches' agents.
-            make: Function that creates an environment from a starting point.
-            check: Function that raises an error if no episode can start from a starting point. Blocking.
+            make: Creates an environment from a starting point.
+            check: Raises an error if no episode can start from a starting point. Blocking.
             store: Directory of a new snapshot, or of a snapshot that an earlier session of the run took.
             report: Called with messages for the user.
 
@@ -125,9 +118,8 @@ class Branching:
             snapshot = await asyncio.to_thread(self._nearest, store)
             if snapshot is None or snapshot.step_count != self.step:
                 recorded = await asyncio.to_thread(self._recorded, agents)
-                start = self._repetition(
-                    recorded, _origin(recorded), recorded_edits(recorded.metadata), report, snapshot
-                )
+                edits = recorded_edits(recorded.metadata)
+                start = self._repetition(recorded, _origin(recorded), edits, report, snapshot)
                 async with complete(make(start)) as environment:
                     await environment.reset()
                     name = f"{self._episode.episode_id}@{self.step}"
@@ -187,12 +179,12 @@ class Branching:
         return self._start(lineage, self._edits)
 
     def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
-        """Returns a branch's client, which knows the earlier responses and returns a fixed first response, if any."""
+        """Returns a client that knows the earlier responses, and returns the fixed first response, if any."""
         client = policy.for_episode(replace(episode, earlier=self._earlier_responses))
         return client if self._options.response is None else _FirstResponse(self._options.response, client)
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
-        """Returns the step's snapshot, from the recorded run or from `made`, or the last earlier snapshot. Blocking."""
+        """Returns the snapshot of the step, from the recorded run or `made`, or the last earlier snapshot. Blocking."""
         from ares_exp.snapshots.store import SnapshotStore
 
         found = SnapshotStore(self._run_dir.snapshots).nearest(self._episode.episode_id, self.step)
@@ -241,7 +233,7 @@ class _FirstResponse:
 
 
 def _responses_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
-    """Returns the responses that the agent received, from the journals of the snapshot. Blocking."""
+    """Reads the responses that the agent received from the journals of the snapshot. Blocking."""
     objects, where = snapshot.object_store, str(snapshot.snapshot_dir)
     journals = (
         decode_journal(objects.get_lines(lines), started_at=0.0, seed=0, where=where)

@@ -89,6 +89,9 @@ class Budget(Limits):
         return pydantic.TypeAdapter(Budget).validate_python(data)
 
 
+_UNLIMITED = Budget()
+
+
 @dataclass(frozen=True, slots=True)
 class Spent:
     """The spent amounts. The fields are described in `Limits`."""
@@ -122,6 +125,9 @@ class BudgetMeter:
     """Measures the spending of a run and reports an exhausted budget.
 
     Not thread-safe, except that `refresh` can run in another thread.
+
+    Attributes:
+        budget: The limits, which can be replaced.
     """
 
     def __init__(
@@ -135,20 +141,12 @@ class BudgetMeter:
         clock: Callable[[], float] = time.monotonic,
         since: float = _PROCESS_BEGAN,
     ) -> None:
-        """Starts the measurement. Does not read files.
+        """Starts the measurement with the results and wall-clock seconds of earlier sessions. Does not read files.
 
-        Args:
-            budget: The limits.
-            earlier: Results of all episodes of earlier sessions of the run.
-            earlier_wall_sec: Wall-clock seconds of these sessions.
-            run_dir: Directory of the run, if it is a job of a sweep.
-            sweep_dir: Directory of the sweep, which has a folder for each job; `None` if there is no sweep.
-            clock: Monotonic clock in seconds.
-            since: Time in epoch seconds from which the other jobs' errors in a row count. Defaults to the start of this
-                process. Earlier errors do not count, because their cause may be fixed when the run is resumed.
+        Errors in a row of other jobs in `sweep_dir` count from `since`, in epoch seconds. The cause of earlier errors
+        may be fixed when the run is resumed.
         """
-        self._budget = budget
-        self._is_unlimited = budget == Budget()
+        self.budget = budget
         self._clock = clock
         self._started = clock()
         self._since = since
@@ -161,19 +159,10 @@ class BudgetMeter:
         self._jobs: dict[Path, _Job] = {}
         self._spent_by_jobs = Spent()
 
-    def replace(self, budget: Budget) -> None:
-        """Replaces the limits."""
-        self._budget = budget
-        self._is_unlimited = budget == Budget()
-
     def add_response(self, episode_id: str, response: LLMResponse) -> None:
-        """Counts a paid response of a running episode.
-
-        Ignores a response with invalid numbers, which ends the episode.
-        """
-        if not is_countable(response):
-            return
-        self._add(episode_id, response.usage.total_tokens, response.cost)
+        """Counts a paid response of a running episode. Ignores invalid numbers, which end the episode."""
+        if is_countable(response):
+            self._add(episode_id, response.usage.total_tokens, response.cost)
 
     def add_environment(self, episode_id: str, used: EnvironmentUsage | None) -> None:
         """Sets the amount that a running episode's environment has spent so far."""
@@ -199,12 +188,11 @@ class BudgetMeter:
         """Updates the spending of the other jobs of the sweep from their records. Blocking; can run in a thread.
 
         Raises:
-            ConfigError: The records of some jobs are invalid. These jobs keep their last known values, and all other
-                jobs are updated.
+            ConfigError: The records of some jobs are invalid. These jobs keep their last known values.
         """
         from ares_exp.runs.sweeps.job_folder import job_folders
 
-        if self._sweep_dir is None or self._budget.sweep == Limits():
+        if self._sweep_dir is None or self.budget.sweep == Limits():
             return
         own = self._run_dir.resolve() if self._run_dir is not None else None
         folders = (path for path in job_folders(self._sweep_dir) if path.resolve() != own)
@@ -226,7 +214,7 @@ class BudgetMeter:
 
     @property
     def spent(self) -> Spent:
-        """Total spent by the run so far, over all its sessions."""
+        """The spending of the run so far, in all its sessions."""
         wall_sec = self._spent.wall_sec + self._clock() - self._started
         return replace(self._spent, wall_sec=wall_sec, errors_in_a_row=self._row.length())
 
@@ -238,23 +226,18 @@ class BudgetMeter:
 
     def exhausted(self) -> str | None:
         """The message for the user about an exhausted budget; `None` if no budget is exhausted."""
-        if self._is_unlimited:
+        if self.budget == _UNLIMITED:
             return None
-        if (reached := self._budget.reached(self.spent)) is not None:
+        if (reached := self.budget.reached(self.spent)) is not None:
             return _in_words("run", "budget", *reached)
-        if self._sweep_dir is not None and (reached := self._budget.sweep.reached(self.spent_by_sweep)) is not None:
+        if self._sweep_dir is not None and (reached := self.budget.sweep.reached(self.spent_by_sweep)) is not None:
             return _in_words("sweep", "budget.sweep", *reached)
         return None
 
 
 @dataclass(slots=True)
 class _Row:
-    """The errors in a row: the times of all errors since the last success.
-
-    Attributes:
-        well_at: Time of the last success, in epoch seconds.
-        errors_at: Times of the errors since then.
-    """
+    """The errors in a row: the time of the last success, and the times of all errors since then, in epoch seconds."""
 
     well_at: float = 0.0
     errors_at: list[float] = field(default_factory=list)
@@ -304,7 +287,7 @@ class _Job:
 
 
 def _busy_sec(results: Iterable[EpisodeResult]) -> float:
-    """Returns the number of seconds in which at least one episode was running. Excludes the time between sessions."""
+    """Returns the number of seconds in which at least one episode was running."""
     total, until = 0.0, 0.0
     for started, ended in sorted((result.started_at, result.finished_at) for result in results):
         total += max(0.0, ended - max(started, until))
@@ -383,13 +366,13 @@ class Spending:
 
     @property
     def spent(self) -> Spent:
-        """Total spent by the run so far, over all its sessions."""
+        """The spending of the run so far, in all its sessions."""
         return self._meter.spent
 
     def set(self, budget: Budget) -> None:
         """Replaces the budget, and ends the run if the new budget is exhausted."""
         self._use(budget)
-        self._meter.replace(budget)
+        self._meter.budget = budget
         self.check()
 
     def pay(self, episode: RunningEpisode, response: LLMResponse) -> None:
@@ -416,7 +399,7 @@ class Spending:
             self._end(BudgetExhaustedError(why))
 
     async def watch(self) -> None:
-        """Checks the budgets periodically, to include elapsed time and the spending of environments and other jobs."""
+        """Checks the budgets periodically, because time, environments and other jobs also use them up."""
         while True:
             await asyncio.sleep(INTERVAL_SEC)
             await asyncio.to_thread(self._refresh)
@@ -429,7 +412,7 @@ class Spending:
                 self._meter.add_environment(episode.planned.episode_id, episode.report().environment_usage)
 
     def _refresh(self) -> None:
-        """Updates the spending of other jobs. Keeps the last values of unreadable jobs, and warns once. Blocking."""
+        """Updates the spending of other jobs. Blocking."""
         try:
             self._meter.refresh()
         except (ConfigError, OSError) as error:

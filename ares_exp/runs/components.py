@@ -15,7 +15,7 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import SourceBase, make_scored_source
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.runs.budget import Budget
-from ares_exp.runs.executors.executor import ExecutorBase, LocalExecutor, Recipe, as_executor
+from ares_exp.runs.executors.executor import Executor, LocalExecutor, Recipe
 from ares_exp.runs.retries import RetryRules
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from ares_exp.tasks.verification.time_limits import TimeLimits
@@ -50,7 +50,7 @@ class Components:
     branching: Branching | None = None
     retry: RetryRules = field(default_factory=RetryRules)
     budget: Budget = field(default_factory=Budget)
-    executor: ExecutorBase = field(default_factory=LocalExecutor)
+    executor: Executor = field(default_factory=LocalExecutor)
     recipe: Recipe | None = None
     trainer: Trainer | None = None
 
@@ -63,9 +63,7 @@ class Components:
     def of(cls, config: DictConfig, given: Mapping[str, Any] | None = None) -> Self:
         """Creates every component of a composed config. Constructors only validate their arguments.
 
-        Args:
-            config: The composed config.
-            given: Existing components by group, which are used instead of the config's components.
+        Components in `given`, by group, are used instead of the config's components.
 
         Raises:
             ConfigError: A component cannot be created.
@@ -88,18 +86,14 @@ class Components:
             retry=instantiate_node(config, "retry"),
             budget=instantiate_node(config, "budget"),
             trainer=objects.get("trainer"),
-            executor=as_executor(part("executor")),
+            executor=part("executor"),
             recipe=None if objects.keys() - {"policy", "trainer"} else Recipe.of(config),  # both stay here
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The top-level settings that the experiment uses, as described in `ares_exp.config.schema`.
-
-    Attributes:
-        sweep_dir: Directory of the sweep; `None` if there is no sweep.
-    """
+    """The top-level settings that the experiment uses, as described in `ares_exp.config.schema`."""
 
     attempts: int
     concurrency: int
@@ -123,16 +117,13 @@ class Settings:
             verifier_timeout_multiplier=timeouts["verifier_multiplier"],
             environment_build_timeout_multiplier=timeouts["build_multiplier"],
         )
-        limits = EpisodeLimits(
-            **values["limits"],
-            time=time_limits,
-            verify_on_truncation=values["verify_on_truncation"],
-        )
         return cls(
             attempts=values["attempts"],
             concurrency=values["concurrency"],
             seed=values["seed"],
-            limits=limits,
+            limits=EpisodeLimits(
+                **values["limits"], time=time_limits, verify_on_truncation=values["verify_on_truncation"]
+            ),
             policy_timeout_sec=timeouts["policy"],
             reward_threshold=values["reward_threshold"],
             sweep_dir=sweep_dir,

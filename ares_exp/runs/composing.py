@@ -23,18 +23,12 @@ if TYPE_CHECKING:
 
     from ares_exp.runs.run import Run
 
-
 _SWEEP = "Add `-m` for a sweep, with one run per value"
 
 
 @dataclass(frozen=True, slots=True)
 class ComposedJob:
-    """A run that is ready to be executed.
-
-    Attributes:
-        run: The run.
-        logging: Hydra's logging config (`hydra/job_logging`).
-    """
+    """A run that is ready to be executed, and Hydra's logging config (`hydra/job_logging`)."""
 
     run: Run
     logging: Mapping[str, Any]
@@ -49,11 +43,7 @@ def compose_job(
 ) -> ComposedJob:
     """Composes overrides as the command does, and creates the run and its directory, including Hydra's records.
 
-    Args:
-        overrides: Overrides as on the command line.
-        config_dirs: The user's folders of options.
-        quiet: Whether to print no progress and no summary.
-        given: Components by group, which replace the config's components.
+    The arguments are the same as for `run`. Components in `given`, by group, replace the config's components.
 
     Raises:
         UserError: The run cannot be created. Its directory is removed again.
@@ -173,7 +163,7 @@ def _formatted(handler: logging.Handler, formatter: Mapping[str, Any] | None) ->
 
 
 class _PassingOn(logging.Handler):
-    """Passes log records to handlers: all records to the run's handlers, and records of a level or above to others."""
+    """Passes all log records to the run's handlers, and records of a level or above to the script's handlers."""
 
     def __init__(self, level: int, every: Sequence[logging.Handler]) -> None:
         super().__init__()

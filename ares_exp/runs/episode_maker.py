@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from ares_exp import __version__
 from ares_exp.cancellation import in_thread
 from ares_exp.config.parts import name_of
 from ares_exp.environment import MinimalEnvironment
-from ares_exp.environments.episode_limits import EpisodeLimits, limited
+from ares_exp.environments.episode_limits import limited
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import PolicyError, SnapshotError
 from ares_exp.llms.request import LLMClient
@@ -59,10 +60,8 @@ class EpisodeMaker:
             EpisodeError: The environment or the policy cannot be created.
         """
         background_client = self._background_client()
-        environment, client = (
-            self._make_environment(episode, background_client=background_client),
-            self._make_client(episode),
-        )
+        environment = self._make_environment(episode, background_client=background_client)
+        client = self._make_client(episode)
         if background_client is not None:
             client = PaidBackgroundRequests(client, episode.pay)
             background_client.answered_by(client.respond_in_background)
@@ -73,12 +72,10 @@ class EpisodeMaker:
     ) -> BaseException | None:
         """Runs an episode, and returns the exception that ended it, if any.
 
-        Args:
-            episode: The episode, which receives its environment, its policy's log and its events.
-            is_ended: Function that returns whether the episode itself was cancelled, rather than the task that runs it.
+        If the task that runs the episode is cancelled, `is_ended` returns whether only the episode was cancelled.
 
         Raises:
-            CancelledError: The task that runs the episode is cancelled.
+            CancelledError: The task is cancelled, and not only the episode.
         """
         try:
             environment, policy = await self.make(episode)
@@ -93,32 +90,16 @@ class EpisodeMaker:
             return error
         return None
 
-    def episode_parts(
-        self,
-        seed: int,
-        *,
-        output_dir: Path | None = None,
-        start_from: EpisodeStart | None = None,
-        planned: PlannedEpisode | None = None,
-        background_client: BackgroundClient | None = None,
-    ) -> EpisodeParts:
-        """Returns the parts from which an environment of this run is created."""
+    def environment_parts(self, start_from: EpisodeStart | None = None) -> EpisodeParts:
+        """Returns the parts from which an environment of this run is created, without an episode."""
         return EpisodeParts(
             container_factory=self._parts.container_factory,
             code_agent_factory=self._parts.effective_agent,
-            limits=self._limits(planned),
-            seed=seed,
+            limits=self._settings.limits,
+            seed=self._settings.seed,
             provide_solution=self._parts.policy.needs_solution,
-            output_dir=output_dir,
             start_from=start_from,
-            episode_id=planned.episode_id if planned is not None else None,
-            attempt=planned.attempt if planned is not None else 0,
-            background_client=background_client,
         )
-
-    def _limits(self, planned: PlannedEpisode | None) -> EpisodeLimits:
-        own = planned.limits if planned is not None else None
-        return own or self._settings.limits
 
     def _background_client(self) -> BackgroundClient | None:
         is_asked = self._parts.source.needs_container and self._parts.effective_agent.responds_in_background
@@ -133,15 +114,17 @@ class EpisodeMaker:
         background_client: BackgroundClient | None = None,
     ) -> TrajectoryCollectingEnvironment:
         planned = episode.planned
-        parts = self.episode_parts(
-            planned.seed,
+        parts = replace(
+            self.environment_parts(start_from),
+            limits=episode.limits,
+            seed=planned.seed,
             output_dir=output_dir,
-            start_from=start_from,
-            planned=planned,
+            episode_id=planned.episode_id,
+            attempt=planned.attempt,
             background_client=background_client,
         )
-        made = episode.place.make(self._parts.source, planned.task_name, parts)
-        environment = limited(made, self._limits(planned), episode.usage)
+        made = episode.place(self._parts.source, planned.task_name, parts)
+        environment = limited(made, parts.limits, episode.usage)
         metadata = {
             "attempt": planned.attempt,
             "seed": planned.seed,
@@ -216,20 +199,14 @@ class ResumableEpisodeMaker(EpisodeMaker):
         self._storage = storage
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
-        """Creates the environment and policy of an episode, without starting them. The rollout loop closes them.
-
-        Raises:
-            EpisodeError: The environment or the policy cannot be created.
-        """
+        """Creates the environment of an episode, and a policy that logs new responses and replays logged ones."""
         start_from = None
         if episode.planned.earlier is not None or self._parts.branching is not None:
             start_from = await asyncio.to_thread(self._start, episode)
-        output_dir = self._run_dir.files / episode.planned.episode_id
-        await self._take_over_responses(episode.planned, output_dir)
+        files = self._run_dir.files / episode.planned.episode_id
+        await self._take_over_responses(episode.planned, files)
         background_client = self._background_client()
-        environment = self._make_environment(
-            episode, start_from, output_dir=output_dir, background_client=background_client
-        )
+        environment = self._make_environment(episode, start_from, output_dir=files, background_client=background_client)
         if episode.planned.earlier is None:  # a new log is only a line, written like the steps
             policy = self._make_policy(episode)
         else:
@@ -239,7 +216,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         return self._parts.wrapper(environment), policy
 
     async def _take_over_responses(self, planned: PlannedEpisode, own: Path) -> None:
-        """Copies recorded responses of the environment's own models from an earlier episode or a replayed recording."""
+        """Copies responses of the environment's own models from an earlier episode or a replayed recording."""
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
         if (earlier := planned.earlier) is not None:  # before that try's log is deleted
             await in_thread(lambda: copy_responses(self._run_dir.files / earlier.episode_id, own))
@@ -285,7 +262,6 @@ class ResumableEpisodeMaker(EpisodeMaker):
         return policy
 
     def _may_ask(self, episode: RunningEpisode) -> Callable[[], Awaitable[None]]:
-        """Returns a function that waits while the run is paused, and raises an error if the log cannot be written."""
         passed = super()._may_ask(episode)
 
         async def may_ask() -> None:

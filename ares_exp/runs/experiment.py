@@ -6,8 +6,9 @@ import asyncio
 import gc
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -30,13 +31,13 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.validation import explain_validation
-from ares_exp.runs.budget import Budget, Spending
+from ares_exp.runs.budget import Spending
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.control.run_control import RunControl
 from ares_exp.runs.control.runner_monitor import RunnerMonitor
 from ares_exp.runs.control.status import LiveStatus
 from ares_exp.runs.episode_maker import ResumableEpisodeMaker
-from ares_exp.runs.executors.executor import LocalExecutor, Place
+from ares_exp.runs.executors.executor import LocalExecutor, Place, make_here
 from ares_exp.runs.outages import Outages
 from ares_exp.runs.preparation import bounded_concurrency, check_collectors, planned_episodes, prepare
 from ares_exp.runs.progress import Progress
@@ -44,16 +45,12 @@ from ares_exp.runs.recorder import Recorder
 from ares_exp.runs.resume.session import PreviousSessions
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode, Retry, Scheduler, episode_seed
-from ares_exp.runs.trainer import RunOnRequest, Trainer
+from ares_exp.runs.trainer import TrainedRun, Trainer, train
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
     from ares_exp.environments.code_environment import CodeEnvironment
     from ares_exp.environments.restoring import EpisodeStart
-    from ares_exp.runs.trainer import RunOnRequest, Trainer
-
-TRAINER_GRACE_SEC = 60.0
-"""Time limit, in seconds, for an interrupted trainer to finish its current step."""
 
 LIVE_KEYS = ("concurrency", "budget.…", "retry.…", "policy.max_concurrency", "policy.max_retries")
 """Keys that can be changed while a run is running, because they do not change results."""
@@ -66,10 +63,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def collecting_seldom() -> Iterator[None]:
-    """Makes garbage collections less frequent inside the block. Episodes have no reference cycles that need them.
-
-    With a thousand running episodes, collections with Python's default threshold take a quarter of the CPU time.
-    """
+    """Makes garbage collections less frequent in the block. Otherwise, they take a quarter of the CPU time."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], GC_THRESHOLD) if before[0] else 0, *before[1:])  # 0: collector disabled
     try:
@@ -95,8 +89,8 @@ class Experiment:
         self._planned: Sequence[PlannedEpisode] = ()
         self._retry = components.retry
         self._running: dict[str, RunningEpisode] = {}
-        self._tries: dict[tuple[str, int], int] = {}
-        self._losses: dict[tuple[str, int], int] = {}
+        self._tries: Counter[tuple[str, int]] = Counter()
+        self._losses: Counter[tuple[str, int]] = Counter()
         self._gate = Gate()
         self._storage = RunStorage(run_dir, self._cannot_record)
         self._scheduler = Scheduler(settings.concurrency, self._execute)
@@ -107,24 +101,19 @@ class Experiment:
             components, settings, running=lambda: list(self._running.values()), end=self._end, warn=self._warn
         )
         self._live = LiveStatus(lambda: list(self._running.values()), self._scheduler)
-        self._trained: RunOnRequest | None = None
+        self._trained: TrainedRun | None = None
         self._interrupted = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended_by: BudgetExhaustedError | StorageError | UnreachableError | None = None
-        self._max_loop_lag_sec = 0.0
 
     async def prepare(self) -> Sequence[str]:
-        """Reads the task set, and runs all checks that do not need a container.
-
-        Returns:
-            The names of the selected tasks.
+        """Runs all checks that do not need a container. Returns the names of the selected tasks.
 
         Raises:
             UserError: A check failed. The message lists all problems. No container was started.
         """
         parts = self._parts
-        run_dir = self._run_dir.path
-        names = await prepare(parts, self._settings, self._maker, self._warn, run_dir=run_dir)
+        names = await prepare(parts, self._settings, self._maker, self._warn, run_dir=self._run_dir.path)
         self._scheduler.resize(bounded_concurrency(parts, self._settings.concurrency, self._warn))
         if parts.trainer is not None:
             await asyncio.to_thread(parts.trainer.check, parts.policy, names)
@@ -163,25 +152,24 @@ class Experiment:
         self._recorder.results = [
             result for result in earlier.results if trainer is not None or (result.task_name, result.attempt) in asked
         ]
-        for result in self._recorder.results:
-            if result.reward is None and result.outcome not in UNFINISHED:
-                slot = result.task_name, result.attempt
-                self._tries[slot] = self._tries.get(slot, 0) + 1
+        self._tries.update(
+            (result.task_name, result.attempt)
+            for result in self._recorder.results
+            if result.reward is None and result.outcome not in UNFINISHED
+        )
         owed = earlier.owed(planned, run_seed=self._settings.seed, redo=redo)
         await asyncio.to_thread(self.spending.start, earlier, self._run_dir.path)
-        self._progress = Progress(self._live.read, is_kept=self._settings.sweep_dir is None)
-        self._live.planned, self._live.budget = len(planned), self.spending.budget
-        self._live.expected, self._live.done_before = len(owed), len(planned) - len(owed)
+        self._live.planned, self._live.expected = len(planned), len(owed)
+        self._live.done_before = len(planned) - len(owed)
         due = {one.slot for one in owed}
         for result in final_results(self._recorder.results):
             if (result.task_name, result.attempt) not in due:
                 self._live.add_reward(result)
-        self._live.spent = lambda: self.spending.spent
+        self._live.spent, self._live.budget = lambda: self.spending.spent, lambda: self.spending.budget
         self.spending.check()
         self._recorder.start_tracker(info, earlier)
-        if not self._quiet:
-            self._progress.start()
-        try:
+        progress = nullcontext() if self._quiet else Progress(self._live.read, is_kept=self._settings.sweep_dir is None)
+        with closing(self._storage), progress:
             if owed or trainer is not None:
                 await self._prepare_branching()
                 async with self._watched():
@@ -191,17 +179,12 @@ class Experiment:
                         await self._scheduler.run(owed)
                 for episode in list(self._running.values()):
                     await self.record(episode, self._ended_by or asyncio.CancelledError("it did not end in time"))
-        finally:
-            self._storage.close()
-            self._progress.stop()
         summary = self._summarise(self._num_planned(), earlier.wall_sec + time.monotonic() - started)
         await asyncio.to_thread(self._recorder.write_totals, summary, self.warnings)
         return summary
 
     async def _train(self, trainer: Trainer, task_names: Sequence[str], earlier: PreviousSessions) -> None:
-        from ares_exp.runs.trainer import RunOnRequest, train
-
-        self._trained = RunOnRequest(
+        self._trained = TrainedRun(
             self._parts,
             self._settings,
             self._run_dir,
@@ -213,7 +196,7 @@ class Experiment:
             self._gate,
         )
         try:
-            await train(trainer, self._trained, self._scheduler, limit_sec=TRAINER_GRACE_SEC)
+            await train(trainer, self._trained, self._scheduler)
         except Exception as error:
             if not self._storage.causes(error):  # the trainer could not write its record
                 raise
@@ -221,8 +204,7 @@ class Experiment:
     def _num_planned(self) -> int:
         """Counts the attempts that must have a reward for the run to be complete.
 
-        A training that ended normally does not need the attempts that it cancelled. If its process was killed, the
-        resumed training also does not need attempts that it did not request again.
+        A training does not need attempts that it cancelled, or that it did not request again after it was resumed.
         """
         if self._trained is None:
             return len(self._planned)
@@ -243,22 +225,7 @@ class Experiment:
             figures=self._parts.executor.figures,
         )
         self._live.max_loop_lag_sec = lambda: monitor.max_loop_lag_sec
-        control = self._control()
-        try:
-            with collecting_seldom():
-                async with monitor, control:
-                    watching = asyncio.create_task(self.spending.watch())
-                    try:
-                        yield
-                    finally:
-                        watching.cancel()
-                        self._outages.close()
-                        self._live.has_ended = True
-        finally:
-            self._max_loop_lag_sec = monitor.max_loop_lag_sec
-
-    def _control(self) -> RunControl:
-        return RunControl(
+        control = RunControl(
             run_dir=self._run_dir,
             sweep_dir=self._settings.sweep_dir,
             scheduler=self._scheduler,
@@ -271,6 +238,15 @@ class Experiment:
             note=partial(self._recorder.track, self._parts.tracker.log_order),
             is_recorded=lambda: self._storage.failure is None,
         )
+        with collecting_seldom():
+            async with monitor, control:
+                watching = asyncio.create_task(self.spending.watch())
+                try:
+                    yield
+                finally:
+                    watching.cancel()
+                    self._outages.close()
+                    self._live.has_ended = True
 
     def _set(self, values: Mapping[str, Any]) -> None:
         """Changes settings during the run. If one of them is invalid, no setting is changed.
@@ -305,14 +281,10 @@ class Experiment:
                 check_collectors(parts.collectors.values(), value)
                 changes.append(partial(self._scheduler.resize, bounded_concurrency(parts, value, self._warn)))
         if groups["budget"]:
-            changes.append(partial(self._set_budget, self.spending.budget.changed(groups["budget"])))
+            changes.append(partial(self.spending.set, self.spending.budget.changed(groups["budget"])))
         if groups["retry"]:
             changes.append(partial(setattr, self, "_retry", self._retry.changed(groups["retry"])))
         return changes
-
-    def _set_budget(self, budget: Budget) -> None:
-        self._live.budget = budget
-        self.spending.set(budget)
 
     def _dropped(self, planned: PlannedEpisode) -> None:
         if self._trained is not None:
@@ -328,7 +300,7 @@ class Experiment:
             recording_failures=self._recorder.failures + self._parts.tracker.failures,
             unwritten_rows=self._recorder.unwritten_rows,
             snapshot_dir=self._parts.snapshots.output_dir,
-            max_loop_lag_sec=self._max_loop_lag_sec,
+            max_loop_lag_sec=self._live.max_loop_lag_sec(),
             threshold=self._settings.reward_threshold,
             must_pass=self._parts.policy.must_pass,
             spenders=tuple(self._parts.source.spenders),
@@ -366,14 +338,13 @@ class Experiment:
                 episode.environment.request_snapshot()
 
     async def _execute(self, planned: PlannedEpisode) -> Retry | None:
-        """Runs one episode of an attempt when a place is available. Returns the next retry of the attempt, if any."""
+        """Runs one episode when a place is available. Returns the next retry of its attempt, if any."""
         if self._trained is None:
             return await self._execute_try(planned)
         return await self._trained.execute_try(planned, self._execute_try)
 
     async def _execute_try(self, planned: PlannedEpisode) -> Retry | None:
-        losses = self._losses.get(planned.slot, 0)
-        async with self._parts.executor.room(planned.task_name, losses=losses) as place:
+        async with self._parts.executor.room(planned.task_name, losses=self._losses[planned.slot]) as place:
             await self._scheduler.starts(planned, self._until_containers_answer)
             episode = self._running[planned.episode_id] = RunningEpisode(
                 planned=planned, place=place, recorder=self, limits=planned.limits or self._settings.limits
@@ -398,32 +369,26 @@ class Experiment:
             await self._outages.wait(self._parts.container_factory.check_reachable)
 
     def _next(self, episode: RunningEpisode, result: EpisodeResult, failure: BaseException | None) -> Retry | None:
-        """Returns the retry that follows this episode; `None` if there is no retry."""
         planned = episode.planned
         if result.reward is not None or failure is None or self._scheduler.interrupted:
             return None
         retry = planned.retry + 1
         if isinstance(failure, HostLostError):
-            self._losses[planned.slot] = self._losses.get(planned.slot, 0) + 1
-            return Retry(self._gone_on(episode, retry), 0.0, is_first=True)
+            self._losses[planned.slot] += 1
+            earlier = episode.log.read() if episode.log is not None else planned.earlier
+            if earlier is None:
+                return Retry(planned.anew(retry=retry, seed=planned.seed), 0.0, is_first=True)
+            return Retry(planned.going_on(earlier, retry=retry), 0.0, is_first=True)
         if isinstance(failure, SnapshotError) and episode.from_snapshot is not None and planned.earlier is not None:
             self._warn(f"An episode could not continue from its snapshot, and runs again from its start: {failure}")
             earlier = replace(planned.earlier, episode_id=planned.episode_id)  # its log replaced the earlier one
             return Retry(planned.going_on(earlier, retry=retry, use_snapshots=False), 0.0)
-        tries = self._tries[planned.slot] = self._tries.get(planned.slot, 0) + 1
-        wait_sec = self._retry.wait_sec(failure, result.outcome, tries)
+        self._tries[planned.slot] += 1
+        wait_sec = self._retry.wait_sec(failure, result.outcome, self._tries[planned.slot])
         if wait_sec is None:
             return None
         seed = episode_seed(self._settings.seed, *planned.slot, retry)
         return Retry(planned.anew(retry=retry, seed=seed), wait_sec)
-
-    def _gone_on(self, episode: RunningEpisode, retry: int) -> PlannedEpisode:
-        """Plans an episode that continues a lost episode with its responses, or starts again if there are none."""
-        planned = episode.planned
-        earlier = episode.log.read() if episode.log is not None else planned.earlier
-        if earlier is None:
-            return planned.anew(retry=retry, seed=planned.seed)
-        return planned.going_on(earlier, retry=retry)
 
     async def record(self, episode: RunningEpisode, failure: BaseException | None) -> None:
         """Writes the row of an episode exactly once, even if the caller is cancelled during the call."""
@@ -472,13 +437,13 @@ class Experiment:
             return
 
         def make(place: Place, start_from: EpisodeStart) -> MinimalEnvironment:
-            parts = self._maker.episode_parts(self._settings.seed, start_from=start_from)
-            environment = place.make(self._parts.source, branching.task_name, parts)
+            parts = self._maker.environment_parts(start_from)
+            environment = place(self._parts.source, branching.task_name, parts)
             # The scorers are not needed, because this environment never reaches its LAST step.
             return complete(environment).unwrapped
 
         def check(start_from: EpisodeStart) -> None:
-            cast("CodeEnvironment", make(LocalExecutor(), start_from)).check_start()
+            cast("CodeEnvironment", make(make_here, start_from)).check_start()
 
         agents = self._parts.effective_agent
         if agents.can_be_restored:

@@ -167,13 +167,7 @@ async def arun(
 
     Cancelling the awaiting task cancels running episodes and closes the run, which can be resumed.
 
-    Args:
-        overrides: Overrides, as for `run`.
-        config_dirs: Folders of options, as for `run`.
-        quiet: Whether to print no progress and no summary, as for `run`.
-
-    Raises:
-        UserError: The same errors as for `run`.
+    The arguments and errors are the same as for `run`.
     """
     running = _Running(overrides, config_dirs, quiet=quiet)
     results = asyncio.wrap_future(running.results)
@@ -188,18 +182,9 @@ async def arun(
 
 
 class _Running:
-    """A run in a separate thread.
-
-    Attributes:
-        results: Future of the run's results.
-    """
+    """A run in a separate thread, which `__init__` starts."""
 
     def __init__(self, overrides: Sequence[str], config_dirs: Sequence[str | Path], *, quiet: bool) -> None:
-        """Starts the thread.
-
-        Raises:
-            ConfigError: An override is invalid, or another run of this process is running.
-        """
         self.results: Future[RunResults] = Future()
         self._overrides = checked_overrides(overrides)
         self._config_dirs = [Path(folder) for folder in config_dirs]
@@ -252,11 +237,7 @@ class _Running:
 
 @contextmanager
 def only_run() -> Iterator[None]:
-    """Prevents other runs in this process while the block runs.
-
-    Raises:
-        ConfigError: Another run of this process is running.
-    """
+    """Prevents other runs in this process while the block runs. Raises `ConfigError` if there is one."""
     _claim()
     try:
         yield
@@ -273,11 +254,7 @@ def _claim() -> None:
 
 
 def checked_overrides(overrides: Sequence[str]) -> list[str]:
-    """Checks and returns the overrides.
-
-    Raises:
-        ConfigError: The overrides are not a list of strings, or have a flag.
-    """
+    """Returns the overrides. Raises `ConfigError` if they are not a list of strings, or have a flag."""
     if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):
         raise ConfigError(
             f"Expected a list of overrides, got {overrides!r:.200}. Write each as on the command line: "

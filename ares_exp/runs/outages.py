@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class Outages:
     """Pauses the scheduler while a check fails, and ends the run if the check fails for `MAX_OUTAGE_SEC`.
 
-    A check raises `UnreachableError` if a service cannot be reached. Callers that wait
-    for the same service share the repeated checks.
+    A check raises `UnreachableError` if a service cannot be reached. Callers that wait for the same service share its
+    checks.
     """
 
     def __init__(
@@ -37,14 +37,6 @@ class Outages:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Stores the arguments.
-
-        Args:
-            scheduler: Scheduler of the run.
-            end: Function that ends the run.
-            clock: Monotonic clock in seconds.
-            sleep: Function that waits for a number of seconds.
-        """
         self._scheduler = scheduler
         self._end = end
         self._clock = clock

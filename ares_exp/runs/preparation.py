@@ -31,10 +31,7 @@ async def prepare(
     *,
     run_dir: Path | None = None,
 ) -> Sequence[str]:
-    """Reads the task set, and runs all checks that do not need a container.
-
-    Returns:
-        The names of the selected tasks.
+    """Reads the task set, and runs all checks that do not need a container. Returns the names of the selected tasks.
 
     Raises:
         UserError: A check failed. The message lists all problems. No container was started.
@@ -49,7 +46,7 @@ async def prepare(
     _check_agent(parts)
     check_snapshots(parts)
     checks = [_load(parts.source, warn), parts.policy.preflight()]
-    checks += parts.executor.checks(parts.source, maker.episode_parts(settings.seed))
+    checks += parts.executor.checks(parts.source, maker.environment_parts())
     if parts.source.needs_container and parts.effective_agent is not parts.agent_factory:
         checks.append(parts.agent_factory.preflight())
         warn(
@@ -68,9 +65,7 @@ async def prepare(
     ran = RunPlan(
         source=parts.source,
         task_names=names,
-        parts=maker.episode_parts(
-            settings.seed
-        ),  # after the policy's preflight, which determines whether solutions are needed
+        parts=maker.environment_parts(),  # after the preflight of the policy, which may need solutions
         recipe=parts.recipe,
         run_dir=run_dir,
         needs_shared_disk=_need_of_shared_disk(parts),
@@ -80,16 +75,17 @@ async def prepare(
 
 
 def _need_of_shared_disk(parts: Components) -> str | None:
-    """Returns the reason why other machines need access to the run directory; `None` if they do not need access."""
+    """Returns the reason why other machines need access to the run directory, if they do."""
     if parts.branching is not None:
         return "`branch_from` continues from a snapshot"
     return "`snapshot` writes snapshots where the environments are" if parts.snapshots.output_dir is not None else None
 
 
 def bounded_concurrency(parts: Components, asked: int, warn: Callable[[str], None]) -> int:
-    """Returns the allowed number of concurrent episodes. Warns if the backend allows fewer episodes than requested.
+    """Returns the allowed number of concurrent episodes, and raises the limit on open files as needed.
 
-    Must be called after the backend's preflight. It also allows this process as many open files as the episodes need.
+    Warns if the backend or the limit allows fewer episodes than requested. Must be called after the preflight of the
+    backend.
     """
     _allow_open_files(asked, warn)
     most = parts.container_factory.max_containers
@@ -103,7 +99,6 @@ def bounded_concurrency(parts: Components, asked: int, warn: Callable[[str], Non
 
 
 def _allow_open_files(episodes: int, warn: Callable[[str], None]) -> None:
-    """Raises the soft limit on open files as far as needed; warns if the hard limit is too low."""
     needed = OPEN_FILES + episodes * OPEN_FILES_PER_EPISODE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -119,11 +114,7 @@ def _allow_open_files(episodes: int, warn: Callable[[str], None]) -> None:
 
 
 def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> None:
-    """Checks that the collectors support this concurrency.
-
-    Raises:
-        ConfigError: A collector records only one episode at a time.
-    """
+    """Raises `ConfigError` if a collector records one episode at a time, and `concurrency` is larger."""
     for collector in collectors:
         if concurrency > 1 and not collector.keeps_apart:
             raise ConfigError(
@@ -135,7 +126,7 @@ def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> N
 def planned_episodes(parts: Components, settings: Settings, task_names: Sequence[str]) -> list[PlannedEpisode]:
     """Plans every attempt at every task. If the policy replays recorded episodes, uses their recorded seeds."""
     planned = plan_episodes(task_names, attempts=settings.attempts, seed=settings.seed)
-    seeds = [parts.policy.seed_of(one.task_name, one.attempt) for one in planned]
+    seeds = [parts.policy.seed_of(*one.slot) for one in planned]
     return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
 
 
@@ -157,11 +148,7 @@ def _check_agent(parts: Components) -> None:
 
 
 def check_snapshots(parts: Components) -> None:
-    """Checks that the environments and the containers support snapshots, and that the agent can be restored if needed.
-
-    Raises:
-        ConfigError: The snapshots cannot be taken or cannot be used.
-    """
+    """Raises `ConfigError` if the snapshots that the run would take cannot be taken or cannot be used."""
     agents, schedule = parts.effective_agent, parts.snapshots
     if schedule.output_dir is None:
         return
@@ -182,7 +169,6 @@ def check_snapshots(parts: Components) -> None:
 
 
 async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str]:
-    """Reads the task set, runs the source's preflight, and returns the names of the selected tasks."""
     try:
         names = await asyncio.to_thread(source.load, warn)
     except OSError as error:

@@ -44,15 +44,10 @@ class Progress:
         is_kept: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Stores the arguments. `start` starts the display.
+        """Stores the arguments. Entering the context starts the display.
 
-        Args:
-            status: Function that returns the state of the run. Called in the drawing thread.
-            stream: Output stream. Defaults to standard error.
-            is_tty: Whether `stream` is a terminal that can redraw a line. Detected by default.
-            interval_sec: Seconds between two lines if `stream` is not a terminal.
-            is_kept: Whether the last state remains on the terminal after the end.
-            clock: Monotonic clock in seconds.
+        `status` is called in the drawing thread. If `stream` is not a terminal (detected by default), a line is written
+        every `interval_sec` seconds. With `is_kept`, the last state remains on the terminal after the end.
         """
         self._status = status
         self._stream = stream if stream is not None else sys.stderr
@@ -65,27 +60,18 @@ class Progress:
         self._separator = " · " if encodable("·", self._stream) else " | "
         self._started_at = clock()
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
 
     def __enter__(self) -> Self:
-        self.start()
+        """Starts the thread that draws."""
+        self._started_at = self._clock()
+        self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Starts the thread that draws."""
-        self._started_at = self._clock()
-        self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Shows the last state and ends the thread. Idempotent, and allowed without `start`."""
+        """Shows the last state and ends the thread."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(_STOP_TIMEOUT_SEC)
-            self._thread = None
+        self._thread.join(_STOP_TIMEOUT_SEC)
 
     def line(self, status: RunStatus) -> str:
         """Formats a state as one line. Omits unknown values."""
@@ -155,10 +141,8 @@ class Progress:
         cells: list[RenderableType] = [Text(line)]
         room = width - len(line) - 1
         if room >= _LEAST_COLUMNS:
-            columns = min(room, _BAR_COLUMNS)
-            cells.insert(
-                0, ProgressBar(max(status.expected, 1), completed=status.ended - status.cut_short, width=columns)
-            )
+            columns, done = min(room, _BAR_COLUMNS), status.ended - status.cut_short
+            cells.insert(0, ProgressBar(max(status.expected, 1), completed=done, width=columns))
             room -= columns + 1
         if room >= _LEAST_COLUMNS:
             names = ", ".join(dict.fromkeys(one.task_name for one in status.episodes))

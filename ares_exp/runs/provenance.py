@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,7 @@ def collect_provenance(
 ) -> dict[str, Any]:
     """Collects the code versions and the machine of a run, so that a result can be traced.
 
-    Args:
-        task_set_path: Folder of the task set (or of one task), whose git commit is also recorded.
-        task_origins: Origins of tasks that were fetched from git repositories, by name.
+    Also records the git commit of the folder of the task set, and the origins of tasks that were fetched from git.
 
     Returns:
         A JSON-ready mapping: `ares_exp_version`, `project` and `task_set` (each `{"commit", "dirty"}`, or `None` if git
@@ -71,7 +68,6 @@ def _git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Returns the standard output of a git command; `None` if the command fails or exceeds its time limit."""
     # GIT_DIR, which hooks set, selects another repository. A repository can configure a file system monitor to start.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
@@ -90,10 +86,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _own_version(checkout: Path) -> str | None:
-    """Returns the version in the checkout's pyproject.toml, which can be newer than an editable install.
-
-    Without a checkout, returns the installed version.
-    """
+    """Returns the version of the checkout, which can be newer than its editable install, or the installed version."""
     try:
         version: str = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
     except (OSError, KeyError, ValueError):
@@ -104,13 +97,13 @@ def _own_version(checkout: Path) -> str | None:
 def _distributions() -> list[str]:
     from packaging.requirements import Requirement
 
-    requirements: list[str] = []
-    with suppress(importlib.metadata.PackageNotFoundError):
+    try:
         requirements = importlib.metadata.requires("ares-exp") or []
+    except importlib.metadata.PackageNotFoundError:
+        requirements = []
     ours = [Requirement(text).name for text in requirements if "extra ==" not in text]
-    plugins = [
-        point.dist.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS) if point.dist is not None
-    ]
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    plugins = [point.dist.name for point in points if point.dist is not None]
     return list(dict.fromkeys([*ours, *_BESIDE, *plugins]))
 
 

@@ -125,11 +125,11 @@ class Recorder:
         await asyncio.to_thread(self.guard, "The tracker's end", lambda: tracker.finish(summary))
 
     def track(self, log: Callable[..., object], *values: object) -> None:
-        """Calls a method of the tracker. Logs and counts a failure, without ending the run."""
+        """Calls a method of the tracker (see `guard`)."""
         self.guard("The tracker", partial(log, *values))
 
-    def guard(self, what: str, act: Callable[[], object]) -> bool:
-        """Calls `act` and returns whether it succeeded. Logs and counts a failure, without ending the run.
+    def guard(self, what: str, act: Callable[[], object]) -> None:
+        """Calls `act`. Logs and counts a failure, without ending the run.
 
         After a failed write has ended the run, further failures are expected and logged at the level DEBUG.
         """
@@ -138,8 +138,6 @@ class Recorder:
         except Exception as error:
             if self._storage.failure is not None:
                 logger.debug("%s failed", what, exc_info=error)
-                return False
-            self.failures += 1
-            logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
-            return False
-        return True
+            else:
+                self.failures += 1
+                logger.warning("%s failed: %s: %s", what, type(error).__name__, error)

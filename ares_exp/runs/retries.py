@@ -115,17 +115,14 @@ class RetryRules:
             outcome: Outcome of the last episode.
             tries: Number of failed episodes of the attempt, from 1.
         """
-        if tries > self._further_tries(error, outcome):
+        if outcome not in self._by_outcome:
+            return None
+        named = (self._by_class[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in self._by_class)
+        if tries > next(named, self._by_outcome[outcome]):
             return None
         seconds = backoff_sec(tries, base_sec=self._base_sec, max_sec=self._max_wait_sec, rng=self._rng)
         asked = error.retry_after_sec if isinstance(error, EndpointError | ContainerServiceError) else None
         return max(seconds, min(asked or 0.0, self._max_wait_sec))
-
-    def _further_tries(self, error: BaseException, outcome: Outcome) -> int:
-        if outcome not in self._by_outcome:
-            return 0
-        named = (self._by_class[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in self._by_class)
-        return next(named, self._by_outcome[outcome])
 
 
 def _check_class(name: str) -> None:
@@ -135,7 +132,7 @@ def _check_class(name: str) -> None:
         return
     raise ConfigError(
         f"Expected the names in `retry.errors` to be classes of errors, got {name!r:.80}.{close_matches(name, own)} "
-        "`ares_exp/errors.py` draws the tree of them."
+        "`ares_exp/errors.py` lists the classes."
     )
 
 

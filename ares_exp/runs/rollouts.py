@@ -7,10 +7,10 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.agents.code_agent import as_agent_factory
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import cancel_all, finish
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.overrides import key_set_by, parse_overrides
 from ares_exp.config.parts import name_of
@@ -39,11 +39,17 @@ from ares_exp.trajectories.collectors import MemoryTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from ares_exp.agents.code_agent import CodeAgentFactory
     from ares_exp.containers.container import ContainerFactory
     from ares_exp.llms.request import LLMClient
+
+
+EPISODE_KEYS = ("limits", "timeouts", "verify_on_truncation")
+"""Top-level keys that apply to one episode."""
+RELEASE_LIMIT_SEC = 60.0
+"""Time limit, in seconds, for cancelled episodes to release their containers."""
+
+logger = logging.getLogger(__name__)
 
 
 class MadeEnvironments(SourceBase):
@@ -64,11 +70,7 @@ class MadeEnvironments(SourceBase):
         """Accepts all parts, because the requirements of the function are unknown."""
 
     def make(self, task_name: str, parts: EpisodeParts) -> EnvironmentWrapper:
-        """Calls the function.
-
-        Raises:
-            TypeError: The function did not return an environment.
-        """
+        """Calls the function. Raises `TypeError` if it does not return an environment."""
         made = self._make()
         if not isinstance(made, MinimalEnvironment):
             raise TypeError(
@@ -91,118 +93,75 @@ class _Seeded(EnvironmentWrapper):
         return await super().reset(seed=first if seed is None else seed, options=options)
 
 
-EPISODE_KEYS = ("limits", "timeouts", "verify_on_truncation")
-"""Top-level keys that apply to one episode."""
+def _make_parts(
+    given: Mapping[str, Any], values: Mapping[str, Any], overrides: Sequence[str], config_dirs: Sequence[Path]
+) -> tuple[Components, Settings, list[Callable[[], Awaitable[None]]]]:
+    """Creates the components without starting them, the settings, and the functions that close the components.
 
+    Parts in `given` are objects, names of options, contents of option files, or `None` for the default option. The
+    caller closes its own objects.
 
-class Made(NamedTuple):
-    """The components and settings that `PartsGiven.make` returns.
-
-    Attributes:
-        parts: Components of the run.
-        settings: Settings of the run.
-        owned: Functions that close the components that were created here.
+    Raises:
+        ConfigError: An argument is invalid.
     """
+    from omegaconf import OmegaConf, open_dict
 
-    parts: Components
-    settings: Settings
-    owned: list[Callable[[], Awaitable[None]]]
+    if isinstance(overrides, str):
+        raise ConfigError(f'Expected a list of overrides, got {overrides!r:.200}: `["limits.steps=20"]`.')
+    chosen = [f"{group}={part}" for group, part in given.items() if isinstance(part, str)]
+    own = [f"{name}={value}" for name, value in values.items()]
+    _check_overrides(overrides, given, values)
+    config = compose_config([*chosen, *own, *overrides], config_dirs=config_dirs)
+    for group, part in given.items():
+        if isinstance(part, Mapping):
+            with open_dict(config):
+                OmegaConf.update(config, group, dict(part), merge=False)
+    resolved = {name: config[name] for name in KEYS}
+    validate(resolved)
+    objects = {group: part for group, part in given.items() if not (part is None or isinstance(part, str | Mapping))}
+
+    def make(group: str) -> Any:
+        return objects[group] if group in objects else instantiate_group(config, group)
+
+    parts = Components(
+        source=_source(objects["env"]) if "env" in objects else make_scored_source(config),
+        agent_factory=as_agent_factory(make("agent")),
+        container_factory=as_container_factory(make("container")),
+        policy=as_policy(make("policy")),
+        wrapper=complete,
+        collectors={"memory": MemoryTrajectoryCollector(keep=1)},
+        tracker=SeveralTrackers({}),
+    )
+    closing = {"policy": parts.policy.close, "env": parts.source.close, "container": parts.container_factory.close}
+    return parts, Settings.of(resolved), [close for group, close in closing.items() if group not in objects]
 
 
-@dataclass(frozen=True)
-class PartsGiven:
-    """The arguments of a function that runs episodes, from which the components are created.
+def _check_overrides(overrides: Sequence[str], given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` if an override has no effect. Syntax errors are reported later, by the composition."""
+    from hydra.errors import OverrideParseException
 
-    Attributes:
-        parts: Parts by group: an object, the name of an option, the content of an option file, or `None` for the
-            default option.
-        values: Values of top-level keys that are arguments of the function.
-        overrides: Further overrides, as on the command line.
-        config_dirs: The user's folders of options.
-    """
-
-    parts: Mapping[str, Any]
-    values: Mapping[str, Any]
-    overrides: Sequence[str]
-    config_dirs: Sequence[Path]
-
-    def make(self) -> Made:
-        """Composes the config of the parts that are not objects, and creates the components. Blocking.
-
-        Does not start the components.
-
-        Raises:
-            ConfigError: An argument is invalid.
-        """
-        from omegaconf import OmegaConf, open_dict
-
-        if isinstance(self.overrides, str):
-            raise ConfigError(f'Expected a list of overrides, got {self.overrides!r:.200}: `["limits.steps=20"]`.')
-        chosen = [f"{group}={part}" for group, part in self.parts.items() if isinstance(part, str)]
-        own = [f"{name}={value}" for name, value in self.values.items()]
-        self._check_overrides()
-        config = compose_config([*chosen, *own, *self.overrides], config_dirs=self.config_dirs)
-        for group, part in self.parts.items():
-            if isinstance(part, Mapping):
-                with open_dict(config):
-                    OmegaConf.update(config, group, dict(part), merge=False)
-        values = {name: config[name] for name in KEYS}
-        validate(values)
-        return self._made(config, Settings.of(values))
-
-    def _made(self, config: DictConfig, settings: Settings) -> Made:
-        def is_object(group: str) -> bool:
-            return not (self.parts[group] is None or isinstance(self.parts[group], str | Mapping))
-
-        def part(group: str) -> Any:
-            return self.parts[group] if is_object(group) else instantiate_group(config, group)
-
-        parts = Components(
-            source=_source(self.parts["env"]) if is_object("env") else make_scored_source(config),
-            agent_factory=as_agent_factory(part("agent")),
-            container_factory=as_container_factory(part("container")),
-            policy=as_policy(part("policy")),
-            wrapper=complete,
-            collectors={"memory": MemoryTrajectoryCollector(keep=1)},
-            tracker=SeveralTrackers({}),
-        )
-        closing = {
-            "policy": parts.policy.close,
-            "env": parts.source.close,
-            "container": parts.container_factory.close,
-        }
-        return Made(parts, settings, [close for group, close in closing.items() if not is_object(group)])
-
-    def _check_overrides(self) -> None:
-        """Rejects overrides without effect. Syntax errors are reported later, by the composition.
-
-        Raises:
-            ConfigError: An override has no effect.
-        """
-        from hydra.errors import OverrideParseException
-
-        try:
-            parsed = parse_overrides(self.overrides)
-        except OverrideParseException:
-            return
-        for override in parsed:
-            key = key_set_by(override)
-            group = key.partition(".")[0].partition("/")[0]
-            if group in self.values:
-                raise ConfigError(f"`{group}` is an argument: write `{group}=…` outside of `overrides`.")
-            owner = "env" if group == SCORER else group  # scorers are an argument of `env`
-            if owner in self.parts:
-                if not ((part := self.parts[owner]) is None or isinstance(part, str)):
-                    raise ConfigError(
-                        f"`{key}` has no effect because `{owner}` is a {type(part).__name__}, not an option. "
-                        "Pass the value to its constructor."
-                    )
-            elif group not in EPISODE_KEYS and key != "hydra.searchpath":
+    try:
+        parsed = parse_overrides(overrides)
+    except OverrideParseException:
+        return
+    for override in parsed:
+        key = key_set_by(override)
+        group = key.partition(".")[0].partition("/")[0]
+        if group in values:
+            raise ConfigError(f"`{group}` is an argument: write `{group}=…` outside of `overrides`.")
+        owner = "env" if group == SCORER else group  # scorers are an argument of `env`
+        if owner in given:
+            if not ((part := given[owner]) is None or isinstance(part, str)):
                 raise ConfigError(
-                    f"`{key}` has no effect here: rollouts do not write to disk and do not retry. Leave it "
-                    f"out, or use `ares_exp.run`. Expected a key of {', '.join(self.parts)}, `{SCORER}`, "
-                    f"or one of {', '.join(EPISODE_KEYS)}."
+                    f"`{key}` has no effect because `{owner}` is a {type(part).__name__}, not an option. "
+                    "Pass the value to its constructor."
                 )
+        elif group not in EPISODE_KEYS and key != "hydra.searchpath":
+            raise ConfigError(
+                f"`{key}` has no effect here: rollouts do not write to disk and do not retry. Leave it "
+                f"out, or use `ares_exp.run`. Expected a key of {', '.join(given)}, `{SCORER}`, "
+                f"or one of {', '.join(EPISODE_KEYS)}."
+            )
 
 
 def _source(env: Any) -> SourceBase:
@@ -219,12 +178,6 @@ def _source(env: Any) -> SourceBase:
         "Expected `env` to be an environment source, a function that makes an environment, or an option of `env`, got "
         f"{type(env).__name__}."
     )
-
-
-RELEASE_LIMIT_SEC = 60.0
-"""Time limit, in seconds, for cancelled episodes to release their containers."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -315,13 +268,13 @@ async def rollouts(
         UserError: An argument is invalid, or the tasks or the machine cannot be used. Raised when the first episode is
             requested, before a container is started.
     """
-    given = PartsGiven(
+    parts, settings, owned = await asyncio.to_thread(
+        _make_parts,
         {"env": env, "policy": policy, "agent": agent, "container": container},
         {"attempts": attempts, "concurrency": concurrency, "seed": seed},
         overrides,
         [Path(folder) for folder in config_dirs],
     )
-    parts, settings, owned = await asyncio.to_thread(given.make)
     maker, chooses_task = EpisodeMaker(parts, settings), isinstance(parts.source, MadeEnvironments)
     running: set[asyncio.Task[FinishedEpisode]] = set()
     finished: asyncio.Queue[asyncio.Task[FinishedEpisode]] = asyncio.Queue()
@@ -366,12 +319,9 @@ async def _execute(
 async def _release(running: set[asyncio.Task[FinishedEpisode]], owned: Sequence[Callable[[], Any]]) -> None:
     """Cancels running episodes, waits up to `RELEASE_LIMIT_SEC` for them, and closes the owned parts."""
     tasks = {*running}
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        _, stuck = await asyncio.wait(tasks, timeout=RELEASE_LIMIT_SEC)
-        if stuck:
-            logger.warning("%d cancelled episodes did not end within %g s.", len(stuck), RELEASE_LIMIT_SEC)
+    await cancel_all(*tasks, within_sec=RELEASE_LIMIT_SEC)
+    if stuck := sum(not task.done() for task in tasks):
+        logger.warning("%d cancelled episodes did not end within %g s.", stuck, RELEASE_LIMIT_SEC)
     for close in owned:
         try:
             await close()

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from hydra.conf import HydraConf
     from omegaconf import DictConfig
 
-    from ares_exp.policies.replay_report import ReplayReport
-
 SHOWN_TASKS = 10
 _VERBS = {"branch": "branch_from", "replay": "replay"}
 """Kinds of runs that are based on another run, with the key that names this run."""
@@ -52,13 +50,10 @@ class Run:
     def __init__(
         self, config: DictConfig, hydra: HydraConf, *, quiet: bool = False, given: Mapping[str, Any] | None = None
     ) -> None:
-        """Validates a composed config, and creates the run.
+        """Validates a composed config, and creates the run. If a run is resumed, its recorded config is used instead.
 
-        Args:
-            config: The composed config. If a run is resumed, its recorded config is used instead.
-            hydra: The `hydra` node of the config.
-            quiet: Whether to print no progress and no summary.
-            given: Components by group, which replace the config's components.
+        If the run is `quiet`, it prints no progress and no summary. Components in `given`, by group, replace the
+        components of the config.
 
         Raises:
             UserError: The config is invalid, or a component cannot be created.
@@ -121,7 +116,8 @@ class Run:
             raise KeyboardInterrupt from None
         finally:
             await self._experiment.close(summary)
-        for line in _repeated_warnings():
+        filters = [one for handler in logging.getLogger().handlers for one in handler.filters]
+        for line in (line for one in filters if isinstance(one, RepeatedWarnings) for line in one.told()):
             sys.stderr.write(f"warning: {line}\n")
         place = self._components.tracker.place
         if place is not None and self._job is None and not self._quiet:
@@ -142,7 +138,7 @@ class Run:
         self._experiment.request_snapshots()
 
     def _open_session(self, task_names: Sequence[str]) -> tuple[Session, RunInfo]:
-        """Opens the session. Returns the session, and the facts about the run for trackers. Blocking."""
+        """Opens the session. Also returns the facts about the run for trackers. Blocking."""
         source = self._components.source
         provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
         provenance["choices"] = dict(self._choices)
@@ -215,11 +211,6 @@ def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
     )
 
 
-def _repeated_warnings() -> list[str]:
-    filters = [one for handler in logging.getLogger().handlers for one in handler.filters]
-    return [line for one in filters if isinstance(one, RepeatedWarnings) for line in one.told()]
-
-
 def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
     """Returns the directories of the runs that this run branches or replays."""
     named = [config[key] for key in _VERBS.values() if config[key] is not None]
@@ -253,17 +244,7 @@ def prepare_log() -> None:
 
 
 async def run_attended(run: Run) -> RunSummary:
-    """Executes a run. The first Ctrl-C (or SIGTERM) ends the run, and the second exits immediately.
-
-    Raises:
-        UserError: The run cannot start. No container was started.
-        KeyboardInterrupt: Ctrl-C was pressed before the first episode.
-    """
-    _take_signals(run)
-    return await run.execute()
-
-
-def _take_signals(run: Run) -> None:
+    """Executes a run, as `Run.execute`. The first Ctrl-C (or SIGTERM) ends it, and the second exits immediately."""
     presses = 0
 
     def on_signal() -> None:
@@ -285,3 +266,4 @@ def _take_signals(run: Run) -> None:
         elif number is not signal.SIGQUIT:
             loop.add_signal_handler(number, on_signal)
     loop.add_signal_handler(signal.SIGUSR1, run.request_snapshots)
+    return await run.execute()

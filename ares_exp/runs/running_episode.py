@@ -14,7 +14,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.records.results import RESPONSES_USED_UP, EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.records.run_dir import dump_json
-from ares_exp.runs.executors.executor import LocalExecutor, Place
+from ares_exp.runs.executors.executor import Place, make_here
 from ares_exp.runs.resume.resumable_policy import GivenAgain
 from ares_exp.runs.scheduler import PlannedEpisode, Retry
 from ares_exp.trajectories.recorded_responses import responses
@@ -29,30 +29,24 @@ if TYPE_CHECKING:
 class RunningEpisode(EpisodeEvents):
     """The state of a running episode, and the handlers of its events.
 
-    The rollout loop, the policy and the collecting wrapper refer to this object. This object does not refer to them, so
-    that their memory is freed as soon as the episode ends.
+    This object does not refer to the rollout loop, the policy and the collecting wrapper, which refer to it. Their
+    memory is therefore freed as soon as the episode ends.
 
     Attributes:
-        planned: The planned episode.
         place: Place of the environment, in this process or on a host.
         recorder: The run that records the episode; `None` if the episode is not recorded.
-        limits: Limits of the episode.
-        started_at: Time of the start, in epoch seconds.
-        finished_at: Time of the end, in epoch seconds; `None` until the episode ends, or without an environment.
+        started_at, finished_at: Times in epoch seconds; `finished_at` is `None` until the episode ends.
         environment: The environment, without the recording wrapper; `None` until it is created.
-        log: The response log; `None` until it is created.
         given_again: Responses that the policy replayed from an earlier episode; `None` until the policy is created.
         from_snapshot: Number of exchanges from an earlier episode that the restored snapshot contains.
         trajectory: The trajectory; `None` until the episode ends, or if no collector could record it.
         collector_failures: Number of collector calls that raised an error.
         is_unkept: Whether a collector could not store the end of the trajectory, because its disk failed.
-        result: The result; `None` until the episode ends.
-        retry: The following retry; `None` for no retry.
         is_cancelled: Whether a user requested the cancellation of the episode.
     """
 
     planned: PlannedEpisode = field(kw_only=True)
-    place: Place = field(default_factory=LocalExecutor, repr=False)
+    place: Place = field(default=make_here, repr=False)
     recorder: Experiment | None = field(default=None, repr=False)
     limits: EpisodeLimits = field(default_factory=EpisodeLimits, repr=False)
     started_at: float = field(default_factory=time.time)
@@ -106,10 +100,7 @@ class RunningEpisode(EpisodeEvents):
             self.recorder.spending.pay(self, response)
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
-        """Writes the result to the response log, so that it survives a crash while the trajectory is written.
-
-        If the log cannot be written, the run ends. The episode then counts only if its row can be written.
-        """
+        """Writes the result to the response log, so that it survives a crash while the trajectory is written."""
         self.last, self.finished_at = last, end_time
         result = self.to_result(None, report)
         if self.log is not None and result.outcome in RESPONSES_USED_UP:
@@ -146,12 +137,7 @@ class RunningEpisode(EpisodeEvents):
         )
 
     def to_result(self, failure: BaseException | None, report: EpisodeReport | None = None) -> EpisodeResult:
-        """Returns the result of the episode.
-
-        Args:
-            failure: Exception that ended the episode, if any.
-            report: Report of the environment. Requested from the environment by default.
-        """
+        """Returns the result of the episode. `failure` is the exception that ended the episode, if any."""
         planned, usage, report = self.planned, self.usage, report or self.report()
         limit, note = report.truncated_by, report.limit_note
         last = self.last
@@ -160,7 +146,6 @@ class RunningEpisode(EpisodeEvents):
             last = shown if shown is not None and shown.step_type == "LAST" else None
         outcome, error, reward = ending(last, failure, limit=limit, note=note)
         waited = {"rate_limit": self.waited_sec, "paused": self.held_sec}
-        waited = {phase: seconds for phase, seconds in waited.items() if seconds}
         return EpisodeResult(
             episode_id=planned.episode_id,
             task_name=planned.task_name,

@@ -45,12 +45,12 @@ class PlannedEpisode:
         return self.task_name, self.attempt
 
     def going_on(self, earlier: LoggedEpisode, *, retry: int, use_snapshots: bool = True) -> Self:
-        """Returns the plan of an episode that replays the responses from an earlier episode and has the same seed."""
+        """Plans an episode that replays the responses from an earlier episode and has the same seed."""
         again = self.anew(retry=retry, seed=earlier.seed)
         return replace(again, earlier=earlier, use_snapshots=use_snapshots)
 
     def anew(self, *, retry: int, seed: int) -> Self:
-        """Returns the plan of an episode that starts from the beginning, after a failed or lost episode."""
+        """Plans an episode that starts from the beginning, after a failed or lost episode."""
         return replace(self, episode_id=_new_id(*self.slot), seed=seed, retry=retry, earlier=None)
 
 
@@ -101,13 +101,7 @@ class Scheduler:
     """
 
     def __init__(self, concurrency: int, execute: Execute) -> None:
-        """Stores the arguments.
-
-        Args:
-            concurrency: Maximum number of concurrent episodes.
-            execute: Function that awaits `starts`, runs an episode, and returns its retry, if any. It raises only
-                errors that end the run.
-        """
+        """Creates a scheduler. `execute` awaits `starts`, runs an episode, and raises only errors that end the run."""
         self.concurrency = concurrency
         self._execute = execute
         self._ready: deque[PlannedEpisode] = deque()
@@ -159,9 +153,7 @@ class Scheduler:
     async def starts(self, planned: PlannedEpisode, check: Callable[[], Awaitable[None]] | None = None) -> None:
         """Waits until an episode may start. `execute` calls this method when a place for the episode is available.
 
-        Args:
-            planned: The planned episode.
-            check: Function that is awaited before the start and after each pause. It can pause the scheduler.
+        `check` is awaited before the start and after each pause. It can pause the scheduler.
         """
         while True:
             while self.paused:  # a new pause may start before the waiting task runs
@@ -185,11 +177,7 @@ class Scheduler:
                 task.cancel()
 
     def drop(self, is_unwanted: Callable[[PlannedEpisode], bool]) -> list[PlannedEpisode]:
-        """Removes episodes that have not started, including episodes that wait for their delay or for a place.
-
-        Returns:
-            The removed episodes.
-        """
+        """Removes and returns episodes that have not started, such as episodes that wait for a place."""
         dropped = [one for one in self._ready if is_unwanted(one)]
         self._ready = deque(one for one in self._ready if not is_unwanted(one))
         for planned, timer in list(self._waiting.values()):
@@ -210,16 +198,14 @@ class Scheduler:
         self._changed.set()
 
     def end(self) -> None:
-        """Declares that no more episodes will be added, so that `run` returns when all attempts have results."""
+        """Makes `run` return when all attempts have results, because no more episodes will be added."""
         self._waits_for_more = False
         self._changed.set()
 
     async def run(self, owed: Sequence[PlannedEpisode], *, waits_for_more: bool = False) -> None:
-        """Runs all planned episodes. After an interrupt, returns within `INTERRUPT_GRACE_SEC`.
+        """Runs all planned episodes and, with `waits_for_more`, further episodes until `end` is called.
 
-        Args:
-            owed: Episodes that remain to be run.
-            waits_for_more: Whether to wait for further episodes until `end` is called.
+        After an interrupt, returns within `INTERRUPT_GRACE_SEC`.
 
         Raises:
             Exception: `execute` raised this error.

@@ -15,11 +15,7 @@ _T = TypeVar("_T")
 
 
 class SteadyEventLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still while this process is stopped, by Ctrl-Z or SIGSTOP.
-
-    Therefore, the time in which the process is stopped does not count towards time limits of agents, commands, requests
-    and checks.
-    """
+    """An event loop whose clock stands still while this process is stopped, by Ctrl-Z or SIGSTOP."""
 
     def __init__(self) -> None:
         """Schedules a regular callback, so that an idle loop also notices that the process was stopped."""

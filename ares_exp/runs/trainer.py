@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ares_exp.policies.policy import Policy
 from ares_exp.policies.waiting import Gate
@@ -23,67 +23,10 @@ Slot = tuple[str, int]
 PauseScope = Literal["requests", "starts"]
 TRAINER = "trainer"
 """Name under which a trainer pauses the run."""
+GRACE_SEC = 60.0
+"""Time limit, in seconds, for an interrupted trainer to finish its current step."""
 
 logger = logging.getLogger(__name__)
-
-
-class TrainedRun(Protocol):
-    """The interface of a run for its trainer. Must be used on the event loop of the run.
-
-    Attributes:
-        policy: Policy of the run.
-        task_names: Names of the selected tasks.
-        agent_name: Name of the agent.
-        run_dir: Directory of the run.
-        seed: Seed of all random choices.
-        limits: Limits of an episode.
-        earlier: Records of earlier sessions of the run.
-    """
-
-    policy: Policy
-    task_names: Sequence[str]
-    agent_name: str
-    run_dir: RunDir
-    seed: int
-    limits: EpisodeLimits
-    earlier: PreviousSessions
-
-    @property
-    def concurrency(self) -> int:
-        """The maximum number of concurrent episodes."""
-        ...
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the run was interrupted."""
-        ...
-
-    def running(self) -> Mapping[Slot, RunningEpisode]:
-        """Returns the running episodes by attempt."""
-        ...
-
-    def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
-        """Runs and records an attempt when a slot is available.
-
-        Args:
-            planned: The planned attempt. Its task and number must be unique in the run.
-            on_end: Called once, when the row of the last episode is written: after a result, an error that is not
-                retried, `cancel` or an interrupt. The argument is the last episode, or `None` if the attempt was
-                cancelled before it started.
-        """
-        ...
-
-    def cancel(self, slot: tuple[str, int]) -> None:
-        """Cancels an attempt. If the attempt has not started, it is never run. Has no effect after its end."""
-        ...
-
-    def pause(self, scope: PauseScope) -> None:
-        """Pauses requests to the policy, or starts of episodes, until `resume`. Time limits do not count the pause."""
-        ...
-
-    def resume(self, scope: PauseScope) -> None:
-        """Ends a pause by the trainer. A pause that a user ordered continues."""
-        ...
 
 
 class Trainer(Protocol):
@@ -109,8 +52,14 @@ class Trainer(Protocol):
         ...
 
 
-class RunOnRequest(TrainedRun):
-    """The implementation of `TrainedRun`, on the scheduler of a run."""
+class TrainedRun:
+    """A run as its trainer sees it. Must be used on the event loop of the run.
+
+    Attributes:
+        task_names: Names of the selected tasks.
+        seed: Seed of all random choices.
+        earlier: Records of earlier sessions of the run.
+    """
 
     def __init__(
         self,
@@ -124,12 +73,13 @@ class RunOnRequest(TrainedRun):
         running: Callable[[], Iterable[RunningEpisode]],
         gate: Gate,
     ) -> None:
+        self._source = parts.source
         self.policy: Policy = parts.policy
         self.task_names = task_names
         self.agent_name = parts.effective_agent.name
         self.run_dir = run_dir
         self.seed = settings.seed
-        self.limits = settings.limits
+        self.limits: EpisodeLimits = settings.limits
         self.earlier = earlier
         self._scheduler = scheduler
         self._on_run = on_run
@@ -150,18 +100,30 @@ class RunOnRequest(TrainedRun):
         """The maximum number of concurrent episodes, which a user can change during the run."""
         return self._scheduler.concurrency
 
+    def describe(self, task_name: str) -> Mapping[str, Any]:
+        """Returns the facts that the task itself states, or its digest if the source has no tasks."""
+        task = next((one for one in self._source.tasks if one.name == task_name), None)
+        if task is not None:
+            return task.describe()
+        digest = self._source.digest(task_name)
+        return {} if digest is None else {"digest": digest}
+
     def running(self) -> Mapping[Slot, RunningEpisode]:
         """Returns the running episodes by attempt."""
         return {one.planned.slot: one for one in self._running()}
 
     def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
-        """Runs an attempt when a slot is available."""
+        """Runs and records an attempt when a slot is available. Its task and number must be unique in the run.
+
+        `on_end` is called once, when the row of the last episode is written: after a result, an error that is not
+        retried, `cancel` or an interrupt. Its argument is the last episode, or `None` if the attempt never started.
+        """
         self._on_end[planned.slot] = on_end
         self._scheduler.append(planned)
         self._on_run()
 
     def cancel(self, slot: Slot) -> None:
-        """Cancels an attempt. If the attempt has not started, it is never run."""
+        """Cancels an attempt. If the attempt has not started, it is never run. Has no effect after its end."""
         if slot not in self._on_end:
             return
         self._cancelled.add(slot)
@@ -170,24 +132,26 @@ class RunOnRequest(TrainedRun):
         else:  # the attempt is still in the queue
             self._end(slot)
 
-    def dropped(self, planned: PlannedEpisode) -> None:
-        """Ends an attempt, because another component has removed its episode from the queue."""
-        if planned.slot in self._on_end:
-            self._end(planned.slot)
-
     def pause(self, scope: PauseScope) -> None:
-        """Pauses requests to the policy, or starts of episodes."""
+        """Pauses requests to the policy, or starts of episodes, until `resume`. Time limits do not count the pause."""
         if scope == "requests":
             self._gate.close(TRAINER)
         else:
             self._scheduler.pause(TRAINER, "The trainer has paused the starts of episodes.")
 
     def resume(self, scope: PauseScope) -> None:
-        """Ends a pause."""
+        """Ends a pause by the trainer. A pause that a user ordered continues."""
         if scope == "requests":
             self._gate.open(TRAINER)
         else:
             self._scheduler.resume(TRAINER)
+
+    # For the run
+
+    def dropped(self, planned: PlannedEpisode) -> None:
+        """Ends an attempt, because another component has removed its episode from the queue."""
+        if planned.slot in self._on_end:
+            self._end(planned.slot)
 
     def is_cancelled(self, slot: Slot) -> bool:
         """Returns whether the trainer has cancelled an attempt that has not ended."""
@@ -221,7 +185,7 @@ class RunOnRequest(TrainedRun):
         self._on_end.pop(slot)(self._last.pop(slot, None))
 
 
-async def train(trainer: Trainer, run: RunOnRequest, scheduler: Scheduler, *, limit_sec: float) -> None:
+async def train(trainer: Trainer, run: TrainedRun, scheduler: Scheduler) -> None:
     """Runs a trainer and the attempts that it requests, until the trainer is done or the run is interrupted.
 
     Raises:
@@ -234,9 +198,9 @@ async def train(trainer: Trainer, run: RunOnRequest, scheduler: Scheduler, *, li
     finally:
         if not training.done():
             training.cancel()
-            await asyncio.wait({training}, timeout=limit_sec)
+            await asyncio.wait({training}, timeout=GRACE_SEC)
     if not training.done():
-        logger.warning("The interrupted trainer did not end within %g s.", limit_sec)
+        logger.warning("The interrupted trainer did not end within %g s.", GRACE_SEC)
     elif scheduler.interrupted:
         training.cancelled() or training.exception()  # errors because of cancelled episodes are expected
     elif not training.cancelled():

@@ -66,12 +66,7 @@ def _by_prefix(store: SnapshotStore, prefix: str) -> Sequence[str]:
 
 
 def chosen_snapshot(path: Path) -> EnvironmentSnapshot:
-    """Reads the only snapshot that `path` selects.
-
-    Raises:
-        UserError: `path` selects no snapshot or several; see `chosen_snapshots`.
-        SnapshotMetadataError: The snapshot is malformed.
-    """
+    """Reads the only snapshot that `path` selects. Raises the errors of `chosen_snapshots`."""
     chosen = chosen_snapshots(path)
     if len(chosen.ids) == 1:
         return chosen.store.get(chosen.ids[0])

@@ -40,13 +40,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     """
 
     def __init__(self, env: MinimalEnvironment, schedule: SnapshotSchedule, *, episode_id: str | None = None) -> None:
-        """Takes snapshots of `env`.
-
-        Args:
-            env: Environment with `export_state` and `step_count`.
-            schedule: When to take snapshots, where to store them, and how many to keep.
-            episode_id: Id of the first episode. Other episodes get a random id. Default: also random.
-        """
+        """Takes snapshots of `env`, which has `export_state`. Episodes after the first one get a random id."""
         super().__init__(env)
         self._schedule = schedule
         self._episode_id = episode_id or uuid.uuid4().hex
@@ -122,10 +116,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
             self._loop.call_soon_threadsafe(self._want)
 
     async def wait_for_snapshot(self) -> None:
-        """Waits until no snapshot is in progress, at most for the time limit of a snapshot and its clean-up.
-
-        If the wait is cancelled, cancels the snapshot.
-        """
+        """Waits for the snapshot in progress, for a bounded time. If the wait is cancelled, cancels the snapshot."""
         capture = self._capture
         if capture is None:
             return
@@ -153,10 +144,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Waits for the snapshot in progress, then leaves the wrapped environment.
-
-        After a cancellation, the snapshot is cancelled instead.
-        """
+        """Waits for the snapshot in progress (after a cancellation, cancels it), then leaves the environment."""
         try:
             if isinstance(exc, asyncio.CancelledError | KeyboardInterrupt):
                 await self._abandon_snapshot()
@@ -224,10 +212,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self._schedule.report(what, error)
 
     async def _abandon_snapshot(self) -> None:
-        """Cancels the snapshot in progress, and waits for a bounded time for its clean-up.
-
-        An incomplete snapshot never becomes visible in the store.
-        """
+        """Cancels the snapshot in progress, which does not appear in the store, and waits for its clean-up."""
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.cancel()

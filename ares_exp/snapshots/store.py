@@ -11,23 +11,87 @@
 from __future__ import annotations
 
 import difflib
+import fcntl
+import json
 import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Collection, Iterable, Iterator, MutableSequence, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
-from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.errors import SnapshotError, SnapshotMetadataError, SnapshotNotFoundError
+from ares_exp.containers.filesystem.delta import Delta
+from ares_exp.containers.filesystem.delta_encoding import get_delta
+from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
+from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotMetadataError, SnapshotNotFoundError
 from ares_exp.records.run_dir import sync_to_disk
-from ares_exp.snapshots import garbage
-from ares_exp.snapshots import snapshot_checks as verification
-from ares_exp.snapshots.document import read_json_object
-from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnapshot, encode
-from ares_exp.snapshots.snapshot_id import check_id, is_id, new_id, step_of
+from ares_exp.snapshots.snapshot import (
+    OBJECTS,
+    SNAPSHOT_FILE,
+    EnvironmentSnapshot,
+    check_id,
+    decode_messages,
+    encode,
+    is_id,
+    new_id,
+    read_json_object,
+    step_of,
+)
+
+GRACE_SEC = 3600.0
+TEMPORARY = ".tmp-"
+"""Prefix of the names of directories that are being written or removed."""
+LOCK_FILE = ".lock"
+WRITER_WAITS_SEC = 120.0
+"""Time in seconds that a writer waits for a garbage collection to end. A collection takes less time."""
+COLLECTOR_WAITS_SEC = 1.0
+MAX_PROBLEMS = 20
+_PAUSE_SEC = 0.005
+_DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The result of the verification of a snapshot.
+
+    Attributes:
+        snapshot_id: Id of the snapshot.
+        objects: Number of objects that it needs, including the objects of its files.
+        bytes: Size of these objects on the disk, including objects shared with other snapshots.
+        problems: The first `MAX_PROBLEMS` problems, one sentence each. Empty if the snapshot is complete.
+    """
+
+    snapshot_id: str
+    objects: int = 0
+    bytes: int = 0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the verification found no problem."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedObjects:
+    """The removed objects and directories or, in a dry run, the removable ones.
+
+    Attributes:
+        objects: Number of objects.
+        bytes: Size of the objects on the disk.
+        directories: Number of temporary directories.
+        skipped: Reason why the collection was skipped, as a sentence; `None` if it ran.
+    """
+
+    objects: int = 0
+    bytes: int = 0
+    directories: int = 0
+    skipped: str | None = None
 
 
 class SnapshotStore:
@@ -51,8 +115,7 @@ class SnapshotStore:
     def writing(self) -> Iterator[None]:
         """Prevents garbage collection while the objects of a new snapshot are stored, until its `commit`.
 
-        Creates the store if it is missing. Several writers may use this context at the same time, and `commit` may be
-        called in it.
+        Creates the store if it is missing. Several writers may use this context at the same time.
 
         Raises:
             SnapshotError: The store is not writable, or a garbage collection did not end in time.
@@ -60,7 +123,7 @@ class SnapshotStore:
         with ExitStack() as held:
             with _told(self.path, "write in"):
                 self.path.mkdir(parents=True, exist_ok=True)
-                held.enter_context(garbage.shared_lock(self.path))
+                held.enter_context(_shared_lock(self.path))
             yield
 
     def commit(self, snapshot: EnvironmentSnapshot, *, sync: bool = False) -> EnvironmentSnapshot:
@@ -78,7 +141,7 @@ class SnapshotStore:
             SnapshotMetadataError: A field has a value that could not be read back.
         """
         target = self._directory(snapshot.snapshot_id)
-        temporary = self.path / f"{garbage.TEMPORARY}{secrets.token_hex(8)}"
+        temporary = self.path / f"{TEMPORARY}{secrets.token_hex(8)}"
         file = temporary / SNAPSHOT_FILE
         with self.writing(), _told(target, "write"):
             for digest in snapshot.objects():
@@ -113,8 +176,7 @@ class SnapshotStore:
 
         Raises:
             SnapshotNotFoundError: The store has no snapshot with this id.
-            SnapshotMetadataError: The snapshot is malformed, or of another version; see
-                `EnvironmentSnapshot.from_dict`.
+            SnapshotMetadataError: The snapshot is malformed, or of another version.
         """
         directory = self._directory(snapshot_id)
         with _told(directory, "read"):
@@ -181,34 +243,106 @@ class SnapshotStore:
             SnapshotError: The snapshot cannot be removed.
         """
         directory = self._directory(snapshot_id)
-        removed = self.path / f"{garbage.TEMPORARY}{secrets.token_hex(8)}"
+        removed = self.path / f"{TEMPORARY}{secrets.token_hex(8)}"
         if not os.path.lexists(directory):
             raise SnapshotNotFoundError(self.not_found(snapshot_id))
-        with _told(directory, "remove"), garbage.shared_lock(self.path):  # `gc` must not see a partly removed snapshot
+        with _told(directory, "remove"), _shared_lock(self.path):  # `gc` must not see a partly removed snapshot
             directory.rename(removed)
-            if removed.is_symlink():
-                removed.unlink()
-            else:
-                shutil.rmtree(removed)
+            _remove(removed)
 
     def beyond(self, episode_id: str, keep: int) -> Sequence[str]:
         """Returns the ids of an episode's snapshots except its last `keep`, ordered by step."""
         steps = {name: found for name in self.ids() if (found := step_of(name)) is not None and found[0] == episode_id}
         return sorted(steps, key=lambda name: steps[name][1])[: max(0, len(steps) - keep)]
 
-    def verify(self, snapshot_id: str, *, deep: bool = True) -> verification.Verification:
-        """Verifies all objects that a snapshot needs. Returns the problems instead of raising them."""
-        try:
-            return verification.verify(self.get(snapshot_id), deep=deep)
-        except SnapshotMetadataError as error:
-            return verification.Verification(snapshot_id, problems=(str(error),))
+    def verify(self, snapshot_id: str, *, deep: bool = True) -> Verification:
+        """Verifies all objects that a snapshot needs. Returns the problems instead of raising them.
+
+        If `deep` is false, only checks that the contents of files exist, without reading them.
+        """
+        problems: list[str] = []
+        needed: dict[str, int | None] = {}
+        size = 0
+        with _noted(problems):
+            snapshot = self.get(snapshot_id)
+            needed = dict.fromkeys(snapshot.objects())
+            _check_lines(self.objects, snapshot, problems)
+            with _noted(problems):
+                needed |= _chunk_sizes(get_delta(self.objects, snapshot.filesystem), snapshot)
+        for digest, expected in needed.items():
+            with _noted(problems):
+                size += self.objects.size(digest)
+                if not deep or expected is None:
+                    continue
+                if (found := len(self.objects.get(digest, max_bytes=CHUNK_BYTES))) != expected:
+                    raise SnapshotCorruptError(
+                        f"Expected {self.objects.file(digest)} to contain {expected} bytes of a file, got {found}."
+                    )
+        return Verification(snapshot_id, len(needed), size, tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
 
     def gc(
-        self, *, grace_sec: float = garbage.GRACE_SEC, dry_run: bool = False, without: Collection[str] = ()
-    ) -> garbage.RemovedObjects:
-        """Removes unneeded objects and leftovers of killed processes; see `ares_exp.snapshots.garbage`."""
-        with _told(self.path, "collect garbage in"):
-            return garbage.collect(self, grace_sec=grace_sec, dry_run=dry_run, without=without)
+        self, *, grace_sec: float = GRACE_SEC, dry_run: bool = False, without: Collection[str] = ()
+    ) -> RemovedObjects:
+        """Removes unneeded objects and leftovers of killed processes that are older than the grace time.
+
+        Nothing is removed while another process writes to the store, or if a snapshot cannot be read, because the
+        objects that it needs are unknown.
+
+        Args:
+            grace_sec: Age in seconds below which objects and directories are kept.
+            dry_run: Whether to remove nothing.
+            without: Ids of snapshots that are treated as removed.
+
+        Raises:
+            SnapshotError: A snapshot cannot be read, or an object cannot be removed.
+        """
+        if not self.path.is_dir():
+            return RemovedObjects()
+        with _told(self.path, "collect garbage in"), exclusive_lock(self.path) as alone:
+            if not alone:
+                return RemovedObjects(
+                    skipped=f"Nothing was removed from {self.path}: a snapshot is being written. Try again later."
+                )
+            needed = self._needed(without)
+            directories = self._remove_temporary(grace_sec, dry_run=dry_run)
+            if dry_run:
+                before = time.time() - grace_sec
+                found = [self.objects.file(digest).stat() for digest in self.objects.digests() if digest not in needed]
+                sizes = [each.st_size for each in found if each.st_mtime <= before]
+                return RemovedObjects(len(sizes), sum(sizes), directories)
+            objects, size = self.objects.remove_unneeded(needed, older_than_sec=grace_sec)
+            return RemovedObjects(objects, size, directories)
+
+    def _needed(self, without: Collection[str]) -> set[str]:
+        """Returns the digests of the objects that the snapshots need.
+
+        Any string in the journal, the delta or the agent's state that has the form of a digest is treated as needed.
+        """
+        needed: set[str] = set()
+        seen: set[str] = set()
+        for name in self.ids():
+            if name in without:
+                continue
+            try:
+                snapshot = self.get(name)
+                named = snapshot.objects()
+                needed.update(named)
+                for digest in set(named) - seen - set(snapshot.message_objects):
+                    seen.add(digest)
+                    needed.update(map(bytes.decode, _DIGEST.findall(self.objects.get(digest))))
+            except SnapshotMetadataError as error:
+                raise SnapshotError(
+                    f"Nothing was removed from {self.path}, because one snapshot cannot be read, and may need any "
+                    f"object. Repair or remove {self.path / name}. {error}"
+                ) from None
+        return needed
+
+    def _remove_temporary(self, grace_sec: float, *, dry_run: bool) -> int:
+        before = time.time() - grace_sec
+        found = [path for path in self.path.glob(f"{TEMPORARY}*") if path.lstat().st_mtime <= before]
+        for path in [] if dry_run else found:
+            _remove(path)
+        return len(found)
 
     def _directory(self, snapshot_id: str) -> Path:
         return self.path / check_id(snapshot_id)
@@ -219,6 +353,13 @@ def in_order(snapshots: Iterable[EnvironmentSnapshot]) -> Sequence[EnvironmentSn
     return sorted(snapshots, key=lambda each: (datetime.fromisoformat(each.created_at), each.step_count))
 
 
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
 @contextmanager
 def _told(path: Path, deed: str) -> Iterator[None]:
     """Turns an `OSError` into a `SnapshotError` that names the action and the path."""
@@ -226,3 +367,96 @@ def _told(path: Path, deed: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise SnapshotError(f"Cannot {deed} {error.filename or path}: {error.strerror or error}.") from None
+
+
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except SnapshotMetadataError as error:
+        problems.append(str(error))
+
+
+def _check_lines(objects: ObjectStore, snapshot: EnvironmentSnapshot, problems: list[str]) -> None:
+    """Checks the journals, the messages and the agent's state."""
+    with _noted(problems):
+        lines = objects.get_lines(snapshot.journal)
+        _expect(snapshot, "journal_entries", snapshot.journal_entries, len(lines))
+        for journal in (*map(objects.get_lines, snapshot.past_journals), lines):
+            for number, line in enumerate(journal):
+                try:
+                    json.loads(line)
+                except (ValueError, RecursionError):
+                    raise SnapshotCorruptError(
+                        f"Expected JSON in line {number} of the journal, got something else."
+                    ) from None
+    with _noted(problems):
+        decode_messages(objects.get_lines(snapshot.message_objects), "The snapshot")
+    with _noted(problems):
+        if (state := snapshot.agent.get("state")) is not None:
+            objects.get(state)
+
+
+def _chunk_sizes(delta: Delta, snapshot: EnvironmentSnapshot) -> dict[str, int]:
+    _expect(snapshot, "filesystem_base", snapshot.filesystem_base, delta.base)
+    _expect(snapshot, "filesystem_entries", snapshot.filesystem_entries, len(delta.entries))
+    _expect(snapshot, "filesystem_bytes", snapshot.filesystem_bytes, sum(each.size for each in delta.entries.values()))
+    return {
+        chunk: min(CHUNK_BYTES, entry.size - position * CHUNK_BYTES)
+        for entry in delta.entries.values()
+        for position, chunk in enumerate(entry.chunks)
+        if chunk is not None
+    }
+
+
+def _expect(snapshot: EnvironmentSnapshot, name: str, said: object, found: object) -> None:
+    if said != found:
+        where = snapshot.snapshot_dir / SNAPSHOT_FILE
+        raise SnapshotCorruptError(f"{where}: `{name}` is {said!r}, but the objects have {found!r}.")
+
+
+@contextmanager
+def _shared_lock(store: Path) -> Iterator[None]:
+    """Holds the writers' lock of a store. Any number of writers can hold it at the same time, also nested.
+
+    If the file system has no such locks, no lock is held and no collection is allowed.
+
+    Raises:
+        SnapshotError: A garbage collection did not end in time.
+    """
+    with _held(store, fcntl.LOCK_SH, WRITER_WAITS_SEC) as held:
+        if not held:
+            raise SnapshotError(
+                f"Cannot write to {store}: it has been locked by a garbage collection for {WRITER_WAITS_SEC:g} s."
+            )
+        yield
+
+
+@contextmanager
+def exclusive_lock(store: Path) -> Iterator[bool]:
+    """Locks a store for garbage collection, unless a process writes to it. Yields whether the store is locked."""
+    with _held(store, fcntl.LOCK_EX, COLLECTOR_WAITS_SEC) as held:
+        yield held
+
+
+@contextmanager
+def _held(store: Path, kind: int, wait_sec: float) -> Iterator[bool]:
+    path, give_up = store / LOCK_FILE, time.monotonic() + wait_sec
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        while not (held := _try_lock(descriptor, kind)) and time.monotonic() <= give_up:
+            time.sleep(_PAUSE_SEC)
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:  # another process holds the lock; other errors do not end by waiting
+        return False
+    except OSError:
+        if kind == fcntl.LOCK_EX:
+            raise
+    return True

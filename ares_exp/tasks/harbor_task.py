@@ -129,6 +129,7 @@ class HarborTask:
             "package_version": package.version if package else None,
             "origin": asdict(self.origin) if self.origin else None,
             "extra_instructions": list(self.extra_instructions),
+            "metadata": self.config.model_dump(mode="json", include={"metadata"})["metadata"],
         }
 
     def check_runnable(self, *, needs_solution: bool = False, supported: frozenset[str] | None = None) -> None:

@@ -25,13 +25,9 @@ TIMEOUT_SEC = 120.0
 
 
 def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
-    """Returns the factory that an option of the `agent` group would create.
+    """Returns the factory that an option of the `agent` group would create with these arguments.
 
     A part that takes an `llm_client`, such as the class of an agent, is already a factory and is returned unchanged.
-
-    Args:
-        part: Object that `_target_` names.
-        options: Arguments of the call that creates the factory.
     """
     is_factory = "llm_client" in inspect.signature(part).parameters
     made: CodeAgentFactory = part if is_factory else part(**options)
@@ -74,7 +70,7 @@ class AgentContract:
             if as_agent_factory(factory).deterministic:
                 raise
             pytest.skip(str(error))
-        assert steps >= 1, "it asked its LLM for nothing"
+        assert steps >= 1, "the agent sent no LLM request"
 
     def test_supported_context_is_accepted(self, factory: CodeAgentFactory, container: RehearsalContainer) -> None:
         supports = as_agent_factory(factory).supports

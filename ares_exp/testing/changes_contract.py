@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 import shutil
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.errors import CaptureError, ContainerDiedError, SnapshotError, SnapshotMismatchError
 from ares_exp.records.secrets import protect
 from ares_exp.testing.awkward_tree import listing, make_awkward, python
+from ares_exp.testing.container_contract import ContainerSuite
 
 LARGE_BYTES = 5 * 2**20
 SOON_SEC = 60.0
@@ -76,7 +76,7 @@ async def run(box: Container, command: str) -> str:
     return result.output
 
 
-class ChangesContract:
+class ChangesContract(ContainerSuite):
     """The suite of containers that can be captured. Override `factory`, `spec`, `other_base` and `left`."""
 
     impossible: frozenset[str] = frozenset()
@@ -86,14 +86,6 @@ class ChangesContract:
     """The `STEPS` whose changes the backend cannot capture. It must report them as lost."""
 
     @pytest.fixture
-    def factory(self) -> ContainerFactory:
-        raise NotImplementedError
-
-    @pytest.fixture
-    def spec(self) -> ContainerSpec:
-        return ContainerSpec("changes")
-
-    @pytest.fixture
     def other_base(self) -> str:
         """Returns a base other than the base of `spec`, in the form of a `Delta.base`."""
         raise NotImplementedError
@@ -101,11 +93,6 @@ class ChangesContract:
     async def left(self) -> list[str]:
         """Lists the resources of this process that exist in the backend: containers, images, directories."""
         raise NotImplementedError
-
-    @pytest.fixture
-    async def box(self, factory: ContainerFactory, spec: ContainerSpec) -> AsyncIterator[Container]:
-        async with factory(spec) as box:
-            yield box
 
     @pytest.fixture
     def objects(self, tmp_path: Path) -> CountingStore:

@@ -147,7 +147,7 @@ class _Check:
                 request = await self.host.next_request()
         except TimeoutError:
             self._raise_if_refused(step)
-            raise AgentError(f"Step {step}: The code agent is not there after {self._timeout_sec:g} s.") from None
+            raise AgentError(f"Step {step}: The agent sent no request within {self._timeout_sec:g} s.") from None
         except AgentError as error:
             self._raise_if_refused(step)
             raise type(error)(f"Step {step}: {error}") from error
@@ -181,9 +181,9 @@ class _Check:
             )
             second = again.runtime
             if second.has_ended != first.has_ended or second.open_calls != first.open_calls:
+                expected, got = (_state(one.has_ended, one.open_calls) for one in (first, second))
                 raise DivergenceError(
-                    f"The agent, run again, {_state(second.has_ended, second.open_calls)}, where it "
-                    f"{_state(first.has_ended, first.open_calls)} the first time."
+                    f"Expected the second run of the agent to end like the first run, which {expected}, but it {got}."
                 )
         finally:
             await again.cancel()
@@ -193,8 +193,8 @@ class _Check:
         agent, kind = self.host.agent, type(self.host.agent).__name__
         if not isinstance(agent, StatefulAgent):
             raise SnapshotUnsupportedError(
-                f"{kind} is not deterministic (its factory says so) and has no get_state(), set_state() "
-                "and resume(): nothing can be checked, and its episodes cannot be snapshotted."
+                f"Its factory declares that {kind} is not deterministic, so it must have get_state(), set_state() and "
+                "resume(). Without them, it cannot be checked, and its episodes cannot be snapshotted."
             )
         state = AgentState(agent.state_version, json.loads(json.dumps(agent.get_state())))
         host = AgentHost(cast("Container", _NoContainer()), None)
@@ -206,27 +206,24 @@ class _Check:
             await host.cancel()
         if again != request:
             raise DivergenceError(
-                f"Step {step}: {kind}, given its state, asks its LLM something else: {again!r:.300}, "
-                f"and not {request!r:.300}.",
+                f"Step {step}: With the same state, {kind} sends another request: expected {request!r:.300}, "
+                f"got {again!r:.300}.",
                 step=step,
             )
 
 
 def _state(has_ended: bool, open_calls: Sequence[int]) -> str:
-    return "had ended" if has_ended else f"waited for its calls {list(open_calls)}"
+    return "ended" if has_ended else f"waited for its calls {list(open_calls)}"
 
 
 class _NoContainer:
     """The container of an agent that is run again; executes nothing."""
 
     async def exec(self, command: str, **_: Unpack[ExecOptions]) -> ExecResult:
-        """Must not be called."""
-        raise AssertionError(f"run again: {command}")
+        raise AssertionError(f"The second run must not run a command, got {command!r}.")
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Must not be called."""
-        raise AssertionError(f"uploaded again: {source}")
+        raise AssertionError(f"The second run must not upload files, got {source}.")
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Must not be called."""
-        raise AssertionError(f"downloaded again: {source}")
+        raise AssertionError(f"The second run must not download files, got {source}.")

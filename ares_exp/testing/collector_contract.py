@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from itertools import repeat
 
 import pytest
 
@@ -17,13 +15,7 @@ from ares_exp.trajectories.records import StepRecord, serialize_llm_request, ser
 
 
 def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -> list[StepRecord]:
-    """Creates the records of a whole episode.
-
-    Args:
-        text: Text of the exchanges.
-        length: Number of records, FIRST and LAST included.
-        reward: Reward of the LAST record.
-    """
+    """Creates `length` records of an episode, from FIRST to LAST. The LAST record has the reward `reward`."""
     messages = [{"role": "user", "content": f"{text}: start"}]
     response = serialize_llm_response(LLMResponse.from_text(f"{text}: yes"))
     records = [StepRecord(0, "FIRST", serialize_llm_request(LLMRequest(list(messages))), None, None, None, 1.0)]
@@ -110,7 +102,7 @@ class CollectorContract:
 
     def test_episode_metadata_is_recorded(self, complete: CollectorBase) -> None:
         if not isinstance(complete, CollectorBase) or not complete.keeps_apart:
-            pytest.skip("it takes less")
+            pytest.skip("it records one episode at a time")
         handle = complete.begin_episode(
             task_name="a", episode_id="a__0__0badcafe", start_time=2.5, metadata={"attempt": 3}
         )
@@ -143,7 +135,8 @@ class CollectorContract:
             found = complete.end_episode(episode=handles[name])
             assert found.task_name == name
             if self.keeps_steps:
-                assert [step.observation for step in found.steps] == _observations(episode_records(name, 12))
+                expected = [record.observation for record in episode_records(name, 12)]
+                assert [step.observation for step in found.steps] == expected
 
     def test_concurrent_episodes_need_a_handle(self, complete: CollectorBase) -> None:
         if not complete.keeps_apart:
@@ -158,9 +151,5 @@ class CollectorContract:
         assert complete.end_episode().task_name == "b"
 
     def test_close_is_idempotent(self, complete: CollectorBase) -> None:
-        for _ in repeat(None, 2):
-            complete.close()
-
-
-def _observations(records: Sequence[StepRecord]) -> list[object]:
-    return [record.observation for record in records]
+        complete.close()
+        complete.close()

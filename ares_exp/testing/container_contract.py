@@ -9,7 +9,7 @@ import resource
 import secrets
 import stat
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,7 @@ def _ask(where: str, what: str) -> str:
 
 @contextlib.contextmanager
 def _files(folders: Iterable[Path], name: str, text: str) -> Iterator[list[Path]]:
-    """Creates a file in each folder that is writable for this user, and yields the files.
-
-    Removes the files and the folders that it has created at the end.
-    """
+    """Creates a file in each folder that is writable for this user. Removes its files and folders at the end."""
     with contextlib.ExitStack() as made:
         files = []
         for folder in folders:
@@ -81,11 +78,8 @@ def _needs_isolation(factory: ContainerFactory) -> None:
         pytest.skip("the backend declares that its containers are not isolated")
 
 
-class ContainerContract:
-    """The suite of containers. Override `factory`, and `spec` if a container needs more than a name."""
-
-    other_user: str | None = "nobody"
-    """A user of the container besides root; `None` if there is none."""
+class ContainerSuite:
+    """Fixtures of the suites of containers. Override `factory`, and `spec` if a container needs more than a name."""
 
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
     """Supported network modes of a container, between which it can switch. In other modes, it has no network or the
@@ -97,12 +91,35 @@ class ContainerContract:
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
-        return ContainerSpec("contract", env={"FROM_SPEC": "spec", "BOTH": "spec"})
+        return ContainerSpec("contract")
 
     @pytest.fixture
     async def box(self, factory: ContainerFactory, spec: ContainerSpec) -> AsyncIterator[Container]:
         async with factory(spec) as box:
             yield box
+
+    def with_networks(
+        self, factory: ContainerFactory, spec: ContainerSpec, policies: Mapping[str, NetworkPolicy], start: NetworkMode
+    ) -> ContainerSpec | None:
+        """Returns a spec whose container starts with one network and can switch to the others; `None` if rejected."""
+        asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
+        try:
+            factory.check(asked)
+        except UnsupportedTaskError:
+            assert self.networks != ContainerSuite.networks
+            return None
+        return asked
+
+
+class ContainerContract(ContainerSuite):
+    """The suite of containers. Override `factory`, and `spec` if a container needs more than a name."""
+
+    other_user: str | None = "nobody"
+    """A user of the container besides root; `None` if there is none."""
+
+    @pytest.fixture
+    def spec(self) -> ContainerSpec:
+        return ContainerSpec("contract", env={"FROM_SPEC": "spec", "BOTH": "spec"})
 
     def test_factory_follows_the_protocols(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
         assert isinstance(factory, ContainerFactory)
@@ -202,7 +219,7 @@ class ContainerContract:
         assert result.output == bytes(range(256)).decode("utf-8", "replace")
         split = await box.exec("printf '\\360\\237'; sleep 0.1; printf '\\230\\200'; sleep 0.1; printf '\\303'")
         assert split.output == "😀\ufffd"
-        assert (await box.exec("printf x")).output == "x", "no newline is added"
+        assert (await box.exec("printf x")).output == "x", "a newline was added"
         assert (await box.exec("true")).output == ""
 
     async def test_stderr_can_be_separate(self, box: Container) -> None:
@@ -300,7 +317,7 @@ class ContainerContract:
         noisy = "(until [ -e /tmp/enough ]; do echo noise; sleep 0.01; done; echo > /tmp/done) &"
         result = await box.exec(f"{noisy} echo started", timeout_sec=30)
         assert result.output.endswith("started\n") or "started\n" in result.output
-        assert not result.timed_out, "it is over with what was in the foreground"
+        assert not result.timed_out, "a command ends with its foreground process"
         for n in range(20):
             assert (await box.exec(f"echo {n}")).output == f"{n}\n"
         waited = await box.exec(
@@ -315,7 +332,7 @@ class ContainerContract:
         gone = await box.exec(
             f"kill {result.output}; while kill -0 {result.output}; do sleep 0.05; done", timeout_sec=SLACK_SEC
         )
-        assert not gone.timed_out, "a process that was killed stays as a zombie"
+        assert not gone.timed_out, "a killed process stays as a zombie"
 
     async def test_closed_output_ends_the_command(self, box: Container) -> None:
         assert (await box.exec("echo seen; exec 1>&- 2>&-; echo lost; exit 4")).exit_code in (1, 4)
@@ -357,7 +374,7 @@ class ContainerContract:
         await box.exec("mkdir /real; ln -s real /linked")
         await box.upload(source, "/linked/file")
         left = await box.exec("readlink /linked; cat /real/file")
-        assert left.output == "real\n#!/bin/sh\necho again\n", "links of the container stay"
+        assert left.output == "real\n#!/bin/sh\necho again\n", "a link of the container was replaced"
 
     async def test_directory_is_uploaded(self, box: Container, tmp_path: Path) -> None:
         (tmp_path / "sub" / "empty").mkdir(parents=True)
@@ -437,16 +454,9 @@ class ContainerContract:
         self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
     ) -> None:
         async with hello_server() as (address, port):
-            policies = {
-                "no-network": NO_NETWORK,
-                "public": PUBLIC,
-                "allowlist": NetworkPolicy("allowlist", frozenset({address})),
-            }
-            asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
-            try:
-                factory.check(asked)
-            except UnsupportedTaskError:
-                assert self.networks != ContainerContract.networks
+            allowlist = NetworkPolicy("allowlist", frozenset({address}))
+            policies = {"no-network": NO_NETWORK, "public": PUBLIC, "allowlist": allowlist}
+            if (asked := self.with_networks(factory, spec, policies, start)) is None:
                 return
             async with factory(asked) as box:
                 for mode in (start, "no-network", "public", "allowlist", "public", "no-network", "allowlist", start):

@@ -14,20 +14,10 @@ from ares_exp.errors import TransferError
 
 
 class RehearsalContainer:
-    """An `AgentContainer` in memory. Concurrent commands end in a random order; terminals only echo.
-
-    Attributes:
-        commands: Number of commands so far.
-        files: Uploaded files by path.
-    """
+    """An `AgentContainer` in memory. Concurrent commands end in a random order; terminals only echo."""
 
     def __init__(self, response: Callable[[str], str | ExecResult] | None = None) -> None:
-        """Starts without files.
-
-        Args:
-            response: Function from a command to its output or its whole result; by default the output is the command
-                and the number of commands so far.
-        """
+        """`response` returns the output or whole result of a command. By default, the output repeats the command."""
         self.commands = 0
         self.files: dict[PurePosixPath, bytes] = {}
         self._respond = response

@@ -100,7 +100,7 @@ class EnvironmentContract:
     def test_step_after_the_end_is_refused(self, environment: MinimalEnvironment) -> None:
         async def execute(env: MinimalEnvironment) -> None:
             if not (await self._execute(env))[-1].last():
-                pytest.skip("the replies bring no episode to its end")
+                pytest.skip("the episode does not end with these replies")
             with pytest.raises(AresExpError):
                 await env.step(self._respond())
 
@@ -122,7 +122,7 @@ class EnvironmentContract:
             await env.step(self._respond())
             await env.close()
             async with asyncio.timeout(GRACE_SEC):
-                while not asyncio.all_tasks() <= before:  # noqa: ASYNC110 (they are the environment's)
+                while not asyncio.all_tasks() <= before:  # noqa: ASYNC110 (the environment owns them)
                     await asyncio.sleep(0.01)
 
         asyncio.run(asyncio.wait_for(execute(environment), TIMEOUT_SEC))
@@ -261,7 +261,7 @@ class EnvironmentContract:
             assert concurrent.pending_requests() == ()
             first = await env.reset()
             if not (pending := concurrent.pending_requests()):
-                pytest.skip("it is a wrapper of one that tells none")
+                pytest.skip("the wrapped environment does not report its pending requests")
             assert pending[0].request == first.observation
             assert len({one.call_id for one in pending}) == len(pending)
             second = await env.step(self._respond())
@@ -269,7 +269,7 @@ class EnvironmentContract:
             assert bool(later) != second.last()
             assert second.last() or later[0].request == second.observation
             still = [one for one in pending[1:] if one in later]
-            assert [*later[: len(still)]] == still, "what waited before comes first, in the same order"
+            assert [*later[: len(still)]] == still, "earlier requests must come first, in the same order"
 
         _with(environment, execute)
 
@@ -278,11 +278,11 @@ class EnvironmentContract:
             announcing = concurrent = _able(env, "changed_requests", "pending_requests")
             await env.reset()
             if not (pending := concurrent.pending_requests()):
-                pytest.skip("it is a wrapper of one that tells none")
+                pytest.skip("the wrapped environment does not report its pending requests")
             assert await announcing.changed_requests(()) == pending
             waiting = asyncio.ensure_future(announcing.changed_requests(pending))
             await asyncio.wait({waiting}, timeout=QUIET_SEC)
-            assert not waiting.done(), "nothing has changed"
+            assert not waiting.done(), "no request has changed"
             assert concurrent.pending_requests() == pending
             step = await env.step(self._respond())
             assert not step.first()

@@ -11,7 +11,6 @@ import contextlib
 import shlex
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 
@@ -24,7 +23,8 @@ from ares_exp.containers.forwarded_port import (
     ServingContainer,
 )
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkMode, NetworkPolicy
-from ares_exp.errors import ContainerDiedError, ContainerError, UnsupportedTaskError
+from ares_exp.errors import ContainerDiedError, ContainerError
+from ares_exp.testing.container_contract import ContainerSuite
 
 SLACK_SEC = 60.0
 """Time allowed for anything that ends by itself, on a loaded machine."""
@@ -51,12 +51,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class Server:
-    """Serves the connections of a forwarded port with a coroutine.
-
-    Attributes:
-        served: Number of connections so far.
-        errors: Exceptions of their handlers.
-    """
+    """Serves the connections of a forwarded port with a coroutine. Counts them, and collects their exceptions."""
 
     def __init__(self, handler: Handler) -> None:
         self.served = 0
@@ -130,11 +125,8 @@ def port_of(forwarded_port: ForwardedPort) -> int:
     return int(port)
 
 
-class ForwardedPortContract:
+class ForwardedPortContract(ContainerSuite):
     """The suite of forwarded ports. Override `factory`, and `spec` if a container needs more than a name."""
-
-    networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
-    """Network modes that a container of `factory` can have."""
 
     large_bytes = 4 * 2**20
     """Number of bytes that exceeds the buffers of a connection."""
@@ -143,17 +135,8 @@ class ForwardedPortContract:
     """Whether a container has its own loopback, so that it gets the requested ports."""
 
     @pytest.fixture
-    def factory(self) -> ContainerFactory:
-        raise NotImplementedError
-
-    @pytest.fixture
     def spec(self) -> ContainerSpec:
         return ContainerSpec("forwarded_ports", network=NO_NETWORK)
-
-    @pytest.fixture
-    async def box(self, factory: ContainerFactory, spec: ContainerSpec) -> AsyncIterator[Container]:
-        async with factory(spec) as box:
-            yield box
 
     @contextlib.asynccontextmanager
     async def opened(self, box: Container, handler: Handler = echo) -> AsyncIterator[tuple[int, Server]]:
@@ -186,16 +169,9 @@ class ForwardedPortContract:
     async def test_port_is_open_under_every_network(
         self, factory: ContainerFactory, spec: ContainerSpec, start: NetworkMode
     ) -> None:
-        policies = {
-            "no-network": NO_NETWORK,
-            "public": PUBLIC,
-            "allowlist": NetworkPolicy("allowlist", frozenset({"192.0.2.1"})),
-        }
-        asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
-        try:
-            factory.check(asked)
-        except UnsupportedTaskError:
-            assert self.networks != ForwardedPortContract.networks
+        allowlist = NetworkPolicy("allowlist", frozenset({"192.0.2.1"}))
+        policies = {"no-network": NO_NETWORK, "public": PUBLIC, "allowlist": allowlist}
+        if (asked := self.with_networks(factory, spec, policies, start)) is None:
             return
         async with factory(asked) as box, self.opened(box) as (port, _):
             for mode in (start, *policies):

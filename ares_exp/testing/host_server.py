@@ -24,10 +24,7 @@ def host_address() -> str:
 
 @asynccontextmanager
 async def hello_server(address: str | None = None) -> AsyncIterator[tuple[str, int]]:
-    """Starts an HTTP server that responds `hello` to every request, and yields its address and port.
-
-    `address` defaults to `host_address`.
-    """
+    """Starts an HTTP server that responds `hello` to every request at `address`, by default `host_address`."""
     connections: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -30,19 +30,21 @@ FIXTURES = {"agent": "factory", "container": "factory"}
 
 
 def suites_of(parts: Sequence[str], options: Sequence[str]) -> ModuleType:
-    """Returns a module with a test class for each part.
+    """Returns a module with a test class for each part (`package:Name` or `package.Name`).
 
-    Args:
-        parts: Names of classes, `package:Name` or `package.Name`.
-        options: Arguments of the classes, `name=value`; a value is YAML, and `{tmp}` a directory of the test.
+    `options` are arguments of the classes, `name=value`: a value is YAML, and `{tmp}` in it is a directory of the test.
 
     Raises:
         ConfigError: A part cannot be imported, or its kind is not recognised; or a package is missing.
     """
+    import yaml
+
     module = ModuleType("part_suites")
     for name in parts:
         part = import_target(name.replace(":", "."))
-        suite = _suite(part, name, _values(options))
+        pairs = (option.partition("=") for option in options)
+        values = {key: value if "{tmp}" in value else yaml.safe_load(value) for key, _, value in pairs}
+        suite = _suite(part, name, values)
         vars(module)[suite.__name__] = suite
     return module
 
@@ -54,7 +56,8 @@ def _suite(part: Any, name: str, options: Mapping[str, Any]) -> type:
     contract = vars(import_module(f"ares_exp.testing.{kind}_contract"))[f"{kind.capitalize()}Contract"]
 
     def given(self: object, tmp_path: Path) -> Any:
-        values = {key: _in_folder(value, tmp_path) for key, value in options.items()}
+        folder = str(tmp_path)
+        values = {key: one.replace("{tmp}", folder) if isinstance(one, str) else one for key, one in options.items()}
         return factory_of(part, values) if kind == "agent" else part(**values)
 
     return type(f"Test{part.__name__}", (contract,), {FIXTURES.get(kind, kind): pytest.fixture(given)})
@@ -74,14 +77,3 @@ def _kind_of(part: Any, name: str) -> str:
         f"Expected {name} to be the class of an agent, which takes an `llm_client`, or a class with the methods of a "
         f"part ({methods_of}). For anything else, inherit from the suite in a test file."
     )
-
-
-def _values(options: Sequence[str]) -> dict[str, Any]:
-    import yaml
-
-    pairs = (option.partition("=") for option in options)
-    return {name: value if "{tmp}" in value else yaml.safe_load(value) for name, _, value in pairs}
-
-
-def _in_folder(value: Any, folder: Path) -> Any:
-    return value.replace("{tmp}", str(folder)) if isinstance(value, str) else value

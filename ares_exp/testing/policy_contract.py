@@ -72,7 +72,7 @@ class PolicyContract:
         async def ask(opened: Policy) -> list[LLMResponse]:
             client = opened.for_episode(self.episode())
             if (count := min(4, concurrency_of(client))) < 2:
-                pytest.skip("it is asked for one response after the other")
+                pytest.skip("it accepts only one request at a time")
             return await asyncio.gather(*(client(question) for _ in range(count)))
 
         assert all(isinstance(response, LLMResponse) for response in _with(policy, ask))
@@ -81,7 +81,7 @@ class PolicyContract:
         async def ask(opened: Policy) -> None:
             ran, resumed = opened.for_episode(self.episode()), opened.for_episode(self.episode())
             if not isinstance(resumed, AdvancingClient):
-                pytest.skip("its clients keep no place of their own")
+                pytest.skip("its clients do not count their responses")
             resumed.advance(question, await ran(question))
             assert (await resumed(question)).text == (await ran(question)).text
 

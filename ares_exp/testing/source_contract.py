@@ -20,9 +20,7 @@ TIMEOUT_SEC = 120.0
 class SourceContract:
     """The test suite for environment sources.
 
-    Define the fixture `source`, and also `parts` if its tasks cannot use local containers.
-
-    Only `test_episode_starts` starts a container; no test calls an LLM.
+    Define the fixture `source`, and also `parts` if its tasks cannot use local containers. No test calls an LLM.
     """
 
     @pytest.fixture

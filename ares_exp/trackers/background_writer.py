@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
-    """Executes submitted functions in order, in a separate thread.
+    """Executes submitted functions in order, in a separate thread that `start` starts.
 
     Failures are counted. The first failure is logged as a warning, and the others at the debug level.
 
@@ -24,11 +24,7 @@ class BackgroundWriter:
     """
 
     def __init__(self, what: str) -> None:
-        """Stores the name. `start` starts the thread.
-
-        Args:
-            what: Name of the writer's owner, as the first word of a warning.
-        """
+        """Stores the name of the writer's owner, which is the first word of a warning."""
         self.failures = 0
         self._what = what
         self._inbox: _Inbox = queue.SimpleQueue()

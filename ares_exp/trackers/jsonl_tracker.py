@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pydantic
 
 from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_dir import RunDir, append_text, dump_json
+from ares_exp.records.run_dir import RunDir, append_text
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub
+from ares_exp.reports.page import json_text
 from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.metrics import EpisodeRows, total_metrics
 from ares_exp.trackers.tracker import RunInfo, TrackerBase
@@ -121,18 +121,9 @@ class JsonlTracker(TrackerBase):
 
         def append() -> None:
             line = {"kind": kind, "time": now, **make()}
-            append_text(path, f"{dump_json(_finite(line))}\n", flags=os.O_CREAT)
+            append_text(path, f"{json_text(line)}\n", flags=os.O_CREAT)
 
         self._writer.do(append)
-
-
-def _finite(value: Any) -> Any:
-    """Copies a value, and replaces numbers that JSON cannot express by `None`."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -6,7 +6,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.config.parts import completed
@@ -23,7 +23,7 @@ FINISH_TIMEOUT_SEC = 600.0
 _logger = logging.getLogger(__name__)
 
 
-class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
+class SeveralTrackers(TrackerBase):
     """A `Tracker` that forwards every call to several named trackers. An exception of one does not affect the others.
 
     A tracker whose `log_episode` has no argument for the trajectory is called without it.
@@ -33,18 +33,6 @@ class SeveralTrackers(Mapping[str, TrackerBase], TrackerBase):
         self._trackers = {name: completed(one, TrackerBase) for name, one in trackers.items()}
         self._failed: list[str] = []  # threads append names to it
         self._with_trajectory = {name for name, one in self._trackers.items() if _takes_trajectory(one)}
-
-    def __getitem__(self, name: str) -> TrackerBase:
-        """Returns the tracker with this name."""
-        return self._trackers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterates over the names, in the order of the config."""
-        return iter(self._trackers)
-
-    def __len__(self) -> int:
-        """Counts the trackers."""
-        return len(self._trackers)
 
     @property
     def failures(self) -> int:

@@ -26,7 +26,7 @@ import uuid
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -106,35 +106,15 @@ class Episode(bodies.Episode):
         )
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request of the relay: the trainer samples the response.
+class Request(bodies.TokenRequestFacts):
+    """A request of the relay. Fields that this version of the client does not know are ignored."""
 
-    Attributes:
-        request_id: Id of the request.
-        rollout_id: Id of the rollout, for engines with sticky sessions.
-        prompt_ids: Token ids of the prompt.
-        sampling: Sampling parameters.
-        deadline: Time in epoch seconds until which a response is accepted.
-    """
-
-    request_id: str
-    rollout_id: str
-    prompt_ids: Sequence[int]
-    sampling: Mapping[str, Any]
-    deadline: float | None = None
+    model_config = ConfigDict(extra="ignore")
 
 
 @dataclass(frozen=True)
 class Response:
-    """A response to a request of the relay.
-
-    Attributes:
-        ids: Sampled token ids.
-        logprobs: Log-probability of each sampled token.
-        version: Version of the weights.
-        stop: `stop`, `length` or `abort`.
-    """
+    """A response to a request of the relay. `SampledBody` describes the fields."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -343,7 +323,7 @@ class Client:
             index: Position of the version, from which ages are computed. Defaults to the number in the name, or the
                 next number.
         """
-        return await self._control("versions", {"version": version, "index": index})
+        return await self._state("POST", "versions", {"version": version, "index": index})
 
     async def pause(
         self, scope: str = "requests", *, drain_sec: float = 0.0, for_sec: float | None = None
@@ -356,18 +336,18 @@ class Client:
             for_sec: Number of seconds after which the service resumes automatically. Defaults to the service's limit.
         """
         body = {"scope": scope, "drain_sec": drain_sec, **({} if for_sec is None else {"for_sec": for_sec})}
-        return await self._control("pause", body, wait_sec=drain_sec)
+        return await self._state("POST", "pause", body, wait_sec=drain_sec)
 
     async def resume(self, scope: str | None = None) -> bodies.ServiceState:
         """Resumes after `pause`. Without a scope, everything resumes."""
-        return await self._control("resume", {"scope": scope})
+        return await self._state("POST", "resume", {"scope": scope})
 
     async def state(self) -> bodies.ServiceState:
         """Returns the current pauses, the number of LLM requests in flight, and the version of the weights."""
-        return _as(bodies.ServiceState, await self._call("GET", "/v1/state"))
+        return await self._state("GET", "state")
 
-    async def _control(self, what: str, body: Mapping[str, Any], *, wait_sec: float = 0.0) -> bodies.ServiceState:
-        return _as(bodies.ServiceState, await self._call("POST", f"/v1/{what}", body=body, wait_sec=wait_sec))
+    async def _state(self, method: str, path: str, body: Any = None, *, wait_sec: float = 0.0) -> bodies.ServiceState:
+        return _as(bodies.ServiceState, await self._call(method, f"/v1/{path}", body=body, wait_sec=wait_sec))
 
     async def requests(self, submission: Submitted, *, limit: int = 64) -> AsyncIterator[Request]:
         """Yields the requests of the relay for a submission, indefinitely.
@@ -377,18 +357,12 @@ class Client:
         query = {"submission": submission.submission_id, "wait": POLL_SEC, "max": limit}
         while True:
             for one in (await self._call("GET", "/v1/requests", query, wait_sec=POLL_SEC))["requests"]:
-                known = {name.name: one[name.name] for name in fields(Request) if name.name in one}
-                yield Request(**known)
+                yield _as(Request, one)
 
     async def respond(self, request: Request, response: Response) -> None:
         """Sends the response to a request of the relay. The service ignores a second response."""
-        body = {
-            "request_id": request.request_id,
-            "ids": list(response.ids),
-            "logprobs": list(response.logprobs),
-            "version": response.version,
-            "stop": response.stop,
-        }
+        sampled = {"ids": list(response.ids), "logprobs": list(response.logprobs)}
+        body = {"request_id": request.request_id, **sampled, "version": response.version, "stop": response.stop}
         await self._call("POST", "/v1/responses", body=body)
 
     async def relay(self, submission: Submitted, sample: Sample) -> None:
@@ -515,11 +489,7 @@ def _values(values: Sequence[T] | str, kind: str) -> Sequence[T]:
 
 
 def _as(kind: type[B], body: Any) -> B:
-    """Converts the body of a response to the model `kind`.
-
-    Raises:
-        ServiceError: The body does not match the model.
-    """
+    """Converts the body of a response to a model; raises `ServiceError` if the body is invalid."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -530,7 +500,6 @@ def _as(kind: type[B], body: Any) -> B:
 
 
 async def _rejection(response: aiohttp.ClientResponse) -> ServiceError:
-    """Returns the error that a response with an error status describes."""
     body: Any = None
     with suppress(ValueError, aiohttp.ClientError):
         body = json.loads(await response.read())

@@ -50,12 +50,7 @@ class RecordedSequences:
     ) -> None:
         """Stores the arguments, without reading the record.
 
-        Args:
-            place: A run directory, a folder of runs, or a file of episodes.
-            conversations: Names or patterns of the conversations, as for `sequences_of`.
-            realign_tokens: Maximum number of re-aligned tokens, as for `sequences_of`.
-            temperature: Required sampling temperature, as for `sequences_of`.
-            altered_sampling: Whether to accept altered sampling, as for `sequences_of`.
+        `place` is a run directory, a folder of runs, or a file of episodes. `sequences_of` describes the options.
         """
         self._place = Path(place)
         self._make_rows = partial(

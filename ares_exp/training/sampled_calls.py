@@ -31,14 +31,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "bad_words": ((), []),
     "allowed_token_ids": (),
     "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "json_schema": (),
-    "regex": (),
-    "ebnf": (),
+    **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+    **dict.fromkeys(("json_schema", "regex", "ebnf"), ()),
 }
 """Sampling parameters that can change the distribution, and their neutral values. `None` is always neutral."""
 
@@ -121,7 +115,7 @@ def calls_of(episode: EpisodeTrajectory, accepted: Accepted) -> Iterator[Sampled
     """
     for request, answered in _exchanges(episode):
         if accepted.takes(conversation := conversation_of(request)):
-            yield _Reader(episode, answered, request, accepted).read(conversation)
+            yield _Reader(episode, answered, answered.action or {}, request, accepted).read(conversation)
 
 
 def _exchanges(episode: EpisodeTrajectory) -> Iterator[tuple[Mapping[str, Any], StepRecord]]:
@@ -132,43 +126,40 @@ def _exchanges(episode: EpisodeTrajectory) -> Iterator[tuple[Mapping[str, Any], 
             yield background_request.request, replace(answered, action=background_request.response)
 
 
+@dataclass(frozen=True, slots=True)
 class _Reader:
     """Converts one recorded call to a `SampledCall`, and rejects it if necessary."""
 
-    def __init__(
-        self, episode: EpisodeTrajectory, answered: StepRecord, request: Mapping[str, Any], accepted: Accepted
-    ) -> None:
-        self._episode = episode
-        self._answered = answered
-        self._request = request
-        self._accepted = accepted
-        action = answered.action
-        self._action: Mapping[str, Any] = action if action is not None else {}
+    episode: EpisodeTrajectory
+    answered: StepRecord
+    action: Mapping[str, Any]
+    request: Mapping[str, Any]
+    accepted: Accepted
 
     def read(self, conversation: str) -> SampledCall:
         prompt, completion = self._ids("prompt_token_ids"), self._ids("completion_token_ids")
         logprobs = self._logprobs(len(completion))
         if not prompt or not completion:
             self._refuse(f"has {len(prompt)} prompt and {len(completion)} sampled tokens, but needs both")
-        if kinds := sorted(set(_media(self._request))):
+        if kinds := sorted(set(_media(self.request))):
             self._refuse(f"belongs to a request with content that token ids do not represent ({', '.join(kinds)})")
-        recorded = self._action.get("sampling")
-        sampling: Mapping[str, Any] = recorded if isinstance(recorded, Mapping) else self._request
+        recorded = self.action.get("sampling")
+        sampling: Mapping[str, Any] = recorded if isinstance(recorded, Mapping) else self.request
         if (altered := self._altered(sampling)) is not None:
             self._refuse(altered)
         return SampledCall(
-            step=self._answered.step_index,
+            step=self.answered.step_index,
             conversation=conversation,
             prompt=prompt,
             completion=completion,
             logprobs=logprobs,
-            policy_version=_text(self._action.get("policy_version")),
-            finish_reason=_text(self._action.get("finish_reason")),
+            policy_version=_text(self.action.get("policy_version")),
+            finish_reason=_text(self.action.get("finish_reason")),
             states_sampling=sampling.get("temperature") is not None and not _left_to_engine(recorded),
         )
 
     def _ids(self, name: str) -> tuple[int, ...]:
-        values = self._action.get(name)
+        values = self.action.get(name)
         if values is None:
             self._refuse(f"has no `{name}`: {GIVEN_BY}")
         if not _is_list(values) or not all(type(value) is int and value >= 0 for value in values):
@@ -176,7 +167,7 @@ class _Reader:
         return tuple(values)
 
     def _logprobs(self, tokens: int) -> tuple[float, ...]:
-        values = self._action.get("logprobs")
+        values = self.action.get("logprobs")
         if values is None:
             self._refuse(f"has no `logprobs`: {GIVEN_BY}")
         if not _is_list(values) or not all(_is_logprob(value) for value in values):
@@ -186,14 +177,14 @@ class _Reader:
         return tuple(map(float, values))
 
     def _altered(self, sampling: Mapping[str, Any]) -> str | None:
-        expected = self._accepted.temperature
+        expected = self.accepted.temperature
         temperature = sampling.get("temperature")
         if expected is not None and temperature is not None and temperature != expected:
             return (
                 f"was sampled at temperature {temperature}, expected {expected:g}. Sample at this "
                 "temperature (`policy.temperature`), or pass the trainer's temperature (`temperature=`)"
             )
-        if self._accepted.altered_sampling:
+        if self.accepted.altered_sampling:
             return None
         remedy = "leave it out, or accept such calls with `altered_sampling`"
         if temperature not in (None, 1) and not PROCESSED_LOGPROBS.items() <= sampling.items():
@@ -205,15 +196,15 @@ class _Reader:
         for name, neutral in NEUTRAL.items():
             if (value := sampling.get(name)) is not None and value not in neutral:
                 return f"was sampled with `{name}={value!r:.40}`, not from the policy's own distribution: {remedy}"
-        if (choice := self._request.get("tool_choice")) not in (None, "auto", "none"):
+        if (choice := self.request.get("tool_choice")) not in (None, "auto", "none"):
             return f"had to call a tool (`tool_choice={choice!r:.40}`), so a grammar restricted its tokens: {remedy}"
         return None
 
     def _refuse(self, why: str) -> NoReturn:
-        model = _text(self._action.get("model"))
+        model = _text(self.action.get("model"))
         by = f" by {model}" if model else ""
         raise UntrainableError(
-            f"The response{by} at step {self._answered.step_index} of {_name_of(self._episode)} {why}."
+            f"The response{by} at step {self.answered.step_index} of {_name_of(self.episode)} {why}."
         )
 
 

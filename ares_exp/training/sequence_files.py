@@ -5,16 +5,8 @@ datasets.load_dataset("parquet", data_files="rows.parquet")
 datasets.load_dataset("json", data_files="rows.jsonl")
 ```
 
-| column | |
-|---|---|
-| `ids`, `mask`, `logprobs` | of equal length: tokens, 1 for trained tokens, log-probabilities (0.0 if not trained) |
-| `reward` | reward of the episode; null if it has no reward |
-| `rewards` | rewards of the verifier and the scorers, each with `name` and `value` |
-| `conversation`, `task`, `attempt`, `episode_id` | origin of the tokens; `attempt` is null if it is unknown |
-| `policy_versions` | versions of the weights that sampled the tokens, in order |
-| `steps`, `starts` | number of each sampled step, and the index in `ids` at which its tokens start |
-| `made` | `clean`, `realigned` or `forked` |
-| `finish_reason` | finish reason of the last call; null if it is unknown |
+The columns are the fields of `TrainingSequence`. `rewards` is a list of objects with `name` and `value`, because the
+columns of a Parquet file have fixed names.
 """
 
 from __future__ import annotations

@@ -140,22 +140,9 @@ class SequenceReport:
         return not self.rows or self.rows[0].reward is None
 
     @property
-    def clean(self) -> int:
-        """The number of rows in which every call continues exactly where the previous call ended."""
-        return self._made("clean")
-
-    @property
-    def realigned(self) -> int:
-        """The number of re-aligned rows, without forked rows."""
-        return self._made("realigned")
-
-    @property
-    def forked(self) -> int:
-        """The number of rows that were started because the history was rewritten."""
-        return self._made("forked")
-
-    def _made(self, how: Made) -> int:
-        return sum(row.made == how for row in self.rows)
+    def made(self) -> Counter[str]:
+        """The number of rows by `made`."""
+        return Counter(row.made for row in self.rows)
 
     def sentences(self) -> list[str]:
         """Returns the counts in sentences."""
@@ -185,7 +172,7 @@ class SequenceCounts:
         self.trained_tokens += sum(row.trained_tokens for row in report.rows)
         self.untrained_tokens += report.untrained_tokens
         self.unstated_sampling += report.unstated_sampling
-        self.made.update(row.made for row in report.rows)
+        self.made += report.made
         self.other_conversations.update(report.other_conversations)
 
     def sentences(self) -> list[str]:
@@ -200,9 +187,8 @@ class SequenceCounts:
                 f"Not trained on, because of re-alignments: {count_of(self.untrained_tokens, 'sampled token')}."
             )
         if self.other_conversations:
-            named = ", ".join(sorted(self.other_conversations)[:3]) + (
-                ", …" if len(self.other_conversations) > 3 else ""
-            )
+            names = sorted(self.other_conversations)
+            named = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             sentences.append(
                 f"Left out: {count_of(self.other_conversations.total(), 'call')} of other conversations ({named})."
             )
@@ -301,7 +287,6 @@ class _Row:
         self.calls.append(call)
 
     def is_start_of(self, prompt: Sequence[int]) -> bool:
-        """Returns whether a prompt starts with the whole row."""
         return list(prompt[: len(self.ids)]) == self.ids
 
     def cut(self, length: int) -> None:
@@ -338,7 +323,6 @@ class _ConversationRows:
         self._realign_tokens = realign_tokens
 
     def add(self, call: SampledCall) -> None:
-        """Adds a call to the row that it continues, or starts a new row."""
         if (row := self._started(call.prompt) or self._realigned(call.prompt)) is not None:
             row.go_on(call)
         else:
@@ -349,10 +333,7 @@ class _ConversationRows:
         return max((row for row in self.rows if row.is_start_of(prompt)), key=lambda row: len(row.ids), default=None)
 
     def _realigned(self, prompt: Sequence[int]) -> _Row | None:
-        """Shortens the row that needs the fewest tokens removed to become a prefix of the prompt, and returns it.
-
-        Returns `None` if this would remove more than `realign_tokens` tokens, or more than the last call's tokens.
-        """
+        """Cuts the row that loses the fewest tokens to become a prefix of the prompt; `None` if too many are lost."""
         shared = [(len(row.ids) - _shared(row.ids, prompt), row) for row in self.rows]
         lost, row = min(shared, key=lambda item: item[0], default=(0, None))
         if row is None or lost > self._realign_tokens or len(row.ids) - lost <= row.starts[-1]:

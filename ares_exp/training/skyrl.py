@@ -105,33 +105,26 @@ def generator_output(
         )
     if (step_wise or trajectory_ids is not None) and len(trajectory_ids or ()) != len(reports):
         raise ValueError(f"Expected {len(reports)} trajectory ids, got {len(trajectory_ids or ())}")
-    groups = [_group(trajectory_ids[at]) if trajectory_ids and lost == "group" else at for at in range(len(reports))]
+    groups: Sequence[Any] = range(len(reports))
+    if trajectory_ids and lost == "group":
+        groups = [getattr(one, "instance_id", one) for one in trajectory_ids]
     lost_groups = {group for group, report in zip(groups, reports, strict=True) if report.is_lost}
     rows = [
         (number, row.untrained() if groups[number] in lost_groups else row, row is (report.rows or (NO_ROW,))[-1])
         for number, report in enumerate(reports)
         for row in report.rows or (NO_ROW,)
     ]
-    output: dict[str, Any] = {
+    unused = ["rollout_metrics", "trajectory_generation_times", "trajectory_time_splits", "rollout_expert_indices"]
+    unused += ["rollout_sample_support", "pixel_values", "image_grid_thw"]
+    return {
+        **dict.fromkeys(unused),
         "prompt_token_ids": [list(row.prompt_ids) for _, row, _ in rows],
         "response_ids": [list(row.response_ids) for _, row, _ in rows],
         "rewards": [row.reward or 0.0 for _, row, _ in rows],
         "loss_masks": [list(row.response_mask) for _, row, _ in rows],
         "stop_reasons": [row.finish_reason or "stop" for _, row, _ in rows],
-        "rollout_metrics": None,
         "rollout_logprobs": [list(row.response_logprobs) for _, row, _ in rows],
         "trajectory_ids": [trajectory_ids[number] for number, _, _ in rows] if trajectory_ids is not None else None,
-        "trajectory_generation_times": None,
-        "trajectory_time_splits": None,
-        "rollout_expert_indices": None,
-        "rollout_sample_support": None,
         "is_last_step": [is_last for _, _, is_last in rows] if step_wise else None,
         "env_metrics": [dict(row.rewards) for _, row, _ in rows],
-        "pixel_values": None,
-        "image_grid_thw": None,
     }
-    return output
-
-
-def _group(trajectory_id: Any) -> Any:
-    return getattr(trajectory_id, "instance_id", trajectory_id)

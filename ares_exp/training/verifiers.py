@@ -33,8 +33,8 @@ from ares_exp.llms.openai_chat import request_to_body, response_from_body
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy
-from ares_exp.training.driven import driven
-from ares_exp.training.driver import DrivenEpisode, EpisodeDriver, Slot
+from ares_exp.runs.trainer import Slot
+from ares_exp.training.driver import DrivenEpisode, EpisodeDriver, driven
 
 
 class _ServedRun(Policy):
@@ -59,22 +59,16 @@ class _ServedRun(Policy):
         await self._open.aclose()
 
     def task_names(self) -> Sequence[str]:
-        """Reads the names of the tasks, without starting the run. Blocking."""
         config = compose_config(self._overrides, config_dirs=self._config_dirs)
         return make_scored_source(config).load(lambda _: None)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns the endpoint of the episode's rollout."""
         return self._endpoints[episode.task_name, episode.attempt]
 
     async def execute(self, task: str, endpoint: RolloutEndpoint) -> DrivenEpisode | None:
-        """Runs one attempt at a task. If the caller is cancelled, releases the containers of the attempt first.
+        """Runs one attempt at a task. Returns `None` if the run ended before the episode.
 
-        Returns:
-            The episode; `None` if the run ended before it.
-
-        Raises:
-            ConfigError: verifiers does not serve the environment of the plugin.
+        If the caller is cancelled, the containers of the attempt are released first.
         """
         if self._driver is None:
             raise ConfigError(
@@ -148,7 +142,6 @@ def make_plugin(
         async def launch(
             self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
         ) -> Any:
-            """Runs the episode of a rollout, and stores its reward in the rollout's state."""
             policy = RolloutEndpoint(endpoint, secret, ctx.model, request_timeout_sec)
             episode = await run.execute(data.name, policy)
             if episode is None:
@@ -164,11 +157,9 @@ def make_plugin(
         """Keeps one run open while verifiers serves the environment."""
 
         async def start(self) -> None:
-            """Starts the run."""
             await run.start()
 
         async def stop(self) -> None:
-            """Ends the run."""
             await run.stop()
 
     return EpisodeTaskset, EpisodeHarness, EpisodeEnv
@@ -176,14 +167,7 @@ def make_plugin(
 
 @dataclass(frozen=True)
 class RolloutEndpoint:
-    """A policy that sends requests to the endpoint of a verifiers rollout, which chooses the model and the sampling.
-
-    Attributes:
-        url: URL of the endpoint.
-        secret: API key of the rollout.
-        model: Name of the model in requests.
-        timeout_sec: Time limit for one response, in seconds.
-    """
+    """A policy that sends requests to the endpoint of a verifiers rollout, with the API key `secret`."""
 
     url: str
     secret: str
@@ -191,13 +175,7 @@ class RolloutEndpoint:
     timeout_sec: float
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Responds to one request.
-
-        Raises:
-            EndpointError: The endpoint returned an HTTP status other than 200.
-            PolicyError: The endpoint cannot be reached, or the time limit was exceeded.
-            MalformedResponseError: The body is not a valid chat completion.
-        """
+        """Responds to one request; raises the errors of `EndpointPolicy.__call__`."""
         body = request_to_body(request, model=self.model, strict=False, report=lambda _: None)
         limit = aiohttp.ClientTimeout(total=self.timeout_sec)
         try:

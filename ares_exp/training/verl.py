@@ -94,7 +94,7 @@ def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_ste
         row = report.rows[0]
         raise UntrainableError(
             f"Expected one row of episode {row.episode_id} ({row.task}), got {len(outputs)}, "
-            f"{report.forked} of them forked. If the trainer accepts a list, return all rows with "
+            f"{report.made['forked']} of them forked. If the trainer accepts a list, return all rows with "
             "`agent_loop_outputs`. Otherwise, prevent the agent from rewriting its history."
         )
     return outputs[0]

@@ -22,8 +22,8 @@ from ares_exp.trajectories.request_diff import Difference, compared_messages, fi
 
 MEASURED = frozenset(
     {
-        "cost", "usage", "latency_sec", "model", "sampling", "policy_version", "logprobs", "prompt_token_ids",
-        "completion_token_ids", "activations",
+        "cost", "usage", "latency_sec", "model", "sampling", "policy_version", "policy_version_from", "logprobs",
+        "prompt_token_ids", "completion_token_ids", "activations",
     }
 )  # fmt: skip
 """Fields of a response that are not compared."""

@@ -18,19 +18,12 @@ from ares_exp.trajectories.records import ending
 from ares_exp.wrappers.chat_text import Exchange
 
 if TYPE_CHECKING:
-    from ares_exp.wrappers.chat_text import Exchange
-    from ares_exp.wrappers.gym_in_thread import GymInThread
     from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
-    from ares_exp.wrappers.sync_gym import GymWrapper
+    from ares_exp.wrappers.sync_gym import GymInThread, GymWrapper
 
 
 class UsageInfo(TypedDict):
-    """Tokens and cost of the actions since `reset`.
-
-    Attributes:
-        prompt_tokens, generated_tokens: Token counts that the policy reported; 0 if it reported none.
-        cost: US dollars.
-    """
+    """Tokens and US dollars of the actions since `reset`. Tokens are 0 if the policy reported none."""
 
     prompt_tokens: int
     generated_tokens: int
@@ -156,7 +149,7 @@ class AsyncGymWrapper:
         self._task, self._usage = self._env.report().task_name, EpisodeUsage()
         observation = to_gym(time_step)[0]
         if self.render_mode is not None:
-            self._show(None, observation)
+            self._last_exchange = Exchange(None, observation)
         return observation, info_of(time_step, self._env, self._task, self._usage)
 
     async def step(self, action: Any) -> GymStep:
@@ -165,15 +158,9 @@ class AsyncGymWrapper:
         self._usage.add(action)
         observation, reward, terminated, truncated = to_gym(time_step)
         if self.render_mode is not None:
-            self._show(action, observation, reward, terminated, truncated)
+            self._last_exchange = Exchange(action, observation, reward, terminated, truncated)
         info = info_of(time_step, self._env, self._task, self._usage)
         return observation, reward, terminated, truncated, info
-
-    def _show(self, *exchange: Any) -> None:
-        """Stores the last exchange for `render`."""
-        from ares_exp.wrappers.chat_text import Exchange
-
-        self._last_exchange = Exchange(*exchange)
 
     async def render(self) -> str | None:
         """Returns the last exchange as text if `render_mode` is `"ansi"`, otherwise `None`."""
@@ -313,8 +300,5 @@ class GymDriver(EnvironmentWrapper):
 
 
 def drive_async_gym(environment: MinimalEnvironment) -> GymDriver:
-    """Creates a driver that runs the environment through `AsyncGymWrapper`, on the caller's event loop.
-
-    Does not import gymnasium.
-    """
+    """Creates a driver that runs the environment through `AsyncGymWrapper`, without importing gymnasium."""
     return GymDriver(AsyncGymWrapper(environment))

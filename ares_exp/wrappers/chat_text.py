@@ -16,14 +16,7 @@ from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The last exchange of an episode: the response, and the step that followed.
-
-    Attributes:
-        action: The policy's response; `None` after `reset`.
-        observation: The current observation.
-        reward: The step's reward.
-        terminated, truncated: Whether and how this step ended the episode.
-    """
+    """The last exchange of an episode: the response (`None` after `reset`), and the step that followed."""
 
     action: Any
     observation: Any

@@ -118,11 +118,6 @@ class LoopThread:
     """Runs coroutines of other threads on one event loop. Its thread starts at the first call and ends in `close`."""
 
     def __init__(self, name: str = "event loop") -> None:
-        """Creates the object, without starting the thread.
-
-        Args:
-            name: Name of the thread.
-        """
         self._name = name
         self._calls: set[LoopCall[Any]] = set()
         self._lock = threading.Lock()
@@ -139,20 +134,13 @@ class LoopThread:
         return self._loop is not None
 
     def run(self, coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
-        """Runs `coroutine` on the loop and waits for it.
+        """Runs `coroutine` on the loop and waits for it. Returns its result or raises its original exception.
 
         An exception in the waiting thread, such as `KeyboardInterrupt`, cancels the coroutine. The thread waits for it
         to unwind (at most `CANCEL_GRACE_SEC`), and the exception propagates.
 
-        Args:
-            coroutine: The coroutine to run.
-            timeout: Seconds after which the coroutine is cancelled; `None` for no limit.
-
-        Returns:
-            The coroutine's result. If it raises, the original exception object is raised.
-
         Raises:
-            TimeoutError: The coroutine took longer than `timeout`.
+            TimeoutError: The coroutine took longer than `timeout` seconds, and was cancelled.
             asyncio.CancelledError: Another thread called `interrupt()` or `close()`.
             RuntimeError: The loop thread is closed, was started by another process, or is the calling thread itself.
         """
@@ -183,13 +171,9 @@ class LoopThread:
     def close(self, farewell: Callable[[], Awaitable[None]] | None = None) -> None:
         """Cancels the running calls, awaits `farewell`, cancels the loop's other tasks, and ends the loop and thread.
 
-        Every part has a time limit, and `interrupt()` does not affect it. A second call does nothing, and neither does
-        a call in a forked process that inherited the object. On the loop's own thread (in garbage collection), it does
+        Every part has a time limit (`CLOSE_LIMIT_SEC` for `farewell`, whose errors propagate). A second call does
+        nothing, and neither does a call in a forked process. On the loop's own thread (in garbage collection), it does
         not wait.
-
-        Args:
-            farewell: Callback that runs on the loop, which is started if needed. It may take at most `CLOSE_LIMIT_SEC`,
-                and its errors propagate.
         """
         if self._closed or self._is_inherited():
             return

@@ -32,11 +32,7 @@ Positive = Annotated[float, pydantic.Field(gt=0)]
 
 
 def container_factory(value: Any) -> ContainerFactoryBase:
-    """Validates the argument `container` for pydantic, and converts a name to a container factory.
-
-    Raises:
-        ValueError: The value is neither a container factory nor the name of an option of `container`.
-    """
+    """Converts the argument `container` to a container factory. Raises `ValueError` for other values."""
     if isinstance(value, ContainerFactory):
         return as_container_factory(value)
     targets = option_targets("container")
@@ -178,11 +174,7 @@ class PresetGym(GymWrapper):
         super().__init__(environment, render_mode=render_mode, allow_running_loop=allow_running_loop)
 
     def step(self, action: LLMResponse) -> GymStep:  # type: ignore[override]
-        """Applies `action`; see `GymWrapper.step`.
-
-        Raises:
-            TypeError: The action is `None`, which environments would interpret as a timeout of the policy.
-        """
+        """Applies `action`; see `GymWrapper.step`. Rejects `None`, which means a timeout of the policy."""
         if action is None:
             raise TypeError("Expected an LLMResponse as the action, got None. Use `LLMResponse.from_text(text)`.")
         return super().step(action)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from ares_exp.containers.container import ContainerFactory
-    from ares_exp.environment import Environment
     from ares_exp.environments.source import SourceBase
     from ares_exp.trackers.tracker import Tracker
     from ares_exp.trajectories.collector import TrajectoryCollector
@@ -49,23 +48,14 @@ _ID = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PresetId:
-    """The name of a preset, and a selection of its tasks.
-
-    Attributes:
-        name: Name of the preset.
-        position: An index `5`, a slice `0:10` or a shard `@2/8`; empty for all tasks.
-    """
+    """The name of a preset, and an index `5`, a slice `0:10` or a shard `@2/8` of its tasks (empty for all)."""
 
     name: str
     position: str = ""
 
     @classmethod
     def parse(cls, text: str) -> PresetId:
-        """Parses a preset id.
-
-        Raises:
-            PresetError: The text is not a valid preset id.
-        """
+        """Parses a preset id. Raises `PresetError` for other texts."""
         match = _ID.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise PresetError(
@@ -73,15 +63,15 @@ class PresetId:
                 f"or a shard `name@2/8`, without negative numbers, got {text!r:.200}."
             )
         found = cls(match["name"], match["position"] or match["shard"] or "")
-        found._check()
+        try:
+            if found.position:
+                parse_position(found.position)
+        except ValueError as error:
+            raise PresetError(f"`{found}`: {error}.") from None
         return found
 
     def __call__(self, tasks: Sequence[Any]) -> list[Any]:
-        """Selects tasks, so that this object is a `Selector`.
-
-        Raises:
-            PresetLookupError: An index is out of range, or no task is selected.
-        """
+        """Selects tasks, so that this object is a `Selector`. Raises `PresetLookupError` if no task is selected."""
         try:
             picked = parse_position(self.position)(tasks) if self.position else list(tasks)
         except LookupError as error:
@@ -93,13 +83,6 @@ class PresetId:
     def __str__(self) -> str:
         """Returns the id as text."""
         return f"{self.name}{'' if self.position[:1] in ('', '@') else ':'}{self.position}"
-
-    def _check(self) -> None:
-        try:
-            if self.position:
-                parse_position(self.position)
-        except ValueError as error:
-            raise PresetError(f"`{self}`: {error}.") from None
 
 
 logger = logging.getLogger(__name__)
@@ -163,17 +146,17 @@ class ConfiguredPreset:
         described = {option.name: option.description for option in find_options("env", self.config_dirs)}
         description = described.get(self.env, "")
         with_agent = f"{description}; agent {self.agent}" if isinstance(self.agent, str) else description
-        return EnvironmentInfo(self.name, with_agent, self._count())
+        try:
+            count = self.count_tasks()
+        except (Exception, SystemExit) as error:  # a plugin may raise anything, and other presets are still counted
+            logger.debug("The tasks of %s cannot be counted: %s", self.name, error)
+            count = None
+        return EnvironmentInfo(self.name, with_agent, count)
 
     def get_env(
         self, *, selector: Selector, container_factory: ContainerFactory, tracker: Tracker | None = None
     ) -> Environment:
-        """Creates the environment. Reads the task set.
-
-        Args:
-            selector: Function that selects task names.
-            container_factory: Factory of the containers.
-            tracker: Tracker that receives every ended episode.
+        """Creates the environment. Reads the task set. The tracker receives every ended episode.
 
         Raises:
             UserError: An option is missing or invalid, the task set cannot be read, or no task is selected.
@@ -199,11 +182,7 @@ class ConfiguredPreset:
         return TrackedEnvironment(environment, tracker)
 
     def count_tasks(self) -> int | None:
-        """Counts the tasks; `None` if this needs a network. Reads the task set.
-
-        Raises:
-            Exception: Any exception of the source, which may come from a plugin.
-        """
+        """Counts the tasks; `None` if this needs a network. A source from a plugin can raise any exception."""
         source = self._source(self._compose())
         return len(source.load(lambda warning: None)) if source.loads_offline else None
 
@@ -231,13 +210,6 @@ class ConfiguredPreset:
         added = {"_target_", *added_defaults("env")}
         arguments = {key: value for key, value in values.items() if key not in added} | dict(self.options)
         return as_source(import_target(values["_target_"])(**arguments))
-
-    def _count(self) -> int | None:
-        try:
-            return self.count_tasks()
-        except (Exception, SystemExit) as error:  # a plugin may raise anything, and other presets are still counted
-            logger.debug("The tasks of %s cannot be counted: %s", self.name, error)
-            return None
 
 
 _ENV_NAME = re.compile(r"[\w.]+")
@@ -354,11 +326,11 @@ def register_preset(name: str, spec: EnvironmentSpec) -> None:
     if isinstance(spec, type) or not isinstance(spec, EnvironmentSpec):
         got = f"the class {spec.__name__}" if isinstance(spec, type) else type(spec).__name__
         raise PresetError(
-            f"Expected something with `get_info()` and `get_env(…)` as the preset `{name}`, got {got}. A function is "
-            f'registered with `@register_env(name="{name}")`.'
+            f"Expected an object with `get_info()` and `get_env(…)` as the preset `{name}`, got {got}. To register a "
+            f'function, use `@register_env(name="{name}")`.'
         )
     if name in _registered or _configured_preset(name) is not None:
-        raise PresetError(f"The preset `{name}` already exists: register yours under another name.")
+        raise PresetError(f"The preset `{name}` already exists. Use another name.")
     _registered[name] = spec
 
 
@@ -417,17 +389,14 @@ def find_preset(name: str) -> EnvironmentSpec:
     known = list_presets()
     if name in {option.name for option in find_options("env")}:
         raise PresetLookupError(
-            f"`env={name}` is not a preset. With other characters than letters, digits, `_` and `.`, its name "
-            "can be confused with a pair of an environment and an agent. Rename its file, or `register_preset` "
-            "it under another name."
+            f"`env={name}` is not a preset, because its name has a character other than letters, digits, `_` and `.`. "
+            "Rename its file, or use `register_preset` with another name."
         )
     env, _, agent = name.partition("-")
     if agent and env in _configured():
         agents = [option.name for option in find_options("agent")]
         close = close_matches(agent, agents) or f" Agents: {', '.join(agents)}."
-        raise PresetLookupError(
-            f"There is no preset `{name:.200}`: `{env}` can be paired with an agent, not `{agent:.200}`.{close}"
-        )
+        raise PresetLookupError(f"There is no preset `{name:.200}`, because there is no agent `{agent:.200}`.{close}")
     raise PresetLookupError(
         f"There is no preset `{name:.200}`.{close_matches(name, known)} Presets: {', '.join(known)}."
     )

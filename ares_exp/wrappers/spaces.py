@@ -44,11 +44,6 @@ class _TypeSpace(gymnasium.Space[MemberT]):
     """Base class of the spaces, each of which contains all values of a type."""
 
     def __init__(self, *, seed: int | numpy.random.Generator | None = None) -> None:
-        """Creates the space.
-
-        Args:
-            seed: Seed for `sample()`. `seed()` sets a new seed.
-        """
         super().__init__(shape=None, dtype=None, seed=seed)
 
     @property
@@ -76,11 +71,7 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
     """Space of all chat requests, which are the observations. Also contains other objects with a list of `messages`."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMRequest:
-        """Samples a request of one user message with 1 to 64 random characters.
-
-        Raises:
-            ValueError: `mask` or `probability` is given.
-        """
+        """Samples a request of one user message with 1 to 64 random characters. Masks are not supported."""
         return LLMRequest(messages=[{"role": "user", "content": self._sample_text(mask, probability)}])
 
     def contains(self, x: Any) -> bool:
@@ -89,7 +80,9 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
 
     def to_jsonable(self, sample_n: Iterable[Any]) -> list[dict[str, Any]]:
         """Converts requests to data for `json.dumps`. Of objects of other classes, only the fields of `LLMRequest`."""
-        return [asdict(request if isinstance(request, LLMRequest) else _as_request(request)) for request in sample_n]
+        names = [field.name for field in fields(LLMRequest)]
+        values = ({name: getattr(one, name) for name in names if hasattr(one, name)} for one in sample_n)
+        return [asdict(LLMRequest(**one)) for one in values]
 
     def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMRequest]:
         """Converts the result of `to_jsonable` to requests, which all have the class `LLMRequest`."""
@@ -100,11 +93,7 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
     """Space of all LLM responses, which are the actions."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMResponse:
-        """Samples a response with one text of 1 to 64 random characters.
-
-        Raises:
-            ValueError: `mask` or `probability` is given.
-        """
+        """Samples a response with one text of 1 to 64 random characters. Masks are not supported."""
         return LLMResponse.from_text(self._sample_text(mask, probability))
 
     def contains(self, x: Any) -> bool:
@@ -118,22 +107,17 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
 
     def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMResponse]:
         """Converts the result of `to_jsonable` to responses."""
-        return [_response_from_dict(response) for response in sample_n]
+        return [
+            LLMResponse(**{**one, "data": [*map(piece_from_dict, one["data"])], "usage": Usage(**one["usage"])})
+            for one in sample_n
+        ]
 
 
 class TextSpace(_TypeSpace[str]):
-    """Space of all strings, with any characters, including the empty string.
-
-    In contrast, Gymnasium's `Text` excludes newlines, accents and the empty string by default, and checks each
-    character of a string.
-    """
+    """Space of all strings. Gymnasium's `Text` excludes newlines, accents and the empty string by default."""
 
     def sample(self, mask: None = None, probability: None = None) -> str:
-        """Samples a string of 1 to 64 random characters.
-
-        Raises:
-            ValueError: `mask` or `probability` is given.
-        """
+        """Samples a string of 1 to 64 random characters. Masks are not supported."""
         return self._sample_text(mask, probability)
 
     def contains(self, x: Any) -> bool:
@@ -147,16 +131,6 @@ class TextSpace(_TypeSpace[str]):
     def from_jsonable(self, sample_n: list[str]) -> list[str]:
         """Returns the strings unchanged."""
         return list(sample_n)
-
-
-def _as_request(foreign: Any) -> LLMRequest:
-    known = {field.name for field in fields(LLMRequest)}
-    return LLMRequest(**{name: getattr(foreign, name) for name in known if hasattr(foreign, name)})
-
-
-def _response_from_dict(response: dict[str, Any]) -> LLMResponse:
-    pieces = [piece_from_dict(piece) for piece in response["data"]]
-    return LLMResponse(**{**response, "data": pieces, "usage": Usage(**response["usage"])})
 
 
 _TEXTS = {"conversation": conversation_text, "news": news_text}
@@ -200,11 +174,7 @@ class TextAction(gymnasium.ActionWrapper[Any, str, LLMResponse], RecordConstruct
         self.action_space = TextSpace()
 
     def action(self, action: str) -> LLMResponse:
-        """Wraps the string in a response.
-
-        Raises:
-            TypeError: The action is not a string.
-        """
+        """Wraps the string in a response. Raises `TypeError` for other actions."""
         if not isinstance(action, str):
             raise TypeError(f"Expected a string for TextAction, got {type(action).__name__}. Leave the wrapper out to "
                             "give an LLMResponse.")  # fmt: skip

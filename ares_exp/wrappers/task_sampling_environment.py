@@ -43,13 +43,8 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
     def __init__(self, source: EnvironmentSource, task_names: Sequence[str], parts: EpisodeParts) -> None:
         """Creates the environment, without starting anything.
 
-        Args:
-            source: Source of the environments, with loaded tasks. This environment closes it.
-            task_names: Names of the loaded tasks to choose from.
-            parts: Parts of the environments. `parts.seed` is the seed for choosing tasks.
-
-        Raises:
-            ConfigError: `task_names` is empty.
+        The tasks of `source` are already loaded, and this environment closes it. Tasks are chosen from `task_names`,
+        which must not be empty. `parts.seed` is the seed for the choice.
         """
         if not task_names:
             raise ConfigError("Expected at least one task for the environment, got none.")

@@ -27,12 +27,7 @@ class TrackedEnvironment(EnvironmentWrapper):
     """
 
     def __init__(self, env: MinimalEnvironment, tracker: Tracker) -> None:
-        """Wraps `env`, without starting anything.
-
-        Args:
-            env: The environment, which the wrapper then owns.
-            tracker: Tracker that receives the episodes.
-        """
+        """Wraps `env`, which the wrapper then owns, without starting anything."""
         super().__init__(env)
         self._tracker = SeveralTrackers({"tracker": tracker})
         self._events: EpisodeEvents | None = None

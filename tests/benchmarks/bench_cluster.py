@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from ares_exp.records.run_dir import RunDir
-from ares_exp.runs.executors.executor import ExecutorBase, Recipe
+from ares_exp.runs.executors.executor import Executor, Recipe
 from ares_exp.runs.executors.ray_executor import RayExecutor
 from ares_exp.trackers.tracker import RunInfo
 from tests.benchmarks.bench_load import Tasks, Work, experiment
@@ -41,7 +41,7 @@ def recipe(count: int) -> Recipe:
     return Recipe(nodes, Path.cwd(), tuple(str(Path(entry or ".").absolute()) for entry in sys.path))
 
 
-async def measure(executor: ExecutorBase, episodes: int, concurrency: int, policy: Work, hosts: int) -> float:
+async def measure(executor: Executor, episodes: int, concurrency: int, policy: Work, hosts: int) -> float:
     """Runs episodes, as soon as there are so many hosts; returns the seconds from then on."""
     with tempfile.TemporaryDirectory(prefix="ares_exp-cluster-") as folder:
         run_dir = RunDir(Path(folder) / "run")

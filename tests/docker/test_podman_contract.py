@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ares_exp.containers.container import ContainerFactory, ContainerSpec
-from ares_exp.containers.docker.podman import PodmanContainerFactory
+from ares_exp.containers.docker.factory import PodmanContainerFactory
 from ares_exp.containers.network_namespace import obstacle
 from ares_exp.testing.container_contract import ContainerContract
 from ares_exp.testing.forwarded_port_contract import ForwardedPortContract

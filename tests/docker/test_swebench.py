@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ares_exp.config.overrides import listed
-from tests.conftest import Cli
+from tests.conftest import Cli, rows
 from tests.swebench_rows import SUBMIT, git, make_row, put_harness_on_path, reply, write_rows
 
 pytestmark = pytest.mark.docker
@@ -29,12 +29,12 @@ def test_rows_reach_every_verdict_on_an_engine(
     made = [make_row(repository, base, name, image=swebench_image) for name in NAMES.values()]
     for row in made:
         row |= {name: row[name].rstrip("\n") for name in ("patch", "test_patch")}  # as a copy may have lost them
-    rows = write_rows(tmp_path / "rows.jsonl", *made)
+    dataset = write_rows(tmp_path / "rows.jsonl", *made)
     env = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    common = ("env=swebench", f"env.dataset={rows}", "container=docker", "tracker=none", "concurrency=4")
+    common = ("env=swebench", f"env.dataset={dataset}", "container=docker", "tracker=none", "concurrency=4")
     oracle = cli(*common, f"env.tasks={NAMES['resolved']}", "policy=oracle", "hydra.run.dir=oracle", env=env)
     assert oracle.returncode == 0, oracle.stderr
-    [result] = results(tmp_path / "oracle")
+    [result] = rows(tmp_path / "oracle")
     assert (result["reward"], result["outcome"]) == (1.0, "completed")
     assert result["container_image"] == swebench_image
     kept = {path.name for path in (tmp_path / "oracle" / "files" / result["episode_id"]).rglob("*") if path.is_file()}
@@ -51,7 +51,7 @@ def test_rows_reach_every_verdict_on_an_engine(
         env=env,
     )
     assert ran.returncode != 0, "an episode has no reward"
-    found = {one["task_name"]: one for one in results(tmp_path / "scripted")}
+    found = {one["task_name"]: one for one in rows(tmp_path / "scripted")}
     reports = {what: report(tmp_path / "scripted", found[name]) for what, name in NAMES.items()}
     assert {what: found[name]["reward"] for what, name in NAMES.items()} == {
         "resolved": 1.0,
@@ -65,10 +65,6 @@ def test_rows_reach_every_verdict_on_an_engine(
     assert found[NAMES["slow"]]["error"]["type"] == "VerifierTimeoutError"
     assert "has no readable patch" in reports["broken"]["reason"]
     assert "test_timeout_sec" in reports["slow"]["reason"]
-
-
-def results(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
 
 
 def report(run_dir: Path, result: dict[str, Any]) -> dict[str, Any]:

@@ -72,8 +72,7 @@ class CountingEndpoint(LoopbackEndpoint):
 
     async def _respond(self, _: web.Request, received: Received) -> web.StreamResponse:
         body = received.body
-        number = sum(message["role"] == "assistant" for message in body["messages"])
-        turn = Turn(body["seed"], number, int(STAGE.format(1) in str(body["messages"])))
+        turn = Turn(body["seed"], self._number(body["messages"]), int(STAGE.format(1) in str(body["messages"])))
         self.asked[turn] += 1
         if self.asked.total() >= self._at[0]:
             self._at[1].set()
@@ -88,6 +87,9 @@ class CountingEndpoint(LoopbackEndpoint):
         shown = hashlib.sha256(self._shown(body["messages"][-1]).encode()).hexdigest()[:8]
         answered = self._completion(turn, shown, body)
         return web.json_response({**answered, "usage": _usage(turn)})
+
+    def _number(self, messages: list[dict[str, Any]]) -> int:
+        return sum(message["role"] == "assistant" for message in messages)
 
     def _shown(self, message: dict[str, Any]) -> str:
         return str(message["content"])

@@ -7,11 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
+import ares_exp
 from ares_exp.agents.toolbox.package import PACKAGES
 from ares_exp.agents.toolbox.package_store import AgentStore
 from ares_exp.trajectories import load
-from tests.installed_agents import SCRIPTS, call, check_solved, equipped_task, execute, local_python
+from tests.installed_agents import SCRIPTS, SOLVE, call, check_solved, equipped_task, execute, local_python
+from tests.loopback_endpoint import LoopbackEndpoint, Received, completion
 
 pytestmark = pytest.mark.once
 
@@ -47,14 +50,18 @@ def test_agent_solves_a_task_without_a_network(agent: str, container: str) -> No
 
 @LOCAL
 @pytest.mark.parametrize(
-    "agent",
+    ("agent", "transport"),
     [
-        pytest.param("claude_code", marks=pytest.mark.npm("claude_code")),
-        *(pytest.param(name, marks=[pytest.mark.npm(name), pytest.mark.nightly]) for name in OTHERS),
+        pytest.param("claude_code", "stdio", marks=pytest.mark.npm("claude_code")),
+        *(pytest.param(name, "stdio", marks=[pytest.mark.npm(name), pytest.mark.nightly]) for name in OTHERS),
+        *(
+            pytest.param(name, "streamable-http", marks=[pytest.mark.npm(name), pytest.mark.nightly])
+            for name in ("claude_code", *OTHERS)
+        ),
     ],
 )
-def test_mcp_servers_and_skills_reach_the_agent(agent: str) -> None:
-    task = equipped_task(Path("tasks"))
+def test_mcp_servers_and_skills_reach_the_agent(agent: str, transport: str) -> None:
+    task = equipped_task(Path("tasks"), transport)
     name = "counter_add" if agent == "opencode" else "mcp__counter__add"
     execute("run", agent, "local", *task, replies=[call(name, by=7), *SCRIPTS[agent]])
     [row] = [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
@@ -82,6 +89,34 @@ def test_image_without_python_is_refused_by_name() -> None:
     assert row["outcome"] == "agent_error"
     assert "this container has no Python. Choose an image with one of these versions" in row["error"]["message"]
     assert row["num_steps"] == 0
+
+
+@pytest.mark.nightly
+@LOCAL
+@pytest.mark.npm("codex")
+def test_subagents_of_codex_are_replayed() -> None:
+    async def respond(_: web.Request, received: Received) -> web.StreamResponse:
+        messages = received.body["messages"]
+        is_child = "newly spawned child agent" in json.dumps(messages)  # it inherits the first call
+        then = ("exec_command", {"cmd": SOLVE}) if is_child else ("collaboration__wait_agent", {"timeout_ms": 300_000})
+        calls = [("collaboration__spawn_agent", {"task_name": "helper", "message": "Write it."}), then]
+        turn = sum(message["role"] == "assistant" for message in messages)
+        if turn == len(calls):
+            return web.json_response(completion("All done."))
+        assert not is_child or "Write it." in str(messages[-1])
+        name, arguments = calls[turn]
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        called = [{"id": f"c{turn}", "type": "function", "function": function}]
+        return web.json_response(completion(None, tool_calls=called))
+
+    with LoopbackEndpoint(otherwise=respond) as endpoint:
+        words = ["env.tasks=[write-greeting]", "container=local", "tracker=none", "hydra.run.dir=run"]
+        model = ["policy=openai", "policy.model=m", f"policy.base_url={endpoint.url}", "policy.api_key_env=null"]
+        [row] = ares_exp.run([*words, *model, "agent=codex", "agent.subagents=true"], quiet=True).rows
+    assert (row.reward, row.num_steps) == (1.0, 5)
+    again = ["replay=run", "policy.strict=normalised", "tracker=none", "hydra.run.dir=again"]
+    [replayed] = ares_exp.run(again, quiet=True).rows
+    assert (replayed.reward, replayed.num_steps, replayed.agent) == (1.0, 5, row.agent)
 
 
 @pytest.mark.nightly

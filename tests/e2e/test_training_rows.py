@@ -104,7 +104,7 @@ def test_rows_do_not_depend_on_the_generation_config(tmp_path: Path) -> None:
     episode = run_with_defaults(tmp_path / "run", engine)
     assert engine.sampled_with == recorded_sampling(episode) == [NEUTRAL_SAMPLING] * 2
     report = sequences_of(episode)
-    assert (report.clean, report.unstated_sampling) == (1, 0)
+    assert (report.made, report.unstated_sampling) == ({"clean": 1}, 0)
 
 
 @pytest.mark.parametrize(

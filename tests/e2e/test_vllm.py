@@ -187,10 +187,12 @@ async def test_long_prompt_overflows_the_context(url: str, saved: Path, continue
 
 
 @pytest.mark.local
-def test_service_continues_after_a_restart_of_vllm(tmp_path: Path, engine: Engine, saved: Path) -> None:
+@pytest.mark.parametrize("wire", ["chat", "ids"])
+def test_service_continues_after_a_restart_of_vllm(tmp_path: Path, engine: Engine, saved: Path, wire: str) -> None:
     command = [sys.executable, "-m", "ares_exp", "serve", "env=harbor", "env.tasks=[write-greeting]", "agent=shell"]
     command += ["limits.steps=12", "concurrency=4", "tracker=none", "serve.port=0", f"hydra.run.dir={tmp_path / 'run'}"]
-    policy = {"base_url": engine.url, "model": "policy", "wire": "chat", "sampling": {"max_tokens": 60}}
+    policy = {"base_url": engine.url, "model": "policy", "wire": wire, "sampling": {"max_tokens": 60}}
+    policy |= {"tokenizer": str(saved)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
         try:

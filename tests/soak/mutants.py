@@ -38,7 +38,7 @@ MUTANTS = [
       "a retry that goes first waits at the end of the queue", ("test_scheduler.py",)),
     M("R03", "Scheduler._settle", "self.interrupted or task in self._cancelled", "self.interrupted",
       "a cancelled episode ends the run", ("test_scheduler.py",)),
-    M("R04", "RetryRules.wait_sec", "if tries > self._further_tries", "if tries >= self._further_tries",
+    M("R04", "RetryRules.wait_sec", "if tries > next(named", "if tries >= next(named",
       "one retry fewer than configured", ("test_retries.py",)),
     M("R05", "ResumablePolicy._go_live", "if not self._is_live and not self._recorded:", "if not self._is_live:",
       "asks ahead while recorded responses of other conversations are left", ("test_resumable_policy.py",)),

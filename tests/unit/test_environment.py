@@ -141,11 +141,6 @@ def wrappers(env: Any) -> list[EnvironmentWrapper]:
     ]
 
 
-def test_wrapper_forwards_each_member_itself() -> None:
-    members = {name for name in vars(EnvironmentBase) if not name.startswith("_")}
-    assert members <= vars(EnvironmentWrapper).keys()
-
-
 def test_complete_environment_is_unchanged() -> None:
     wrapper = EnvironmentWrapper(Bare())
     assert complete(wrapper) is wrapper

@@ -25,7 +25,7 @@ IMPLEMENTATIONS = {
 }
 """Base names of modules that implement one contract in several packages."""
 
-PUBLIC_CONTRACTS = {"AgentTerminal", "StatefulAgent", "TrainedRun"}
+PUBLIC_CONTRACTS = {"AgentTerminal", "StatefulAgent"}
 """Protocols that users implement or call, and that the package implements at most once."""
 
 CALLED_FROM_BELOW = {"EpisodeListener"}

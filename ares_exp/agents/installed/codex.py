@@ -13,6 +13,7 @@ from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, I
 from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, PackagedRecipe
 from ares_exp.agents.installed.recipe import AgentFile, Launch, LaunchedCommand, mcp_entry
 from ares_exp.agents.interception.line import KEEPALIVE_SEC
+from ares_exp.agents.toolbox.package import GNU_MACHINES
 from ares_exp.agents.toolbox.placing import Placed
 from ares_exp.containers.forwarded_port import FORWARDED_PORT
 from ares_exp.errors import AgentError
@@ -41,6 +42,7 @@ enabled = false
 plugins = false
 apps = false
 goals = false
+multi_agent_v2 = {subagents}  # names subagents by their tasks, not by random ids
 
 [agents]
 enabled = {subagents}
@@ -67,15 +69,12 @@ class CodexRecipe(PackagedRecipe):
 
     def program(self, placed: Placed) -> str:
         """Returns the path of the executable, whose folder is named after the platform."""
-        machine = {"x64": "x86_64", "arm64": "aarch64"}[placed.build.machine]
+        machine = GNU_MACHINES[placed.build.machine]
         return placed.path("vendor", f"{machine}-unknown-linux-musl", "bin", "codex")
 
     @property
     def conversation_headers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Header that names the conversation of a request. Each thread of Codex is a conversation.
-
-        Empty without subagents, because there is then only one conversation.
-        """
+        """Header with the thread of Codex, which is a conversation. Without subagents, there is only one thread."""
         return ("thread-id",) if self.subagents else ()
 
     def command(self, launch: Launch) -> LaunchedCommand:
@@ -104,11 +103,7 @@ class CodexRecipe(PackagedRecipe):
 
 
 def _mcp_table(server: McpServer) -> str:
-    """Returns the table of an MCP server in the configuration.
-
-    Raises:
-        AgentError: The server uses the transport `sse`.
-    """
+    """Returns the table of an MCP server in the configuration. Raises `AgentError` for the transport `sse`."""
     if server.transport == "sse":
         raise AgentError(
             f"The MCP server {server.name!r} of the task uses the transport sse, which Codex does not support. "

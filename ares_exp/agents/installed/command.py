@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -15,6 +15,7 @@ from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, I
 from ares_exp.agents.installed.recipe import AgentFile, Launch, LaunchedCommand
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
 from ares_exp.agents.toolbox.package import PACKAGE_NAME
+from ares_exp.agents.toolbox.package_store import digest_and_size
 from ares_exp.agents.toolbox.placing import PackageMount
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ExecResult, Mount
@@ -69,25 +70,26 @@ class CommandRecipe:
         self,
         *,
         name: str,
-        command: str,
-        env: Mapping[str, str],
-        files: Mapping[str, FileOption],
         mount: Path | None,
         package: str | None,
-        conversation_headers: tuple[str, ...],
-        ok_exit_codes: frozenset[int],
         normalisers: Mapping[str, tuple[str, str]],
+        command: str = "",
+        env: Mapping[str, str] | None = None,
+        files: Mapping[str, FileOption] | None = None,
+        conversation_headers: tuple[str, ...] = (),
+        ok_exit_codes: Collection[int] = (0,),
     ) -> None:
         self.name = name
         self.normalisers = normalisers
         self.conversation_headers = conversation_headers
         self._command = command
-        self._env = dict(env)
-        self._files = dict(files)
+        self._env = dict(env or {})
+        self._files = dict(files or {})
         self._mount = mount
         self._package = PackageMount(package) if package is not None else None
         self._ok_exit_codes = ok_exit_codes
-        options = [command, *env.values(), *(file.text or "" for file in files.values() if file.fill)]
+        texts = (file.text or "" for file in self._files.values() if file.fill)
+        options = [command, *self._env.values(), *texts]
         names = {found[1] or found[2] for text in options for found in _VARIABLE.finditer(text)}
         self.supports = frozenset(part for part, name in _CONTEXT_VARIABLES.items() if name in names)
         self._texts: dict[str, str] = {}
@@ -126,7 +128,7 @@ class CommandRecipe:
             if not self._mount.is_dir():
                 raise PreflightError(f"Expected `agent.mount` to be a directory, got {self._mount}.")
             source = self._mount.resolve()
-            self._mounts = (Mount(source, MOUNT_TARGET, _digest(source)),)
+            self._mounts = (Mount(source, MOUNT_TARGET, digest_and_size(source)[0]),)
         parts = [f"{path}\0{text}\0{self._files[path].mode}" for path, text in sorted(self._texts.items())]
         parts += [one.digest for one in self._mounts]
         if parts:
@@ -221,7 +223,7 @@ class CommandAgentFactory(InstalledAgentFactory):
         recipe = CommandRecipe(
             name=name,
             command=command,
-            env=env or {},
+            env=env,
             files={
                 target: file if isinstance(file, FileOption) else FileOption(path=file)
                 for target, file in (files or {}).items()
@@ -229,7 +231,7 @@ class CommandAgentFactory(InstalledAgentFactory):
             mount=mount,
             package=package,
             conversation_headers=tuple(header.lower() for header in conversation_headers or ()),
-            ok_exit_codes=frozenset(ok_exit_codes if ok_exit_codes is not None else (0,)),
+            ok_exit_codes=(0,) if ok_exit_codes is None else ok_exit_codes,
             normalisers={one.pattern: (one.pattern, one.replacement) for one in normalise or ()},
         )
         super().__init__(
@@ -240,15 +242,3 @@ class CommandAgentFactory(InstalledAgentFactory):
 def _filled(text: str, values: Mapping[str, Any]) -> str:
     """Replaces the variables of the episode by their values. Other variables are left for the shell."""
     return _VARIABLE.sub(lambda found: str(values.get(found[1] or found[2], found[0])), text)
-
-
-def _digest(folder: Path) -> str:
-    """Returns a digest of the names, modes and contents of the files in a directory."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        digest.update(f"{path.relative_to(folder)}\0{path.lstat().st_mode:o}\0".encode(errors="surrogateescape"))
-        if path.is_symlink():
-            digest.update(str(path.readlink()).encode(errors="surrogateescape"))
-        elif path.is_file():
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return f"sha256:{digest.hexdigest()}"

@@ -197,15 +197,7 @@ class HarborEnvironment:
 
 @dataclass(frozen=True)
 class HarborOptions:
-    """Options of Harbor's `AgentConfig`.
-
-    Attributes:
-        name: Name or import path of the class.
-        model_name: Model name with its provider.
-        api_format: API that the class uses.
-        env: Additional variables of the class and of its commands.
-        kwargs: Arguments of the class.
-    """
+    """Options of Harbor's `AgentConfig`. The model name includes the provider."""
 
     name: str
     model_name: str
@@ -255,11 +247,7 @@ class HarborAgent(InstalledAgent):
         self._judge(ExecResult(error, 1 if error else 0, 0.0))
 
     async def _run(self, agent: BaseAgent, task: str, root: str, logs: Path) -> str:
-        """Runs the class, and returns the text of its error.
-
-        Raises:
-            ContainerError: The container failed.
-        """
+        """Runs the class, and returns the text of its error. Raises the errors of the container."""
         from harbor.models.agent.context import AgentContext as HarborContext
 
         context, error = HarborContext(), ""
@@ -327,28 +315,16 @@ class HarborAgentFactory(InstalledAgentFactory):
         api_format = api_format or _api_format(name, found)
         recipe = CommandRecipe(
             name="harbor-" + name.rpartition(":")[2],
-            command="",
-            env={},
-            files={},
             mount=mount,
             package=package or (_PACKAGES.get(name) if mount is None else None),
-            conversation_headers=(),
-            ok_exit_codes=frozenset({0}),
             normalisers={
                 **(CodexRecipe.normalisers if name == "codex" else {}),
                 **{one.pattern: (one.pattern, one.replacement) for one in normalise or ()},
             },
         )
         recipe.variables = ("agent.api_format", "agent.kwargs")
-        capabilities = found.capabilities
-        recipe.supports = frozenset(
-            part
-            for part, is_supported in (
-                ("mcp_servers", capabilities.mcp_servers),
-                ("skills_dir", capabilities.skills),
-            )
-            if is_supported
-        )
+        parts = {"mcp_servers": found.capabilities.mcp_servers, "skills_dir": found.capabilities.skills}
+        recipe.supports = frozenset(part for part, is_supported in parts.items() if is_supported)
         super().__init__(
             recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling, background_requests)
         )
@@ -383,12 +359,7 @@ class HarborAgentFactory(InstalledAgentFactory):
 
 
 def _class_of(name: str) -> type[BaseAgent]:
-    """Imports Harbor, and returns its class.
-
-    Raises:
-        PreflightError: Harbor is not installed.
-        ConfigError: Harbor has no such agent.
-    """
+    """Returns a class of Harbor. Raises `PreflightError` without Harbor, or `ConfigError` for an unknown name."""
     os.environ.setdefault(_PRICES, "True")
     try:
         from harbor.agents.factory import AgentFactory
@@ -406,11 +377,7 @@ def _class_of(name: str) -> type[BaseAgent]:
 
 
 def _api_format(name: str, found: type[BaseAgent]) -> ApiFormat:
-    """Returns the first API of a class that is supported.
-
-    Raises:
-        ConfigError: The class has no option for the URL of its LLM, or uses only other APIs.
-    """
+    """Returns the first supported API of a class. Raises `ConfigError` if it has none, or no option for a URL."""
     spec = found.MODEL_CONNECTION
     if spec is None or not found.capabilities.base_url:
         raise ConfigError(f"Harbor's agent `{name}` has no option for the URL of its LLM. Use another agent.")

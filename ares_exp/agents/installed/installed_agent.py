@@ -10,7 +10,7 @@ import shlex
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,10 +22,9 @@ from ares_exp.agents.installed.recipe import (
     AgentFile,
     AgentRecipe,
     Launch,
-    LaunchedCommand,
     mcp_json,
 )
-from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests, Line, LineReport
+from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests, Line
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, ServingContainer
@@ -50,15 +49,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """Options of the LLM endpoint of an installed agent.
-
-    Attributes:
-        model_name: Model name that the agent sends in its requests. The endpoint accepts any name.
-        port: First port to try in the container.
-        keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
-        forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
-        background_requests: Handling of background requests.
-    """
+    """Options of the LLM endpoint of an installed agent, as in `PackagedAgentFactory`."""
 
     model_name: str = POLICY
     port: int = FORWARDED_PORT
@@ -79,12 +70,7 @@ class InstalledAgentFactory(AgentFactoryBase):
     files_dir = AGENT_DIR
 
     def __init__(self, recipe: AgentRecipe, options: EndpointOptions | None = None) -> None:
-        """Stores the recipe and the options.
-
-        Args:
-            recipe: Recipe that starts the program.
-            options: Options of the LLM endpoint.
-        """
+        """Stores the recipe, which starts the program, and the options of the LLM endpoint."""
         self.recipe = recipe
         self._endpoint_options = options or EndpointOptions()
 
@@ -148,18 +134,8 @@ class InstalledAgent:
     @property
     def facts(self) -> AgentFacts:
         """Facts about the requests from the program so far."""
-        report = self._line.report if self._line is not None else LineReport()
-        return AgentFacts(
-            self._recipe.name,
-            self._version or self._recipe.version,
-            requests=report.requests,
-            retries=report.retries,
-            conversations=report.conversations,
-            dropped=report.dropped,
-            background_requests=report.background_requests,
-            refused=report.refused,
-            last_refusal=report.last_refusal,
-        )
+        report = self._line.report if self._line is not None else AgentFacts("")
+        return replace(report, name=self._recipe.name, version=self._version or self._recipe.version)
 
     async def run(self, task: str) -> None:
         """Runs the program on `task` until it exits.
@@ -187,7 +163,12 @@ class InstalledAgent:
             if "mcp_servers" in self._recipe.supports:
                 files[MCP_FILE] = AgentFile(mcp_json(self._context.mcp_servers))
             await self._make_files(files)
-            result = await self._execute(launched, launch.variables, forwarded_port)
+            command = (
+                f"(\n{launched.command}\n) <{INSTRUCTION_FILE} >{OUTPUT_FILE} 2>&1; code=$?; "
+                f"tail -c {SHOWN_BYTES} {OUTPUT_FILE}; exit $code"
+            )
+            work = self._container.exec(command, env={**launch.variables, **launched.env})
+            result = await self._until_lost(work, forwarded_port)
         self._judge(result)
 
     @asynccontextmanager
@@ -218,7 +199,7 @@ class InstalledAgent:
     async def _make_files(self, files: Mapping[str, AgentFile]) -> None:
         """Creates files in the container that belong to the agent's user. Their contents are not recorded."""
         staging = f"{AGENT_DIR}/.files"
-        folders = f"{AGENT_DIR} {NO_SKILLS}" if "skills_dir" in self._recipe.supports else AGENT_DIR
+        folders = " ".join([AGENT_DIR, staging, *([NO_SKILLS] if "skills_dir" in self._recipe.supports else [])])
         await self._succeed(f"mkdir -p {folders} && chmod 777 {folders}", user="root")
         with tempfile.TemporaryDirectory(prefix="ares_exp-agent-") as folder:
             shown = ["" if file.is_secret else file.text for file in files.values()]
@@ -232,30 +213,15 @@ class InstalledAgent:
                 env[f"ARES_FILE_{number}"], source = file.text, f'printf %s "$ARES_FILE_{number}"'
             steps.append(f"mkdir -p {_in_shell(str(Path(path).parent))} && {source} >{target}")
             steps += [f"chmod {file.mode} {target}"] if file.mode else []
-        await self._succeed(" && ".join(steps), env=env)
-        await self._succeed(f"rm -rf {staging}", user="root")
+        await self._succeed(" && ".join([*steps, f"rm -rf {staging}"]), env=env)
 
     async def _succeed(self, command: str, *, user: str | None = None, env: Mapping[str, str] | None = None) -> None:
         result = await self._container.exec(command, user=user, env=env, cwd="/", timeout_sec=_SETUP_SEC)
         if result.exit_code != 0:
             raise AgentError(f"Expected `{command:.200}` to succeed before the agent is started: {result.output:.500}")
 
-    async def _execute(
-        self, launched: LaunchedCommand, variables: Mapping[str, str], forwarded_port: ForwardedPort
-    ) -> ExecResult:
-        """Runs the command until it ends."""
-        command = (
-            f"(\n{launched.command}\n) <{INSTRUCTION_FILE} >{OUTPUT_FILE} 2>&1; code=$?; "
-            f"tail -c {SHOWN_BYTES} {OUTPUT_FILE}; exit $code"
-        )
-        return await self._until_lost(self._container.exec(command, env={**variables, **launched.env}), forwarded_port)
-
     async def _until_lost(self, work: Coroutine[Any, Any, _Result], forwarded_port: ForwardedPort) -> _Result:
-        """Awaits `work`, and cancels it if the forwarded port is lost.
-
-        Raises:
-            EndpointLostError: The forwarded port is lost.
-        """
+        """Awaits `work`. If the forwarded port is lost, cancels `work` and raises `EndpointLostError`."""
         running = asyncio.create_task(work)
         lost = asyncio.create_task(forwarded_port.lost())
         try:

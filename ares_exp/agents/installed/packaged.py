@@ -48,15 +48,7 @@ class PackagedRecipe:
         libc: LibcChoice = "auto",
         pythons: Sequence[str] = (),
     ) -> None:
-        """Stores the options without accessing any file.
-
-        Args:
-            extra_args: Additional arguments of the program.
-            env: Additional environment variables, which take precedence over the variables of the recipe.
-            libc: C library of the build to install if it is missing. `"auto"` uses the installed builds, or installs
-                the glibc build if there are none.
-            pythons: Minor versions of Python to install the package for if their builds are missing.
-        """
+        """Stores the options of the factories without accessing any file."""
         self.extra_args = tuple(extra_args)
         self.env = dict(env or {})
         self._libc = None if libc == "auto" else libc
@@ -95,10 +87,7 @@ class PackagedRecipe:
         self._mounts = tuple(one.mount for one in installed)
 
     async def find_program(self, container: AgentContainer) -> str:
-        """Finds the build that fits the container, and checks that it runs there.
-
-        Returns:
-            Shell words that start the program.
+        """Finds the build that fits the container, and returns the shell words that start its program.
 
         Raises:
             AgentInstallError: No build fits, or the program does not run in the container.
@@ -128,11 +117,7 @@ class PackagedRecipe:
 
 
 class PackagedAgentFactory(InstalledAgentFactory):
-    """Creates agents of one package, with the options that most packages share.
-
-    Attributes:
-        recipe_type: Class of the recipe.
-    """
+    """Creates agents of one package by the recipe `recipe_type`, with the options that most packages share."""
 
     recipe_type: ClassVar[type[PackagedRecipe]]
 

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from aiohttp import web
@@ -32,11 +32,6 @@ from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.cancellation import finish
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.openai_errors import bearer
-from ares_exp.llms.response import LLMResponse
-
-if TYPE_CHECKING:
-    from ares_exp.agents.interception.line import Line, Turn
-
 
 WIRES: tuple[Wire, ...] = (ChatCompletionsWire(), ResponsesWire(), MessagesWire(), GenerateContentWire())
 """All supported wire formats."""
@@ -138,7 +133,7 @@ class Connection(web.RequestHandler):
 
 
 WHOLE_STARTS_SEC = 30.0
-"""Time in seconds after which blanks are sent to a client that did not request a stream."""
+"""Time in seconds after which spaces are sent to a client that did not request a stream."""
 UNWIND_SEC = 2.0
 _CHUNK_BYTES = 64 * 1024
 _LONGEST_CONTEXT = 1_000_000
@@ -152,11 +147,7 @@ class Endpoint:
     """The HTTP server of one event loop."""
 
     def __init__(self, *, whole_starts_sec: float = WHOLE_STARTS_SEC) -> None:
-        """Creates a server without connections.
-
-        Args:
-            whole_starts_sec: Number of seconds after which spaces are sent to a client that did not request a stream.
-        """
+        """Creates a server without connections. `whole_starts_sec` replaces `WHOLE_STARTS_SEC`."""
         self._loop = asyncio.get_running_loop()
         self._whole_starts_sec = whole_starts_sec
         self._server = web.Server(self._handle, request_factory=self._request)
@@ -224,7 +215,10 @@ class Endpoint:
             shown = wire or WIRES[0]
             return _json(shown.error(refused.status, str(refused)), status=refused.status)
         except (LineClosedError, ConnectionError):
-            return _cut(request)
+            # The connection is closed without a response, so that the agent does not see an artificial error.
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response()
 
     async def _respond(
         self,
@@ -253,10 +247,13 @@ class Endpoint:
             return _json(_models(listed[1] if listed else None))
         if request.method != "POST":
             raise _RefusedError(405, f"Expected a POST to {path}, got {request.method:.20}.")
-        body = await _body(request)
-        if path == wire.count_path and (counted := wire.count(body)) is not None:
-            return _json(counted)
-        asked = _read(wire, {**body, **fields} if isinstance(body, dict) else body, request.headers)
+        try:
+            body = await _body(request)
+            if path == wire.count_path and (counted := wire.count(body)) is not None:
+                return _json(counted)
+            asked = wire.read({**body, **fields} if isinstance(body, dict) else body)
+        except WireFormatError as error:
+            raise _RefusedError(400, str(error)) from None
         turn = line.ask(asked.request, request.headers)
         exchange = _Exchange(request, connection, wire, asked, turn)
         with connection.waiting_for(turn):
@@ -286,12 +283,10 @@ class _Exchange:
     async def stream(self, keepalive_sec: float) -> web.StreamResponse:
         """Sends the response as a stream of events.
 
-        Raises:
-            ConnectionError: The client has closed the connection.
-            LineClosedError: The line was closed before the response.
+        Raises `ConnectionError` if the client has gone, and `LineClosedError` if the line was closed.
         """
         wire, asked = self._wire, self._asked
-        out = web.StreamResponse(headers={"Content-Type": wire.content_type, "Cache-Control": "no-cache"})
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await out.prepare(self._request)
         if opening := wire.opening(asked):
             await out.write(opening)
@@ -310,23 +305,18 @@ class _Exchange:
         """Sends the response as one JSON body. Raises the same errors as `stream`."""
         out = web.StreamResponse(headers={"Content-Type": "application/json"})
         response = await self._turn.respond(starts_sec)
-        if response is not None:
-            text = self._wire.whole(self._asked, response)
+        if response is None:
+            await out.prepare(self._request)
+        while response is None:
+            await self._write(out, b" ")
+            response = await self._turn.respond(keepalive_sec)
+        text = self._wire.whole(self._asked, response)
+        if not out.prepared:
             out.content_length = len(text)
             await out.prepare(self._request)
-        else:
-            await out.prepare(self._request)
-            response = await self._blanks(out, keepalive_sec)
-            text = self._wire.whole(self._asked, response)
         await self._write(out, text)
         await self._end(out)
         return out
-
-    async def _blanks(self, out: web.StreamResponse, keepalive_sec: float) -> LLMResponse:
-        while True:
-            await self._write(out, b" ")
-            if (response := await self._turn.respond(keepalive_sec)) is not None:
-                return response
 
     async def _write(self, out: web.StreamResponse, data: bytes) -> None:
         if self._request.transport is None or self._request.transport.is_closing():
@@ -371,11 +361,7 @@ def _route(request: web.BaseRequest) -> tuple[str, dict[str, Any]]:
 
 
 async def _body(request: web.BaseRequest) -> Any:
-    """Reads a JSON body with bounded size and time.
-
-    Raises:
-        _RefusedError: The body is too large, too slow, or not JSON.
-    """
+    """Reads a JSON body with bounded size and time. Raises `_RefusedError` or `WireFormatError` for other bodies."""
     try:
         async with asyncio.timeout(IDLE_SEC):
             raw = await request.read()
@@ -387,21 +373,11 @@ async def _body(request: web.BaseRequest) -> Any:
             raise ConnectionResetError("The client has gone.") from None
         encoding = request.headers.get("content-encoding", "identity")
         raise _RefusedError(
-            400, f"Expected a body with the content encoding {encoding:.20}, got one that cannot be decoded."
+            400, f"Expected a body with the content encoding {encoding:.20}, got a body that cannot be decoded."
         ) from None
     except TimeoutError:
         raise _RefusedError(408, f"Expected the body within {IDLE_SEC:g} s.") from None
-    try:
-        return await asyncio.to_thread(parse_body, raw) if len(raw) > _CHUNK_BYTES * 16 else parse_body(raw)
-    except WireFormatError as error:
-        raise _RefusedError(400, str(error)) from None
-
-
-def _read(wire: Wire, body: Any, headers: Mapping[str, str]) -> Asked:
-    try:
-        return wire.read(body, headers)
-    except WireFormatError as error:
-        raise _RefusedError(400, str(error)) from None
+    return await asyncio.to_thread(parse_body, raw) if len(raw) > _CHUNK_BYTES * 16 else parse_body(raw)
 
 
 def _json(body: bytes, *, status: int = 200) -> web.Response:
@@ -429,10 +405,3 @@ def _models(name: str | None) -> bytes:
     listed = {"object": "list", "data": [model], "has_more": False, "first_id": model["id"], "last_id": model["id"]}
     listed["models"] = [model]
     return json.dumps(model if name else listed).encode()
-
-
-def _cut(request: web.BaseRequest) -> web.StreamResponse:
-    """Closes a connection without a response, so that the agent does not see an artificial error."""
-    if request.transport is not None:
-        request.transport.abort()
-    return web.Response()  # this response is never sent

@@ -34,6 +34,7 @@ from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.canonical import Canonical, canonical
 from ares_exp.llms.request import LLMClient, LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse
+from ares_exp.records.results import AgentFacts
 from ares_exp.records.secrets import EPISODE_KEY_PREFIX
 
 
@@ -46,13 +47,11 @@ class Turn:
     """One LLM call from the agent.
 
     Attributes:
-        request: Request of the call.
         call: Task that waits for the response. The response is recorded before the task ends.
         waiting: Number of clients that wait for the response or are receiving it.
         is_delivered: Whether a client has received the complete response.
     """
 
-    request: LLMRequest
     call: asyncio.Task[LLMResponse]
     waiting: int = 0
     is_delivered: bool = False
@@ -91,11 +90,6 @@ class Conversation:
     last: Canonical
     turns: dict[str, Turn] = field(default_factory=dict)
 
-    @property
-    def is_side(self) -> bool:
-        """Whether the conversation is in the background, such as a title, a summary or a quota check."""
-        return self.name.startswith(BACKGROUND_PREFIX)
-
 
 class Conversations:
     """The conversations of one agent, by which its requests are assigned to conversations."""
@@ -108,17 +102,10 @@ class Conversations:
         """Iterates over the conversations in the order in which they started."""
         return iter(self._conversations)
 
-    def __len__(self) -> int:
-        """Returns the number of conversations."""
-        return len(self._conversations)
-
     def find(self, request: LLMRequest, key: str, asked: Canonical) -> Conversation:
         """Finds or starts the conversation of a request, and makes the request its last one.
 
-        Args:
-            request: Request from the agent.
-            key: Name of the conversation from the client; empty if the client sends none.
-            asked: Digests of the request's canonical form.
+        `key` is the name of the conversation from the client, and `asked` the canonical form of the request.
         """
         if key:  # requests with and without tools that do not continue each other belong to different conversations
             named = [conversation for conversation in self._conversations if conversation.key == key]
@@ -181,29 +168,6 @@ _FORWARDED = {
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LineReport:
-    """Counts and facts about the requests of a line.
-
-    Attributes:
-        requests: Number of requests for a response, including retries.
-        retries: Number of retries.
-        conversations: Names of the conversations in the order in which they started.
-        dropped: Sorted names of request fields that could not be converted.
-        background_requests: Number of calls that were answered without a step.
-        refused: Number of rejected HTTP requests.
-        last_refusal: Method, path, status and reason of the last rejected request; `None` if there is none.
-    """
-
-    requests: int = 0
-    retries: int = 0
-    conversations: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
-    background_requests: int = 0
-    refused: int = 0
-    last_refusal: str | None = None
-
-
 class Line:
     """The connection between the agent of one episode and its LLM client.
 
@@ -248,19 +212,20 @@ class Line:
         self._is_closed = False
 
     @property
-    def report(self) -> LineReport:
-        """Counts and facts about the requests so far."""
+    def report(self) -> AgentFacts:
+        """Facts about the requests so far, without the name of the agent."""
         conversations = tuple(conversation.name for conversation in self._conversations)
         if MAIN_CONVERSATION not in conversations:  # no request offers tools, so the first conversation is the work
             conversations = (MAIN_CONVERSATION,)[: len(conversations)] + conversations[1:]
-        return LineReport(
-            self._requests,
-            self._retries,
-            conversations,
-            tuple(sorted(self._dropped)),
-            self._background_requests,
-            self._refused,
-            self._last_refusal,
+        return AgentFacts(
+            "",
+            requests=self._requests,
+            retries=self._retries,
+            conversations=conversations,
+            dropped=tuple(sorted(self._dropped)),
+            background_requests=self._background_requests,
+            refused=self._refused,
+            last_refusal=self._last_refusal,
         )
 
     def opens_for(self, key: str | None) -> bool:
@@ -277,9 +242,7 @@ class Line:
     def ask(self, request: LLMRequest, headers: Mapping[str, str]) -> Turn:
         """Starts a call for a request, or returns the existing call if the request is a retry.
 
-        Args:
-            request: Request whose origin is complete except for the conversation.
-            headers: HTTP headers with case-insensitive names.
+        The names of `headers` are case-insensitive.
 
         Raises:
             LineClosedError: The line is closed.
@@ -309,15 +272,16 @@ class Line:
         return turn
 
     def _call(self, request: LLMRequest, conversation: Conversation) -> Turn:
-        is_background = self._marks_background_requests and conversation.is_side and not request.tools
+        is_side = conversation.name.startswith(BACKGROUND_PREFIX) and not request.tools
+        is_background = self._marks_background_requests and is_side
         self._background_requests += is_background
         origin = replace(request.origin or Origin(""), conversation=conversation.name, is_background=is_background)
         sampling = _sampling(origin.sampling) if self._forward_sampling else {}
         request = replace(request, origin=origin, **sampling)
-        call = asyncio.get_running_loop().create_task(_answered(self._llm_client, request), name="LLM call of an agent")
+        call = asyncio.get_running_loop().create_task(self._llm_client(request), name="LLM call of an agent")
         self._calls.add(call)
         call.add_done_callback(self._ended)
-        return Turn(request, call)
+        return Turn(call)
 
     def _ended(self, call: asyncio.Task[LLMResponse]) -> None:
         self._calls.discard(call)
@@ -332,10 +296,6 @@ class Line:
         if self._calls:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait(self._calls)
-
-
-async def _answered(llm_client: LLMClient, request: LLMRequest) -> LLMResponse:
-    return await llm_client(request)
 
 
 def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from ares_exp.agents.interception.served_wire import Asked
 from ares_exp.errors import WireFormatError
-from ares_exp.llms.chat_messages import parts_of, text_of, text_part
+from ares_exp.llms.chat_messages import parts_of, split_system
 from ares_exp.llms.request import LLMRequest, Origin, freeze
 from ares_exp.llms.responses_tools import ToolForm
 from ares_exp.llms.wire import shorten, typed
@@ -109,10 +109,13 @@ def make_asked(
     Raises:
         WireFormatError: The request refers to media that it does not contain.
     """
-    refuse_remote_media(request)
+    _refuse_remote_media(request)
+    if request.metadata:
+        losses.add("metadata")
+    system_prompt, messages = split_system(request)
     origin = Origin(wire, model=model or "", sampling=freeze(sampling), dropped=losses.names)
     return Asked(
-        request=replace(_with_system_prompt(request), origin=origin),
+        request=replace(request, messages=messages, system_prompt=system_prompt, metadata=None, origin=origin),
         streamed=request.stream,
         model=model or "",
         response_id=f"{prefix}{uuid.uuid4().hex}",
@@ -122,28 +125,8 @@ def make_asked(
     )
 
 
-def _with_system_prompt(request: LLMRequest) -> LLMRequest:
-    """Returns the request with all leading system and developer messages merged into the system prompt.
-
-    Codex starts with several messages of role developer, which the chat templates of many models do not support.
-    """
-    texts = [request.system_prompt or ""]
-    messages = list(request.messages)
-    while messages and messages[0]["role"] in ("system", "developer") and set(messages[0]) == {"role", "content"}:
-        parts = list(parts_of(messages[0])) or [text_part(text_of(messages[0]["content"]))]
-        if any(part.get("type") != "text" for part in parts):
-            break
-        texts += [part["text"] for part in parts]
-        del messages[0]
-    return replace(request, messages=messages, system_prompt="\n\n".join(filter(None, texts)) or None)
-
-
-def refuse_remote_media(request: LLMRequest) -> None:
-    """Rejects media that the policy's endpoint would have to fetch. They would bypass the container's network policy.
-
-    Raises:
-        WireFormatError: The request refers to such media.
-    """
+def _refuse_remote_media(request: LLMRequest) -> None:
+    """Rejects media that the policy's endpoint would fetch, because they bypass the container's network policy."""
     for message in request.messages:
         for part in parts_of(message):
             kind = part.get("type")

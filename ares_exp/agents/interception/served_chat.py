@@ -18,7 +18,6 @@ in `reasoning_details`. Token ids, log-probabilities, costs and times are not se
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from ares_exp.agents.interception.request_reading import Losses, make_asked, take
@@ -78,9 +77,8 @@ class ChatCompletionsWire:
     name = "chat_completions"
     path = "/v1/chat/completions"
     count_path: str | None = None
-    content_type = "text/event-stream"
 
-    def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
+    def read(self, body: Any) -> Asked:
         """Converts the body of a request."""
         losses = Losses()
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
@@ -90,11 +88,8 @@ class ChatCompletionsWire:
         stream_options = optional(options, "stream_options", Mapping) or {}
         messages = [_unmarked(check_message(message), losses) for message in required(rest, "messages", list)]
         rest = {**rest, "messages": messages, **_tools(rest, losses)}
-        request = request_from_body(rest, strict=False, report=losses)
-        if request.metadata:
-            losses.add("metadata")
         return make_asked(
-            replace(request, metadata=None),
+            request_from_body(rest, strict=False, report=losses),
             wire=self.name,
             model=optional(body, "model", str),
             prefix="chatcmpl-",

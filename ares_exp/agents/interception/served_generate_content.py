@@ -90,11 +90,9 @@ _STATUSES = {
 
 
 def split_path(path: str, alt: str) -> tuple[str, dict[str, Any]]:
-    """Moves the model and the method of a path to fields of the body, which other APIs have for them.
+    """Moves the model and the method of a path to fields of the body. Paths of other APIs are returned without fields.
 
-    Args:
-        path: Path of a request. Paths of other APIs are returned without fields.
-        alt: Format of a stream from the query: `"sse"`, or anything else for a list.
+    `alt` is the format of a stream from the query: `"sse"`, or anything else for a list.
     """
     if (found := _PATH.fullmatch(path)) is None:
         return path, {}
@@ -110,9 +108,8 @@ class GenerateContentWire:
     name = "generate_content"
     path = _GENERATE
     count_path: str | None = _COUNT
-    content_type = "text/event-stream"
 
-    def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
+    def read(self, body: Any) -> Asked:
         """Converts the body of a request, with the fields from `split_path`."""
         losses = Losses()
         lose = on_loss(False, losses)

@@ -17,13 +17,12 @@ All headers (`anthropic-version`, `anthropic-beta`) and queries are accepted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from ares_exp.agents.interception.request_reading import Losses, estimate_tokens, make_asked, take
 from ares_exp.agents.interception.served_wire import Asked, event, slices, to_json, with_call_ids
-from ares_exp.llms.anthropic_messages import request_from_body, response_to_body, usage_to_wire
-from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.llms.anthropic_messages import request_from_body, response_to_body
+from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.wire import optional, typed
 
 SAMPLING = frozenset(
@@ -48,19 +47,15 @@ class MessagesWire:
     name = "messages"
     path = "/v1/messages"
     count_path: str | None = "/v1/messages/count_tokens"
-    content_type = "text/event-stream"
 
-    def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
+    def read(self, body: Any) -> Asked:
         """Converts the body of a request."""
         losses = Losses()
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
         if (optional(sampling, "output_config", Mapping) or {}).get("format"):
             losses.add("output_config.format")
-        request = request_from_body(rest, strict=False, report=losses)
-        if request.metadata:
-            losses.add("metadata")
         return make_asked(
-            replace(request, metadata=None),
+            request_from_body(rest, strict=False, report=losses),
             wire=self.name,
             model=optional(body, "model", str),
             prefix="msg_",
@@ -74,7 +69,7 @@ class MessagesWire:
 
     def opening(self, asked: Asked) -> bytes:
         """Returns `message_start`. Its token counts are replaced at the end of the stream."""
-        message = _message(asked, LLMResponse([])) | {"stop_reason": None, "usage": usage_to_wire(Usage())}
+        message = _message(asked, LLMResponse([])) | {"stop_reason": None}
         return _event({"type": "message_start", "message": message})
 
     def keepalive(self, asked: Asked, number: int) -> bytes:

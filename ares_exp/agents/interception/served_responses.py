@@ -22,7 +22,6 @@ events.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -60,9 +59,8 @@ class ResponsesWire:
     name = "responses"
     path = "/v1/responses"
     count_path: str | None = "/v1/responses/input_tokens"
-    content_type = "text/event-stream"
 
-    def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
+    def read(self, body: Any) -> Asked:
         """Converts the body of a request."""
         losses = Losses()
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
@@ -71,11 +69,8 @@ class ResponsesWire:
             raise WireFormatError("Expected no `background`: background responses are not supported. Leave it out.")
         if (_mapping(_mapping(sampling, "text"), "format")).get("type", "text") != "text":
             losses.add("text.format")
-        request = request_from_body(rest, strict=False, report=losses)
-        if request.metadata:
-            losses.add("metadata")
         return make_asked(
-            replace(request, metadata=None),
+            request_from_body(rest, strict=False, report=losses),
             wire=self.name,
             model=optional(body, "model", str),
             prefix="resp_",

@@ -45,22 +45,17 @@ class Wire(Protocol):
         name: `"chat_completions"`, `"responses"`, `"messages"` or `"generate_content"`.
         path: Path of its requests below the endpoint, such as `/v1/messages`.
         count_path: Path of requests for token counts; `None` if the wire has none.
-        content_type: Content type of a stream.
     """
 
     name: str
     path: str
     count_path: str | None
-    content_type: str
 
-    def read(self, body: Any, headers: Mapping[str, str]) -> Asked:
-        """Converts a JSON body from `parse_body`.
-
-        `request.origin.dropped` lists the body fields that an `LLMRequest` cannot represent.
+    def read(self, body: Any) -> Asked:
+        """Converts a JSON body. `request.origin.dropped` lists the fields that an `LLMRequest` cannot represent.
 
         Raises:
-            WireFormatError: The body is malformed, or has an unsupported field that cannot be dropped. The endpoint
-                responds with status 400 and the message.
+            WireFormatError: The body is malformed, or has an unsupported field that cannot be dropped.
         """
         ...
 

@@ -51,11 +51,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
 
     def pump(self, clock_and_random: AbstractContextManager[object]) -> None:
-        """Runs callbacks until none is ready, at most `MAX_CALLBACKS`.
-
-        Args:
-            clock_and_random: Context to enter while agent code runs.
-        """
+        """Runs callbacks in the given context until none is ready, at most `MAX_CALLBACKS`."""
         ready, left = self._ready, MAX_CALLBACKS
         outer = asyncio.events._get_running_loop()
         # Since Python 3.14 a thread has one current task, not one per loop. It is removed so that tasks of this loop
@@ -89,17 +85,11 @@ class AgentLoop(asyncio.AbstractEventLoop):
                 asyncio._enter_task(outer, outer_task)
 
     def let_go(self) -> None:
-        """Releases the agent after its end, so that all its objects are freed immediately.
-
-        Later operations are not performed.
-        """
+        """Releases the agent after its end, so that its objects are freed immediately. Later operations do nothing."""
         self._owner = None
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Closes an asynchronous generator that the agent has not exhausted.
-
-        Otherwise, the outer loop would close it.
-        """
+        """Closes an asynchronous generator that the agent has not exhausted, before the outer loop closes it."""
         self.call_soon(lambda: self.create_task(generator.aclose()))
 
     def run_soon(self, handle: asyncio.Handle) -> None:

@@ -3,8 +3,6 @@
 The agent runs on its own `AgentLoop`. The outer event loop executes its calls. Each completion is recorded and
 delivered separately, and then the agent runs until it waits again. `replay` takes the completions from a journal
 instead.
-
-One long class contains the whole life cycle of an agent, because two smaller classes would need each other's state.
 """
 
 from __future__ import annotations
@@ -111,12 +109,7 @@ class AgentRuntime:
         return self.task is None or self.task.done()
 
     def start(self, agent: AgentStart, *, elapsed_sec: float = 0.0) -> None:
-        """Starts the agent and runs it until it waits.
-
-        Args:
-            agent: Function that returns the agent's coroutine.
-            elapsed_sec: Initial value of `elapsed_sec`, for an agent that continues from its own state.
-        """
+        """Starts the agent with an initial value of `elapsed_sec`, and runs it until it waits."""
         self._started = self._outer.time() - elapsed_sec
         self._start(agent)
         self._pump()
@@ -339,10 +332,7 @@ class AgentRuntime:
             self._works.discard(call.work)
 
     def deliver(self, call: Call, value: Any, error: BaseException | None = None) -> None:
-        """Records a completion, passes it to the agent, and runs the agent.
-
-        Does nothing if the agent has cancelled the call.
-        """
+        """Records a completion and continues the agent with it, unless the agent has cancelled the call."""
         if self._held is not None:
             self._held.append(functools.partial(self.deliver, call, value, error))
             return

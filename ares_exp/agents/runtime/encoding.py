@@ -169,7 +169,9 @@ class JournalEncoder:
     def _encode(self, entry: Entry) -> dict[str, Any]:
         if isinstance(entry, CallEntry):
             call = {"t": "call", "id": entry.call_id, "k": entry.kind}
-            return call | (self._encode_request(entry.arguments) if entry.kind == "llm" else self._plain(entry))
+            if entry.kind == "llm":
+                return call | self._encode_request(entry.arguments)
+            return call | {"a": self._identities.of(entry.kind, entry.arguments)}
         if isinstance(entry, DoneEntry):
             done = {"t": "done", "id": entry.call_id, "at": entry.at}
             return done | (_encode_value(entry.value) if entry.error is None else _encode_error(entry.error))
@@ -181,9 +183,6 @@ class JournalEncoder:
         commands = [[c.command, c.exit_code, c.duration_sec, c.timed_out] for c in entry.commands]
         step = {"t": "step", "id": entry.call_id, "time": entry.timestamp, "reward": entry.reward, "sec": seconds}
         return step | ({"commands": commands} if commands else {})
-
-    def _plain(self, entry: CallEntry) -> dict[str, Any]:
-        return {"a": self._identities.of(entry.kind, entry.arguments)}
 
     def _encode_request(self, arguments: Any) -> dict[str, Any]:
         identity = arguments if isinstance(arguments, RequestPrint) else self._identities.of_request(arguments)

@@ -34,11 +34,7 @@ class CallIdentities:
 
     def of(self, kind: CallKind, arguments: Any) -> Any:
         """Returns the identity of a call: a `RequestPrint` for an LLM request, otherwise JSON-ready data."""
-        if kind == "llm":
-            return self.of_request(arguments)
-        if kind in ("timer", "thread"):
-            return arguments
-        return _plain(arguments)
+        return self.of_request(arguments) if kind == "llm" else _plain(arguments)
 
     def of_request(self, request: LLMRequest) -> RequestPrint:
         """Returns the identity of an LLM request."""
@@ -73,13 +69,9 @@ class CallIdentities:
     def difference(
         self, expected: CallEntry, kind: CallKind, arguments: Any, original: LLMRequest | None = None
     ) -> str:
-        """Describes the difference between a call and the recorded call, as a clause.
+        """Describes the difference between a new call and the `expected` one, as a clause.
 
-        Args:
-            expected: Recorded call.
-            kind: Kind of the new call.
-            arguments: Arguments that identify the new call.
-            original: Recorded request, if available; a journal on disk contains only digests.
+        A journal on disk contains only digests. With the `original` request, the description shows its text.
         """
         if expected.kind != kind:
             return f"expected {recorded(expected)} as in the recording, got {self.shown(kind, arguments)}"
@@ -147,12 +139,7 @@ class JournalReplay:
     """
 
     def __init__(self, entries: Sequence[Entry], originals: Mapping[int, LLMRequest] | None = None) -> None:
-        """Starts at the first entry.
-
-        Args:
-            entries: Decoded entries of the journal.
-            originals: Recorded requests by the numbers of their calls, if available, for error messages.
-        """
+        """Starts at the first entry. `originals` are the recorded requests by call, if available, for messages."""
         self.error: DivergenceError | None = None
         self._entries = [entry for entry in entries if isinstance(entry, CallEntry | DoneEntry | SeedEntry)]
         self._position = 0
@@ -185,9 +172,6 @@ class JournalReplay:
 
     def next_event(self, *, finished: bool) -> DoneEntry | SeedEntry | None:
         """Returns the next completion to deliver or seed to set, or `None` at the end of the journal.
-
-        Args:
-            finished: Whether the agent has returned.
 
         Raises:
             DivergenceError: The agent has not made a recorded call, or has made a different call.

@@ -85,12 +85,7 @@ _here = _Here()
 class _Exchange:
     """The functions of one module that are replaced while agent code runs.
 
-    Attributes:
-        names: Namespace of the module.
-        ours: Replacements by name.
-        read: Function that reads the functions with these names from the namespace, as a tuple.
-        theirs: Original functions, as read before the last replacement.
-        before: Original functions, by name.
+    `theirs` and `before` are the original functions, as `read` from the namespace `names` before the last replacement.
     """
 
     __slots__ = ("before", "names", "ours", "read", "theirs")

@@ -18,7 +18,6 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,9 @@ from urllib.parse import quote
 
 from packaging.markers import Marker
 
-from ares_exp.agents.toolbox.package import Build, NpmTarball, Pack, Wheels
+from ares_exp.agents.toolbox.package import GNU_MACHINES, Build, NpmTarball, Pack, Wheels
 from ares_exp.agents.toolbox.package_store import AgentStore, Installed
-from ares_exp.agents.toolbox.packing import make_pack, run_program
+from ares_exp.agents.toolbox.packing import compile_modules, find_uv, make_pack, run_program
 from ares_exp.cancellation import finish
 from ares_exp.containers.archive import remove, unpack_directory
 from ares_exp.containers.user_cache import announce
@@ -42,19 +41,12 @@ WAITS_SEC = (0.0, 0.5, 1.5, 3.5)
 _CHUNK = 256 * 1024
 _MAX_FILES = 20_000
 _SILENCE_SEC = 60.0
-_MACHINES = {"x64": "x86_64", "arm64": "aarch64"}
 _ANY_PYTHON = "3.12"
 """Python version to request for wheels that support every version."""
 
 
 def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: threading.Event) -> None:
     """Downloads, checks and unpacks a tarball. The registry is `npm_config_registry`, by default npm's.
-
-    Args:
-        tarball: Pinned tarball.
-        target: Directory for its files.
-        scratch: Directory for the download.
-        stop: Event that stops the download.
 
     Raises:
         ToolboxError: The tarball cannot be downloaded or unpacked, or has a different digest.
@@ -64,7 +56,7 @@ def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: thr
         raise ToolboxError(f"Expected npm_config_registry to be an https:// address, got {registry}.")
     base = tarball.package.rpartition("/")[2]
     address = f"{registry}/{quote(tarball.package, safe='@/')}/-/{base}-{tarball.version}.tgz"
-    file, what = scratch / "download.tgz", f"{tarball.package} {tarball.version}"
+    file = scratch / "download.tgz"
     _download(tarball, address, file, stop)
     try:
         with gzip.open(file, "rb") as stream:
@@ -76,22 +68,22 @@ def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: thr
                 max_members=_MAX_FILES,
             )
     except (TransferError, EOFError, gzip.BadGzipFile) as error:
-        raise ToolboxError(f"{what} from {registry} cannot be unpacked: {error}") from error
+        raise ToolboxError(f"{tarball.title} from {registry} cannot be unpacked: {error}") from error
     file.unlink()
     for name in tarball.left_out:
         remove(target / name)
     for name in tarball.executables:
         if not (target / name).is_file():
-            raise ToolboxError(f"Expected {what} to have the file {name}, found none.")
+            raise ToolboxError(f"Expected {tarball.title} to have the file {name}, found none.")
         (target / name).chmod(0o755)
 
 
 def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Event) -> None:
     """Downloads a tarball and checks its digest. Lost connections and server errors are retried."""
-    what, problem = f"{tarball.package} {tarball.version}", ""
+    problem = ""
     for wait in WAITS_SEC:
         if stop.wait(wait):
-            raise ToolboxError(f"The download of {what} was stopped.")
+            raise ToolboxError(f"The download of {tarball.title} was stopped.")
         try:
             found = _download_once(address, file, tarball.size, stop)
         except urllib.error.HTTPError as error:
@@ -109,17 +101,13 @@ def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Eve
                 f"{REGISTRY_VARIABLE}={REGISTRY}."
             )
     raise ToolboxError(
-        f"{what} cannot be fetched from {address}: {problem}. Nothing was installed. Check the network and its proxy "
-        "(HTTPS_PROXY), or set the variable npm_config_registry to a registry that can be reached."
+        f"{tarball.title} cannot be fetched from {address}: {problem}. Nothing was installed. Check the network and "
+        "its proxy (HTTPS_PROXY), or set the variable npm_config_registry to a registry that can be reached."
     )
 
 
 def _download_once(address: str, file: Path, expected: int, stop: threading.Event) -> str:
-    """Downloads a file of `expected` bytes and returns its digest. Reads at most one byte more.
-
-    Raises:
-        OSError, http.client.HTTPException: The connection was lost or ended early.
-    """
+    """Downloads a file of `expected` bytes and returns its digest. Reads at most one byte more."""
     request = urllib.request.Request(address, headers={"User-Agent": "ares-exp", "Accept-Encoding": "identity"})
     digest, size = hashlib.sha512(), 0
     with urllib.request.urlopen(request, timeout=_SILENCE_SEC) as response, file.open("wb") as out:
@@ -135,14 +123,7 @@ def _download_once(address: str, file: Path, expected: int, stop: threading.Even
 
 
 def fetch_wheels(wheels: Wheels, build: Build, target: Path, scratch: Path, *, stop: threading.Event) -> None:
-    """Downloads wheels with pip or uv from the configured index, for the build's Python and C library.
-
-    Args:
-        wheels: Pinned wheels.
-        build: Build that contains the wheels.
-        target: Directory to unpack the wheels to.
-        scratch: Directory for the list of requirements.
-        stop: Event that kills the installer.
+    """Downloads and unpacks wheels with pip or uv, for the build's Python and C library.
 
     Raises:
         ToolboxError: A wheel cannot be downloaded or has a different digest, or pip and uv are missing.
@@ -156,10 +137,7 @@ def fetch_wheels(wheels: Wheels, build: Build, target: Path, scratch: Path, *, s
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     program = sys.executable if build.python == ours else shutil.which(f"python{build.python}")
     if build.python is not None and program is not None:
-        # Containers cannot write to the directory, and would compile its modules in every episode.
-        options = ["-q", "-q", "--invalidation-mode", "unchecked-hash", "-s", str(target), "-p", build.target]
-        with suppress(ToolboxError):
-            run_program([program, "-I", "-m", "compileall", *options, str(target)], what, stop)
+        compile_modules([program, "-I"], target, f"{build.target}/{wheels.into}", what, stop)
 
 
 def requirement_lines(wheels: Wheels, python: str) -> str:
@@ -182,7 +160,7 @@ def requirement_lines(wheels: Wheels, python: str) -> str:
 
 
 def _installer(build: Build, python: str, requirements: Path, target: Path) -> list[str]:
-    machine, is_musl = _MACHINES[build.machine], build.libc == "musl"
+    machine, is_musl = GNU_MACHINES[build.machine], build.libc == "musl"
     common = ["--quiet", "--no-deps", "--require-hashes", "--target", str(target), "-r", str(requirements)]
     common += ["--only-binary=:all:", "--python-version", python]
     if importlib.util.find_spec("pip") is not None:
@@ -192,9 +170,7 @@ def _installer(build: Build, python: str, requirements: Path, target: Path) -> l
         platforms = [word for tag in tags for word in ("--platform", f"{tag}_{machine}")]
         options = ["--no-input", "--disable-pip-version-check", "--no-compile", "--implementation", "cp"]
         return [sys.executable, "-m", "pip", "install", *options, *platforms, *common]
-    program = shutil.which("uv")
-    uv = [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") is not None else [program] if program else None
-    if uv is None:
+    if (uv := find_uv()) is None:
         raise ToolboxError(
             f"{build.name} is installed from wheels, which needs pip or uv. Run `{sys.executable} -m "
             "ensurepip`, or install uv."
@@ -216,14 +192,9 @@ def install(
     stop: threading.Event | None = None,
     replace: bool = False,
 ) -> Installed:
-    """Returns an installed build. If it is missing, installs it, which blocks for minutes.
+    """Returns an installed build. If it is missing, or to be replaced, installs it, which blocks for minutes.
 
-    Args:
-        build: Build to install.
-        say: Called with a message before a download.
-        store: Store for the build; defaults to the store in the user's cache.
-        stop: Event that stops the installation.
-        replace: Whether to replace the build if it is installed.
+    `say` is called with a message before a download. `stop` stops the installation.
 
     Raises:
         ToolboxError: The build cannot be installed. The message suggests a fix.

@@ -22,6 +22,8 @@ PACKAGE_NAME = r"^[a-z0-9][a-z0-9_-]{0,59}$"
 """Pattern of the names of packages."""
 USERS_PACK = ".pack"
 """End of the name of a user's pack in the cache."""
+GNU_MACHINES = {"x64": "x86_64", "arm64": "aarch64"}
+"""Architectures in the terms of GNU, by npm's terms."""
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 
 
@@ -46,6 +48,11 @@ class NpmTarball:
     unpacked: int
     executables: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Name and version for messages."""
+        return f"{self.package} {self.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +162,9 @@ class AgentPackage:
         """Whether npm and uv install the package."""
         return not self.version or any(isinstance(part, Pack) for build in self.builds for part in build.parts)
 
-    def for_machine(self, machine: str | None = None) -> tuple[Build, ...]:
-        """Returns the builds for a machine. Default: this machine."""
-        wanted = machine or this_machine()
-        return tuple(build for build in self.builds if build.machine == wanted)
+    def for_machine(self) -> tuple[Build, ...]:
+        """Returns the builds for this machine."""
+        return tuple(build for build in self.builds if build.machine == this_machine())
 
 
 def this_machine() -> str:
@@ -195,16 +201,14 @@ def _codex(machine: str, triple: str, size: int, digest: str) -> Build:
     return Build("codex", _CODEX, machine, "any", (tarball,))
 
 
-def _opencode(machine: str, libc: Libc, size: int, digest: str) -> Build:
-    tarball = NpmTarball(
-        f"opencode-linux-{machine}",
-        _OPENCODE,
-        f"sha512-{digest}",
-        size,
-        300 * _MB,
-        executables=("bin/opencode",),
-    )
-    return Build("opencode", _OPENCODE, machine, libc, (tarball,))
+_OPENCODE_TARBALL = NpmTarball(
+    "opencode-linux-x64",
+    _OPENCODE,
+    "sha512-q/t/3p2CTxOT9y2kvjesb/LZab2+1eqlhhWA02Be6mjTtmYtNBcBsrI5yDo4Fw7ZSPBW2oyMIGMNRqiKQjiAWw==",
+    60_275_143,
+    300 * _MB,
+    executables=("bin/opencode",),
+)
 
 
 def _qwen_code(machine: str, libc: Libc, size: int, node: str) -> Build:
@@ -312,14 +316,7 @@ PACKAGES = {
             _OPENCODE,
             "MIT",
             ("chat_completions",),
-            (
-                _opencode(
-                    "x64",
-                    "glibc",
-                    60_275_143,
-                    "q/t/3p2CTxOT9y2kvjesb/LZab2+1eqlhhWA02Be6mjTtmYtNBcBsrI5yDo4Fw7ZSPBW2oyMIGMNRqiKQjiAWw==",
-                ),
-            ),
+            (Build("opencode", _OPENCODE, "x64", "glibc", (_OPENCODE_TARBALL,)),),
             {"glibc": "glibc 2.30"},
         ),
         AgentPackage(

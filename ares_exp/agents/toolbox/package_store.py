@@ -7,7 +7,6 @@ a running process are not removed.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from typing import Any
 
 from ares_exp.agents.toolbox.package import USERS_PACK, Build, user_package
 from ares_exp.containers.container import Mount
+from ares_exp.containers.ownership import locked
 from ares_exp.containers.user_cache import changing, hold, user_cache_dir, workspace
 from ares_exp.errors import ToolboxError
 
@@ -61,11 +61,7 @@ class AgentStore:
     """The builds installed for this user. Methods block, and several processes may use the store at the same time."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Sets the folder, which is created by the first installation.
-
-        Args:
-            folder: Folder of the store; defaults to `agents` in the user's cache directory.
-        """
+        """Sets the folder, by default `agents` in the user's cache. The first installation creates it."""
         self.folder = folder or user_cache_dir() / "agents"
 
     def place(self, build: Build) -> Path:
@@ -75,16 +71,14 @@ class AgentStore:
     def find(self, build: Build, *, thoroughly: bool = False) -> Installed | None:
         """Returns a build if it exists and has the expected parts, otherwise `None`.
 
-        Args:
-            build: Build to find.
-            thoroughly: Whether to compare the digest of the files.
+        With `thoroughly`, the files must also have the recorded digest.
         """
         place = self.place(build)
         try:
             manifest = json.loads((place / MANIFEST).read_bytes())
             if build.parts and manifest["parts"] != repr(build.parts):
                 return None
-            if thoroughly and _digest_and_size(place)[0] != manifest["digest"]:
+            if thoroughly and digest_and_size(place, MANIFEST)[0] != manifest["digest"]:
                 return None
             return Installed(
                 build=build,
@@ -114,12 +108,11 @@ class AgentStore:
         timeout_sec: float,
         replace: bool = False,
     ) -> Installed:
-        """Returns a build. If it is missing or incomplete, creates it first.
+        """Returns a build. If it is missing or incomplete, or if `replace` is set, creates it first.
 
         Args:
             build: Build to return.
-            make: Fills the given directory and returns facts for the manifest. Called at most once, and by one process
-                at a time.
+            make: Fills the given directory and returns facts for the manifest. Called by one process at a time.
             stop: Event that ends the wait for another process.
             timeout_sec: Upper bound on that wait in seconds.
             replace: Whether to replace the build if it exists.
@@ -174,19 +167,14 @@ class AgentStore:
         """
         place = self.place(build)
         try:
-            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with workspace(self.folder, _PURPOSE) as folder:
+            with locked(place, os.O_RDONLY | os.O_DIRECTORY), workspace(self.folder, _PURPOSE) as folder:
                 place.rename(folder / "removed")
+        except FileNotFoundError:
+            return False
         except BlockingIOError:
             raise ToolboxError(f"{place} is in use by a running process. Remove it when that has ended.") from None
         except OSError as error:
             raise ToolboxError(f"{place} cannot be removed: {error.strerror}.") from error
-        finally:
-            os.close(descriptor)
         return True
 
 
@@ -200,19 +188,24 @@ def _seal(made: Path, build: Build, facts: dict[str, Any]) -> None:
         else:
             path.chmod(0o555 if path.stat().st_mode & 0o100 else 0o444)
     made.chmod(0o755)
-    digest, size = _digest_and_size(made)
+    digest, size = digest_and_size(made)
     manifest = {"name": build.name, **facts, "digest": digest, "size": size, "parts": repr(build.parts)}
     (made / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
-def _digest_and_size(folder: Path) -> tuple[str, int]:
-    """Returns a digest of the names, modes and contents of all files except the manifest, and their total size."""
+def digest_and_size(folder: Path, left_out: str = "") -> tuple[str, int]:
+    """Returns a digest of the names, modes and contents of the files in a folder, and their total size in bytes.
+
+    The file `left_out` is not included.
+    """
     digest, size = hashlib.sha256(), 0
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path != folder / MANIFEST:
-            status = path.stat()
+        status, name = path.lstat(), str(path.relative_to(folder))
+        if path.is_symlink():
+            digest.update(f"{name}\0{path.readlink()}\0".encode(errors="surrogateescape"))
+        elif path.is_file() and name != left_out:
             size += status.st_size
-            digest.update(f"{path.relative_to(folder)}\0{status.st_mode:o}\0".encode(errors="surrogateescape"))
+            digest.update(f"{name}\0{status.st_mode:o}\0".encode(errors="surrogateescape"))
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return f"sha256:{digest.hexdigest()}", size

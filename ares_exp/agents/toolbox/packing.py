@@ -80,13 +80,7 @@ def default_name(spec: str) -> str:
 
 
 def make_pack(pack: Pack, build: Build, target: Path, stop: threading.Event) -> dict[str, Any]:
-    """Installs the packages and their runtimes into a directory.
-
-    Args:
-        pack: Requested packages and runtimes.
-        build: Build that contains the packages.
-        target: Empty directory.
-        stop: Event that kills npm and uv.
+    """Installs the packages and their runtimes into an empty directory.
 
     Returns:
         Facts for the manifest: `version` (of the first package), `packages` and `programs`.
@@ -147,7 +141,8 @@ def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop:
 def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop: threading.Event) -> list[str]:
     """Copies a Python, installs packages into it, and writes their programs. Returns the installed packages."""
     what = ", ".join(specs)
-    uv = _uv(what)
+    if (uv := find_uv()) is None:
+        raise ToolboxError(f"Expected the program uv, which installs {what}, found none on PATH. Run `pip install uv`.")
     root = target / "python"
     minor = _copy_python(uv, pack.python, root, stop)
     python = root / "bin" / f"python{minor}"
@@ -170,28 +165,27 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
         if _canonical("pip", found.metadata["Name"]) in wanted:
             for script in _scripts_of(found, scripts):
                 _add_program(target, script.name, script, words)
-    # Containers cannot write to the directory, and would compile its modules in every episode.
-    options = ["-f", "-q", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"]
-    options += ["-s", str(target), "-p", build.target]
-    with suppress(ToolboxError):  # a package may contain files for another Python
-        run_program([str(python), "-s", "-m", "compileall", *options, str(root)], what, stop, cwd=root)
+    compile_modules([str(python), "-s"], root, f"{build.target}/python", what, stop)
     return [f"pip:{line.replace(' @ ', '==')}" for line in frozen.splitlines() if line and not line.startswith("#")]
 
 
-def _uv(what: str) -> list[str]:
+def find_uv() -> list[str] | None:
+    """Returns the words that start uv; `None` if it is missing."""
     if importlib.util.find_spec("uv") is not None:
         return [sys.executable, "-m", "uv"]
-    if (program := shutil.which("uv")) is not None:
-        return [program]
-    raise ToolboxError(f"Expected the program uv, which installs {what}, found none on PATH. Run `pip install uv`.")
+    program = shutil.which("uv")
+    return None if program is None else [program]
+
+
+def compile_modules(python: Sequence[str], folder: Path, target: str, what: str, stop: threading.Event) -> None:
+    """Compiles the Python modules in a folder, because containers cannot write to it. `target` is its path there."""
+    options = ["-f", "-q", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(folder), "-p", target]
+    with suppress(ToolboxError):  # a package may contain files for another Python
+        run_program([*python, "-m", "compileall", *options, str(folder)], what, stop, cwd=folder)
 
 
 def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Event) -> str:
-    """Copies a Python that uv manages, or otherwise a Python on this machine. Returns its minor version.
-
-    Raises:
-        ToolboxError: Neither exists.
-    """
+    """Copies a Python that uv manages, or otherwise a Python on this machine. Returns its minor version."""
     what = f"Python {version}"
     find, managed = [*uv, "python", "find", "--no-project"], "/" not in version
     pyenv = ":".join(str(path) for path in Path.home().glob(f".pyenv/versions/{version}*/bin")) if managed else ""

@@ -71,27 +71,24 @@ def default_builds(package: AgentPackage, *, libc: str | None = None, pythons: S
     Raises:
         ToolboxError: The package has no build for this machine and C library.
     """
-    builds = [build for build in package.for_machine() if build.libc in (libc or "glibc", "any")]
+    libc = libc or "glibc"
+    builds = [build for build in package.for_machine() if build.libc in (libc, "any")]
     if not builds:
         raise ToolboxError(
-            f"{package.title} {package.version} has no pinned build for {this_machine()} with "
-            f"{libc or 'glibc'}. The pinned builds are: {', '.join(build.key for build in package.builds)}."
+            f"{package.title} {package.version} has no pinned build for {this_machine()} with {libc}. "
+            f"The pinned builds are: {', '.join(build.key for build in package.builds)}."
         )
-    if builds[0].python is None:
-        return builds
-    wanted = pythons or [_our_python()]
-    return [build for build in builds if build.python in wanted]
+    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
+    wanted = pythons or [ours if ours in PYTHONS else PYTHONS[-1]]
+    return [build for build in builds if build.python is None or build.python in wanted]
 
 
 async def ready_builds(
     package: AgentPackage, *, libc: str | None = None, pythons: Sequence[str] = ()
 ) -> list[Installed]:
-    """Returns the installed builds of a package. Installs the default builds if there are none.
+    """Returns the installed builds of a package. Installs missing builds.
 
-    Args:
-        package: Package of the agent.
-        libc: C library of the build to install if it is missing.
-        pythons: Minor versions of Python of the builds to install if they are missing.
+    The wanted builds are the builds for `libc` and `pythons` if given, or the default builds if none is installed.
 
     Raises:
         ToolboxError: A build cannot be installed.
@@ -106,28 +103,22 @@ async def ready_builds(
 
 
 async def fitting_build(container: AgentContainer, package: AgentPackage, builds: Sequence[Build]) -> Placed:
-    """Returns the build that fits a container.
-
-    Args:
-        container: Container with the mounted builds.
-        package: Package of the agent.
-        builds: Mounted builds.
+    """Returns the mounted build that fits a container.
 
     Raises:
         AgentInstallError: No build fits. The message contains the command that installs one, if available.
     """
     libc = "any" if any(build.libc == "any" for build in builds) else await _libc(container)
     chosen = [build for build in builds if build.libc == libc]
-    if not chosen and package.is_packed:
-        raise AgentInstallError(
-            f"This container has {_described(libc)}, and the package {package.name} needs glibc. Choose an image with "
-            "glibc, or another agent."
-        )
     if not chosen:
-        raise AgentInstallError(
-            f"This container has {_described(libc)}, and the build of {package.title} for {libc} is not installed: "
+        has = "glibc" if libc == "glibc" else f"no glibc ({GLIBC_LOADERS[0]})"
+        problem = (
+            f"the package {package.name} needs glibc. Choose an image with glibc, or another agent."
+            if package.is_packed
+            else f"the build of {package.title} for {libc} is not installed: "
             f"`ares-exp agents install {package.name} --libc {libc}`."
         )
+        raise AgentInstallError(f"This container has {has}, and {problem}")
     if chosen[0].python is None:
         return Placed(chosen[0])
     return await _for_python(container, package, {build.python or "": build for build in chosen})
@@ -140,11 +131,13 @@ async def check_runs(container: AgentContainer, package: AgentPackage, build: Bu
         AgentInstallError: The command fails, or a required shell is missing. The message contains the requirements and
             the output.
     """
-    if package.shells and not await _has_one_of(container, package.shells):
-        raise AgentInstallError(
-            f"{package.title} needs {' or '.join(package.shells)} to run commands, and this container has none "
-            "of them. Choose an image with one of them, or another agent."
-        )
+    if package.shells:
+        look = " || ".join(f"command -v {shell}" for shell in package.shells)
+        if (await container.exec(look, cwd="/", timeout_sec=_LOOK_SEC)).exit_code != 0:
+            raise AgentInstallError(
+                f"{package.title} needs {' or '.join(package.shells)} to run commands, and this container has none "
+                "of them. Choose an image with one of them, or another agent."
+            )
     result = await container.exec(command, cwd="/", timeout_sec=_CHECK_SEC)
     if result.exit_code == 0 and (package.is_packed or build.version in result.output):
         return
@@ -168,15 +161,6 @@ async def _libc(container: AgentContainer) -> str:
     tests = " || ".join(f"[ -e {path} ]" for path in GLIBC_LOADERS)
     result = await container.exec(f"if {tests}; then echo glibc; else echo musl; fi", cwd="/", timeout_sec=_LOOK_SEC)
     return result.output.strip()
-
-
-async def _has_one_of(container: AgentContainer, programs: Sequence[str]) -> bool:
-    tests = " || ".join(f"command -v {program}" for program in programs)
-    return (await container.exec(tests, cwd="/", timeout_sec=_LOOK_SEC)).exit_code == 0
-
-
-def _described(libc: str) -> str:
-    return "glibc" if libc == "glibc" else f"no glibc ({GLIBC_LOADERS[0]})"
 
 
 async def _for_python(container: AgentContainer, package: AgentPackage, by_python: dict[str, Build]) -> Placed:
@@ -203,11 +187,6 @@ async def _for_python(container: AgentContainer, package: AgentPackage, by_pytho
         f"This container has Python {', '.join(usable)}, and {package.title} is only installed for "
         f"{', '.join(by_python)}. Run `ares-exp agents install {package.name} --python {usable[0]}`."
     )
-
-
-def _our_python() -> str:
-    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return ours if ours in PYTHONS else PYTHONS[-1]
 
 
 class PackageMount:

@@ -12,7 +12,7 @@ from ares_exp.commands.cli.run_command import CommandModule
 COMMANDS: Mapping[str, CommandModule] = {
     "list": CommandModule("list available options, and the tasks of an environment", "ares_exp.commands.list"),
     "task": CommandModule("create a task; check its tests; open a shell in it", "ares_exp.commands.task"),
-    "agents": CommandModule("list, install and remove the packages of agents", "ares_exp.commands.agents"),
+    "agents": CommandModule("list, install, pack and remove the packages of agents", "ares_exp.commands.agents"),
     "show": CommandModule("print an episode, or list the episodes of a run", "ares_exp.commands.show"),
     "compare": CommandModule("compare runs, the jobs of a sweep, or two episodes", "ares_exp.commands.compare"),
     "view": CommandModule("show runs in the browser, live", "ares_exp.commands.view"),

@@ -28,7 +28,8 @@ The changed line adds a space after the only candidate, unless it ends with `=`,
 def candidates() -> tuple[list[str], bool]:
     """Returns the candidates that Hydra cannot complete, and whether Hydra must also complete the line."""
     line = os.environ.get("COMP_LINE", "")
-    with_program = line[: _point(line)].split(" ")
+    point = os.environ.get("COMP_POINT", "")  # the position of the cursor, if the shell reports it
+    with_program = line[: int(point) if point.isdecimal() else len(line)].split(" ")
     typed = [word for word in with_program[1:-1] if word]
     last = with_program[-1] if len(with_program) > 1 else ""
     if typed and typed[0] in COMMANDS:
@@ -50,9 +51,3 @@ def _tasks(typed: Sequence[str]) -> list[str]:
 
     folders = [Path(word.partition("=")[2]).expanduser() for word in typed if word.startswith("env.path=")]
     return sorted(file.parent.name for file in (folders or [SAMPLES])[-1].glob("*/task.toml"))
-
-
-def _point(line: str) -> int:
-    """Returns the cursor position, or the end of the line if the shell does not report the position."""
-    point = os.environ.get("COMP_POINT", "")
-    return int(point) if point.isdecimal() else len(line)

@@ -58,18 +58,15 @@ below reward_threshold); 2 the command line or the config is wrong, or a check b
 
 
 def render_help(argv: Sequence[str], program: str) -> str:
-    """Returns the help text, or details of the options, groups and keys that `argv` names.
-
-    `--help policy=scripted` lists the arguments of an option, `--help policy` the options of a group, and
-    `--help limits` the keys below a key. The text includes options of plugins and of a `--config-dir` in `argv`.
-    """
+    """Returns the help text, or details of the options, groups and keys that `argv` names."""
     folders = config_dirs_of(argv)
     found = {f"{group}={one.name}": one for group in OPTION_GROUPS for one in find_options(group, folders)}
     if chosen := [found[argument] for argument in argv if argument in found]:
         return "\n\n".join(map(_render_option, chosen)) + "\n"
     named = [argument.partition("=")[0] for argument in argv]
     if groups := [group for group in OPTION_GROUPS if group in named]:
-        return "".join(f"{line}\n" for group in groups for line in _render_group(group, found.values()))
+        listed = {group: [_render_row(one) for one in found.values() if one.group == group] for group in groups}
+        return "".join(f"  {group}\n" + "".join(rows) for group, rows in listed.items())
     if nodes := [name for name in KEYS if name in named and _arguments_below(name)]:
         return "\n\n".join("\n".join(_render_arguments(_arguments_below(node))) for node in nodes) + "\n"
     width = max(map(len, COMMANDS))
@@ -105,13 +102,9 @@ def _arguments_below(name: str) -> list[Argument]:
     return [Argument(key.name, as_yaml(key.default), key.prose) for key in keys() if key.name.startswith(f"{name}.")]
 
 
-def _render_group(group: str, options: Iterable[Option]) -> list[str]:
-    return [f"  {group}", *(_render_row(one) for one in options if one.group == group)]
-
-
 def _render_row(option: Option) -> str:
     origin = "" if option.origin == BUILT_IN else f" ({option.origin})"
-    return f"    {option.name:<24} {option.description}{origin}"
+    return f"    {option.name:<24} {option.description}{origin}\n"
 
 
 def _render_option(option: Option) -> str:

@@ -50,11 +50,7 @@ class SweepCallback(Callback):
         self._record = ""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Locks the folder of the sweep and writes its records. Rejects a folder that another sweep uses.
-
-        Raises:
-            SweepRefused: The folder or the config cannot be used. The message describes the problem.
-        """
+        """Locks the folder of the sweep and writes its records. Raises `SweepRefused` if that is not possible."""
         if config.resume and is_fresh_dir(config.hydra.sweep):
             raise SweepRefused(NOTHING_TO_RESUME.format(key="hydra.sweep.dir", what="sweep"))
         folder = Path(config.hydra.sweep.dir)
@@ -114,11 +110,7 @@ class SweepCallback(Callback):
 
 
 def end_sweep(exit_code: int) -> int:
-    """Prints the summary of the sweep that this process started, if any; returns the exit code of the command.
-
-    Args:
-        exit_code: Exit code of the jobs in this process.
-    """
+    """Prints the summary of the sweep that this process started, if any. Returns the exit code of the command."""
     folder, interruption = SweepCallback.sweep_dir, SweepCallback.interruption
     if folder is None:
         return exit_code
@@ -143,10 +135,7 @@ def end_sweep(exit_code: int) -> int:
 
 
 def _run_in(folder: Path) -> Path | None:
-    """Returns the folder itself if it is a run directory, or otherwise the first run in it; `None` if there is none.
-
-    Such a run would be mistaken for a job of the sweep.
-    """
+    """Returns the first run in the folder of a new sweep. The sweep would mistake it for one of its jobs."""
     from ares_exp.runs.sweeps.job_folder import job_folders
 
     return folder if RunDir(folder).has_run else next(job_folders(folder), None)

@@ -36,11 +36,7 @@ class JobFunction:
     __name__ = "job"  # Hydra wraps it like a function
 
     def __init__(self, process: JobProcess | None = None) -> None:
-        """Stores the process.
-
-        Args:
-            process: Process that a launcher started for jobs; `None` in the process of the command.
-        """
+        """Stores the process that a launcher started for jobs; `None` in the process of the command."""
         self.exit_code = exit_codes.COMPLETE
         self._process = process
 

@@ -2,9 +2,9 @@
 
 A command is a module that is imported when the command is called. It has
 
-- `DESCRIPTION` and `EPILOG`, the start and the end of its help;
+- `HELP`, its help. The line `[arguments]` stands for the list of arguments;
 - `add_arguments(parser)`, which declares its arguments, or the commands below it, on a `CommandParser`;
-- `run(arguments)`, if there are no commands below it, which returns the exit code and raises user errors.
+- `run(arguments)`, if there are no commands below it: returns the exit code (`None` is 0) and raises user errors.
 
 Help texts refer to the command as `%(prog)s`, which becomes the typed command: `ares-exp show` or
 `python -m ares_exp show`. Help texts and messages that refer to another command contain `ares-exp …`.
@@ -23,44 +23,49 @@ from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ares_exp.errors import SnapshotError, TrajectoryFormatError, UntrainableError, UserError, close_matches
+from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import run_path
 from ares_exp.records.run_dir import EPISODES
 from ares_exp.records.terminal_text import printable
 
-EXIT_OK, EXIT_USAGE, EXIT_INTERRUPTED = 0, 2, 130
 EXIT_PIPE_CLOSED = 141
 """Exit code of a program that SIGPIPE has ended. Exit code 0 would report success, which is not known."""
 MISTAKES = (UserError, TrajectoryFormatError, SnapshotError, UntrainableError)
 """Errors of the user, or in files that the user named. They are printed as one paragraph, with exit code 2."""
 
 
+Number = TypeVar("Number", int, float)
+
+
+def number_type(kind: Callable[[str], Number], least: float, most: float, expected: str) -> Callable[[str], Number]:
+    """Returns a `type` for `add_argument` that accepts numbers from `least` to `most`. `expected` is for messages."""
+
+    def convert(text: str) -> Number:
+        with suppress(ValueError):
+            if least <= (number := kind(text)) <= most:
+                return number
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+
+    return convert
+
+
 class CommandParser(argparse.ArgumentParser):
-    """Parses the words of a command. Prints help texts unchanged, and does not allow abbreviated options.
+    """Parses the words of a command. Prints help texts unchanged, and does not allow abbreviated options."""
 
-    Attributes:
-        below: Parsers of the commands below this one, by name.
-    """
-
-    def __init__(self, prog: str, **texts: Any) -> None:
-        super().__init__(prog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts)
+    def __init__(self, prog: str, text: str) -> None:
+        start, _, end = text.partition("[arguments]\n")
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, description=start, epilog=end, formatter_class=layout, allow_abbrev=False)
         self.below: dict[str, CommandParser] = {}
 
     def add_command(
-        self, name: str, act: Callable[[argparse.Namespace], int], *, about: str, description: str, epilog: str
+        self, name: str, act: Callable[[argparse.Namespace], int | None], about: str, text: str
     ) -> CommandParser:
-        """Adds a command below this one, such as `list` below `ares-exp agents`, and returns its parser.
-
-        Args:
-            name: Word of the new command.
-            act: Function that runs the command and returns the exit code. The parsed arguments contain it as `act`.
-            about: Line about the new command in the help of this command.
-            description: Start of the help of the new command.
-            epilog: End of the help of the new command.
-        """
-        self.below[name] = CommandParser(f"{self.prog} {name}", description=description, epilog=epilog)
+        """Adds a command below this one, such as `list` below `ares-exp agents`. `about` is its line in this help."""
+        self.below[name] = CommandParser(f"{self.prog} {name}", text)
         self.below[name].set_defaults(act=act, about=about)
         return self.below[name]
 
@@ -70,7 +75,7 @@ class CommandParser(argparse.ArgumentParser):
             return self.parse_intermixed_args(words)
         if words and words[0] in self.below:
             return self.below[words[0]].parse(words[1:])
-        listed = self.add_subparsers(metavar="COMMAND", required=True)
+        listed = self.add_subparsers(metavar="COMMAND", required=True, parser_class=argparse.ArgumentParser)
         for name, command in self.below.items():
             listed.add_parser(name, help=command.get_default("about"))
         if words and not words[0].startswith("-"):
@@ -81,12 +86,7 @@ class CommandParser(argparse.ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class CommandModule:
-    """A command by the name of its module.
-
-    Attributes:
-        about: Line about the command in the help of `ares-exp`.
-        module: Name of the module.
-    """
+    """A command: its line in the help of `ares-exp`, and the name of its module."""
 
     about: str
     module: str
@@ -96,12 +96,7 @@ class CommandModule:
         return run_module(self.module, argv, program)
 
     def candidates(self, typed: Sequence[str], last: str) -> Sequence[str]:
-        """Returns the candidates for Tab completion: options, commands below this one, or values of an argument.
-
-        Args:
-            typed: Complete words after the command.
-            last: Typed start of the next word.
-        """
+        """Returns the candidates for Tab completion of the word that starts with `last`, after the words `typed`."""
         declared = _Declared()
         import_module(self.module).add_arguments(declared)
         if typed and typed[0] in declared.below:
@@ -109,37 +104,28 @@ class CommandModule:
         return [word for word in _expected(declared, typed, last) if word.startswith(last)]
 
 
-def run_module(module: str, argv: Sequence[str], program: str) -> int:
-    """Runs a command line of the command in `module`; returns the exit code."""
-    return guarded(lambda: _run(module, argv, program))
-
-
-def _run(module: str, argv: Sequence[str], program: str) -> int:
-    arguments = parser_of(module, program).parse(argv)
-    code: int = arguments.act(arguments) if "act" in arguments else import_module(module).run(arguments)
-    return code
-
-
 def parser_of(module: str, program: str) -> CommandParser:
     """Returns the parser of the command in `module`, which is called as `program`."""
     command = import_module(module)
-    parser = CommandParser(program, description=command.DESCRIPTION, epilog=command.EPILOG)
+    parser = CommandParser(program, command.HELP)
     command.add_arguments(parser)
     return parser
 
 
-def guarded(act: Callable[[], int]) -> int:
-    """Calls `act` and returns its exit code, or the exit code of the error that it raised. Prints the error."""
+def run_module(module: str, argv: Sequence[str], program: str) -> int:
+    """Runs a command line of the command in `module`; returns the exit code. Prints user errors."""
     logging.getLogger("ares_exp").addHandler(logging.NullHandler())  # the commands print their own warnings
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # files can contain characters that the terminal cannot show
     try:
-        code = act()
+        arguments = parser_of(module, program).parse(argv)
+        act = arguments.act if "act" in arguments else import_module(module).run
+        code: int | None = act(arguments)
         sys.stdout.flush()
-        return code
+        return code or exit_codes.COMPLETE
     except MISTAKES as error:
         sys.stderr.write(f"error: {printable(str(error))}\n")
-        return EXIT_USAGE
+        return exit_codes.USAGE
     except BrokenPipeError:  # the reader of the output, such as `head`, closed it
         _close_stdout()
         return EXIT_PIPE_CLOSED
@@ -147,9 +133,9 @@ def guarded(act: Callable[[], int]) -> int:
         if error.filename is None:
             _close_stdout()
         sys.stderr.write(f"error: {error.filename or 'Cannot write the output'}: {error.strerror or error}.\n")
-        return EXIT_USAGE
+        return exit_codes.USAGE
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return exit_codes.INTERRUPTED
 
 
 def _close_stdout() -> None:
@@ -172,7 +158,7 @@ class _Declared:
         else:
             self.positionals.append(settings)
 
-    def add_command(self, name: str, *_: object, **_texts: str) -> _Declared:
+    def add_command(self, name: str, *_: object) -> _Declared:
         """Collects a command, like `CommandParser.add_command`."""
         self.positionals[:] = [{"choices": self.below}]
         return self.below.setdefault(name, _Declared())

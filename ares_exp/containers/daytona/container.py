@@ -20,7 +20,6 @@ from ares_exp.containers.container import (
     ExecResult,
     User,
     bounded_start,
-    refuse_second_start,
 )
 from ares_exp.containers.daytona.connection import Connection, Connections
 from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
@@ -88,9 +87,9 @@ class DaytonaContainer(Container):
         self._stopped = False
 
     async def start(self) -> None:
-        refuse_second_start(started=self._starting is not None or self._stopped)
-        what = f"The sandbox of {self._spec.name}"
-        async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=_WHEN_SLOW):
+        what, started = f"The sandbox of {self._spec.name}", self._starting is not None or self._stopped
+        limit = self._spec.start_timeout_sec
+        async with bounded_start(what, limit, started=started, stop=self.stop, remedy=_WHEN_SLOW):
             starting = self._starting = asyncio.create_task(self._start())
             await asyncio.wait({starting})
             if starting.cancelled():

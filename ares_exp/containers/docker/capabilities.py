@@ -20,12 +20,8 @@ _MiB = 1024 * 1024
 class Capabilities:
     """The capabilities of an engine. The defaults are valid for every engine.
 
-    Attributes:
-        cpus: Number of processors.
-        disk_quota: Whether it can bound the size of a container's files.
-        nvidia_runtime: Whether NVIDIA's container runtime is installed.
-        cdi_gpus: Device names of GPUs that the Container Device Interface knows.
-        is_podman: Whether the engine is Podman, which implements Docker's protocol.
+    `disk_quota` means that it can bound the size of a container's files. `cdi_gpus` are names of GPUs that the
+    Container Device Interface knows.
     """
 
     cpus: int = 1
@@ -56,11 +52,7 @@ def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
     """Returns whether the engine can limit the size of a container's files.
 
     The storage drivers btrfs and zfs can, and overlay2 on XFS that is mounted with project quotas. The engine does not
-    report mount options. They are read on this machine, so a remote engine counts as an engine without quotas.
-
-    Args:
-        info: Response to `GET /info`.
-        mounts: This machine's mounts in the form of `/proc/mounts`.
+    report mount options, so this machine's `mounts` are read. A remote engine counts as an engine without quotas.
     """
     driver, status = info.get("Driver"), dict(info.get("DriverStatus") or [])
     if driver in ("btrfs", "zfs"):
@@ -76,11 +68,7 @@ def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
 
 
 def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: int) -> dict[str, Any]:
-    """Returns arguments of docker-py's `create_host_config` for the limits of `spec` that the engine enforces.
-
-    Raises:
-        UnsupportedTaskError: The task needs GPUs that the engine lacks.
-    """
+    """Returns arguments of docker-py's `create_host_config` for the limits of `spec` that the engine enforces."""
     found: dict[str, Any] = {"pids_limit": pids_limit}
     if spec.cpus is not None:  # the engine rejects more processors than it has
         found["nano_cpus"] = int(min(spec.cpus, can.cpus) * 1e9)
@@ -95,12 +83,9 @@ def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: 
 
 
 def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
-    """Returns the device request for `count` GPUs.
+    """Returns the device request for `count` GPUs. Containers share GPUs: an engine always assigns its first GPUs.
 
-    Containers share GPUs, because an engine always assigns its first GPUs.
-
-    Raises:
-        UnsupportedTaskError: The engine does not have enough GPUs.
+    Raises `UnsupportedTaskError` if the engine does not have enough GPUs.
     """
     from docker.types import DeviceRequest
 
@@ -117,11 +102,7 @@ def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
 
 
 def unenforced(spec: ContainerSpec, can: Capabilities) -> list[str]:
-    """Returns a warning for each limit that the engine cannot enforce.
-
-    Raises:
-        UnsupportedTaskError: The task needs GPUs that the engine lacks.
-    """
+    """Returns a warning for each limit that the engine cannot enforce. Rejects missing GPUs as `gpu_request` does."""
     if spec.gpus:
         gpu_request(spec.name, spec.gpus, can)
     if spec.storage_mb is not None and not can.disk_quota:

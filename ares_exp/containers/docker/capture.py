@@ -2,12 +2,11 @@
 
 `upper`: reads the upper directory of the container's overlay until two reads agree. The result is then the state at a
 moment between them. It takes tens of milliseconds and needs nothing in the image, but needs root on the engine's
-machine. `archive`: the engine lists the changes, and GNU `tar` in the container packs them. To create the list, the
-engine walks over all files of the image. The list has each deletion instead of opaque directories, and names that are
-not UTF-8 are lost. `auto`: `upper` if possible.
+machine. `archive`: the engine lists the changes, and GNU `tar` in the container packs them. The list has each deletion
+instead of opaque directories, and names that are not UTF-8 are lost. `auto`: `upper` if possible.
 
-The container is never paused. An engine that starts a process in a container while it is being paused hangs forever,
-together with the container.
+The container is never paused, because an engine that starts a process in a container while it is being paused hangs
+forever.
 """
 
 from __future__ import annotations
@@ -75,9 +74,8 @@ class Capture:
     async def run(self, objects: ObjectStore) -> Delta:
         """Reads the changes of the running container.
 
-        Raises:
-            CaptureError: The changes could not be read.
-            SnapshotUnsupportedError: The selected method cannot read the changes.
+        Raises `SnapshotUnsupportedError` if the selected method cannot read them, and `CaptureError` for other
+        failures.
         """
         async with self._one_at_a_time:
             try:
@@ -94,7 +92,6 @@ class Capture:
             return Delta(inspected["Image"], entries, tuple(notes))
 
     async def _inspect(self) -> dict[str, Any]:
-        """Inspects the container. Raises `CaptureError` if it is not running."""
         found: dict[str, Any] = await in_thread(
             lambda: self._engine.api.inspect_container(self._container), abandon=True
         )
@@ -150,10 +147,7 @@ _ALL_IDS = ["0", "0", "4294967295"]
 async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> dict[str, Entry]:
     """Runs `read`, which calls its argument for each path, in a thread.
 
-    After `READ_SEC`, or if the caller is cancelled, this call raises an error, which ends `read`.
-
-    Raises:
-        CaptureError: The read took longer than `READ_SEC`. Errors of `read` are also raised.
+    After `READ_SEC`, or if the caller is cancelled, this call raises `CaptureError`, which ends `read`.
     """
     given_up = threading.Event()
 
@@ -174,9 +168,7 @@ async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> di
 def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc")) -> Path:
     """Finds the upper directory of an inspected, running container. Blocking.
 
-    Raises:
-        SnapshotUnsupportedError: The directory cannot be read from here. The message is a reason that follows
-            "because".
+    Raises `SnapshotUnsupportedError` if it cannot be read from here. The message follows "because".
     """
     process = proc / str(inspected["State"]["Pid"])
     if not is_root_with(CAP_SYS_ADMIN, proc=proc):  # the kernel hides attributes `trusted.*` from other processes
@@ -218,13 +210,7 @@ class ArchiveCapture:
         self._known: dict[str, tuple[bytes, Entry]] = {}
 
     async def run(self, objects: ObjectStore, notes: list[str], skip: _Skip) -> dict[str, Entry]:
-        """Reads the changes.
-
-        Raises:
-            CaptureError: The changes could not be read.
-            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an
-                error or is gone.
-        """
+        """Reads the changes. Raises `CaptureError` if they could not be read."""
         listed = await in_thread(lambda: self._listed(notes, skip), abandon=True)
         deleted = {path for path, kind in listed.items() if kind == _DELETED}
         above = {parent for path in listed for parent in parents(path)}
@@ -245,7 +231,6 @@ class ArchiveCapture:
         return in_directories(entries)
 
     def _listed(self, notes: list[str], skip: _Skip) -> dict[str, int]:
-        """Returns the changed paths with the kinds of their changes."""
         found: dict[str, int] = {
             change["Path"]: change["Kind"] for change in self._engine.api.diff(self._container) or []
         }
@@ -281,10 +266,7 @@ class ArchiveCapture:
         return {**old, **read}
 
     async def _signatures(self, paths: list[str]) -> dict[str, bytes]:
-        """Returns a signature of each path, which changes with the file.
-
-        Returns an empty dictionary if `stat` in the container does not support the options.
-        """
+        """Returns a signature of each path, which changes with the file; empty if `stat` lacks the options."""
         most = sum(len(path) * 4 + _STAT_BYTES for path in paths)
         answer, _ = await self._run(_STAT, paths, lambda file: file.read(most + 1))
         found = {}
@@ -318,10 +300,7 @@ def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _tells(signature: bytes) -> bool:
-    """Returns whether a later change of the file would change the signature.
-
-    This holds for regular files with one name whose last change is not recent.
-    """
+    """Returns whether a later change of the file would change the signature."""
     _, _, names, mode, _, changed = signature.split(b" ")
     is_plain = names == b"1" and int(mode, 16) & _ALL_KINDS == _REGULAR
     return is_plain and time.time() - float(changed) > YOUNG_SEC

@@ -26,10 +26,8 @@ _REMOVE = ["xargs", "-0", "rm", "-rf", "--"]
 async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[str, Any]:
     """Returns the engine's description of the image that `spec.changes` are relative to.
 
-    If the image is missing, the task's image is pulled or built, and must have the same id.
-
-    Raises:
-        SnapshotMismatchError: The image cannot be found or created, or has another id. The message then has both ids.
+    If the image is missing, the task's image is pulled or built. Raises `SnapshotMismatchError` if that fails, or if
+    the image has another id.
     """
     assert spec.changes is not None
     base = spec.changes.delta.base
@@ -66,9 +64,7 @@ def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
 async def put_back(engine: Engine, container: str, changes: StoredChanges) -> None:
     """Applies captured changes, which are relative to the image, to the files of a running container.
 
-    Raises:
-        RestoreError: The changes cannot be applied. The message has the reason.
-        SnapshotMetadataError: An object is missing or damaged.
+    Raises `RestoreError` if they cannot be applied, and `SnapshotMetadataError` for a missing or damaged object.
     """
     entries = changes.delta.entries
     if gone := [path for path, entry in entries.items() if entry.kind == "whiteout" or entry.opaque]:
@@ -103,11 +99,7 @@ _TYPES = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "symlink": tarf
 
 
 def archive(changes: StoredChanges) -> Iterator[bytes]:
-    """Yields a tar archive of changes without deletions.
-
-    Raises:
-        SnapshotCorruptError: An object is missing or damaged.
-    """
+    """Yields a tar archive of changes without deletions. Raises `SnapshotCorruptError` for a damaged object."""
     links: dict[int, str] = {}
     for path, entry in sorted_by_path(changes.delta.entries).items():
         member = _member(path, entry)

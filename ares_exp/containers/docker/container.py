@@ -16,7 +16,6 @@ from ares_exp.containers.container import (
     Shell,
     User,
     bounded_start,
-    refuse_second_start,
 )
 from ares_exp.containers.docker.capabilities import limits
 from ares_exp.containers.docker.capture import Capture, CaptureWay
@@ -90,10 +89,10 @@ class EngineContainer(Container):
         self._stopped = False
 
     async def start(self) -> None:
-        refuse_second_start(started=self._engine is not None or self._stopped)
-        what = f"The container of {self._spec.name}"
+        what, started = f"The container of {self._spec.name}", self._engine is not None or self._stopped
         failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, TaskError)
-        async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop, remedy=WHEN_SLOW):
+        limit = self._spec.start_timeout_sec
+        async with bounded_start(what, limit, started=started, stop=self.stop, remedy=WHEN_SLOW):
             try:
                 engine = self._engine = await connect(self._options.host)
                 await self._start(engine)
@@ -107,11 +106,7 @@ class EngineContainer(Container):
         raise NotImplementedError
 
     async def _open(self, engine: Engine, container: str) -> None:
-        """Opens the first shells of the started container with this name.
-
-        Raises:
-            ContainerStartError: The container cannot run commands.
-        """
+        """Opens the first shells. Raises `ContainerStartError` if the container cannot run commands."""
         spec = self._spec
         self._running = RunningContainer(
             engine,

@@ -51,12 +51,7 @@ class FirstProcess:
 
     @classmethod
     async def attach(cls, engine: Engine, container: str) -> FirstProcess:
-        """Attaches to a container that is created but not started, before its first output.
-
-        Raises:
-            EngineError: The engine returned an error.
-            OSError: The engine is gone.
-        """
+        """Attaches to a container that is created but not started, before its first output."""
         connection = await engine.hijack(f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1", {})
         return cls(EngineStream(*connection, with_stderr=True))
 
@@ -121,12 +116,10 @@ def why_it_stays(removal: Callable[[], object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExitReason:
-    """The reason of a container's end.
+    """The reason of a container's end, as a clause that follows "The container ".
 
-    Attributes:
-        clause: Clause that follows "The container ".
-        is_outside: Whether the cause is certainly outside of the container.
-        exit_code: Exit code of the first process, if this process ended by itself.
+    `is_outside` means that the cause is certainly outside of the container. `exit_code` is known if the first process
+    ended by itself.
     """
 
     clause: str
@@ -186,12 +179,7 @@ def exit_reason(engine: Engine, container: str) -> ExitReason | None:
 
 
 def out_of_reach(engine: Engine, what: str) -> ExitReason:
-    """Returns the exit reason of a container whose engine does not respond.
-
-    Args:
-        engine: The engine of the container.
-        what: Predicate for a sentence that starts with "the engine at HOST".
-    """
+    """Returns an exit reason. `what` is a predicate for a sentence that starts with "the engine at HOST"."""
     return ExitReason(f"is out of reach: the engine at {engine.host} {what}", is_outside=True)
 
 
@@ -217,7 +205,7 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
     if death is None and not events:  # an engine forgets its log when it ends, and a death is the last event
         return ExitReason("is gone: its engine was restarted", is_outside=True)
     if death is None:
-        return _inside("is gone: its first process ended, or it was removed from outside")
+        return ExitReason("is gone: its first process ended, or it was removed from outside", is_outside=False)
     exit_code = int(death["Actor"]["Attributes"]["exitCode"])
     signals = [event["Actor"]["Attributes"]["signal"] for event in events if event["Action"] == "kill"]
     if signals and signals[-1] == str(exit_code - _BY_SIGNAL):
@@ -225,13 +213,8 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
         return ExitReason(clause, is_outside=True)
     recent = death["timeNano"] - _OOM_BEFORE_DEATH_NS
     if exit_code == _BY_SIGNAL + 9 and any(e["Action"] == "oom" and e["timeNano"] > recent for e in events):
-        return _inside("was killed for using more memory than its limit (memory_mb)")
+        return ExitReason("was killed for using more memory than its limit (memory_mb)", is_outside=False)
     return ExitReason(f"ended with exit code {exit_code}", is_outside=False, exit_code=exit_code)
-
-
-def _inside(clause: str) -> ExitReason:
-    """Returns a reason that a command in the container may have caused."""
-    return ExitReason(clause, is_outside=False)
 
 
 APPEARS_WITHIN_SEC = 5.0
@@ -246,10 +229,7 @@ _semaphores = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semap
 
 
 def starts(engine: Engine) -> asyncio.Semaphore:
-    """Returns this event loop's semaphore for creating and starting containers.
-
-    More concurrent starts would not be faster.
-    """
+    """Returns this event loop's semaphore for creating and starting containers. More starts would not be faster."""
     return _semaphores.setdefault(
         asyncio.get_running_loop(), asyncio.Semaphore(engine.capabilities.simultaneous_starts)
     )
@@ -259,11 +239,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
     """Creates the container with the unique `name`. The `Labels` of `config` identify the owner. Blocking.
 
     If the response is lost, the request is repeated. If the first request succeeded, the engine then reports that the
-    name is taken.
-
-    Raises:
-        AnswerLostError: The container may exist, or may still appear.
-        EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The container was not created.
+    name is taken. Raises `AnswerLostError` if the container may exist, or may still appear.
     """
     from docker.errors import APIError
     from requests.exceptions import RequestException
@@ -289,9 +265,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
     """Waits for the container whose name the engine reports as taken, and checks that it is ours. Blocking.
 
-    Raises:
-        AnswerLostError: The container does not appear.
-        EngineError: The container has another owner.
+    Raises `AnswerLostError` if it does not appear, and `EngineError` if it has another owner.
     """
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
@@ -308,10 +282,7 @@ def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
 
 
 def remove_when_it_appears(engine: Engine, name: str) -> None:
-    """Removes a container whose creation had no response. Blocks for `APPEARS_WITHIN_SEC`.
-
-    It polls for the whole time, because both requests may still be in transit.
-    """
+    """Removes a container whose creation had no response. Polls for `APPEARS_WITHIN_SEC`. Blocking."""
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
         with contextlib.suppress(*engine_errors()):
@@ -320,7 +291,6 @@ def remove_when_it_appears(engine: Engine, name: str) -> None:
 
 
 def _never_sent(error: BaseException) -> bool:
-    """Returns whether a request failed because no connection was established."""
     while (cause := error.__context__) is not None:
         if isinstance(cause, (ConnectionRefusedError, FileNotFoundError)):
             return True

@@ -40,11 +40,7 @@ _T = TypeVar("_T")
 
 
 class EngineError(Exception):
-    """The engine returned an error.
-
-    Attributes:
-        status: HTTP status; 0 without a response.
-    """
+    """The engine returned an error. `status` is the HTTP status; 0 without a response."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -53,24 +49,14 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A Docker engine and this process's client.
-
-    Attributes:
-        host: The value of `DOCKER_HOST`, or the default.
-        api: docker-py's client; safe to use from several threads.
-        capabilities: Capabilities of the engine.
-    """
+    """A Docker engine at `host`, with docker-py's client, which is safe to use from several threads."""
 
     host: str
     api: APIClient
     capabilities: Capabilities
 
     def ask(self, path: str, parameters: Mapping[str, str] | None = None, *, stream: bool = False) -> Response:
-        """Sends a GET request and returns the response, whatever its status, within `INQUIRY_TIMEOUT_SEC`. Blocking.
-
-        Raises:
-            requests.exceptions.RequestException: The engine did not respond.
-        """
+        """Sends a GET request, and returns the response with any status, within `INQUIRY_TIMEOUT_SEC`. Blocking."""
         answer: Response = self.api.get(
             f"{self.api.base_url}/v{self.api.api_version}{path}",
             params=parameters,
@@ -82,9 +68,7 @@ class Engine:
     async def hijack(self, path: str, body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Posts a request whose connection becomes a two-way byte stream.
 
-        Raises:
-            EngineError: The engine returned an error.
-            ConnectionError: The engine is gone.
+        Raises `EngineError` if the engine returns an error, and `ConnectionError` if it is gone.
         """
         reader, writer = await self._connect()
         try:
@@ -116,8 +100,7 @@ class Engine:
 async def connect(host: str | None = None) -> Engine:
     """Connects to the engine at `host`. Default: `DOCKER_HOST`, the current Docker context, or the default socket.
 
-    Raises:
-        PreflightError: The engine does not respond, or its address is not supported.
+    Raises `PreflightError` if the engine does not respond, or its address is not supported.
     """
     return await in_thread(lambda: connect_blocking(host))
 
@@ -142,13 +125,10 @@ async def why_unreachable(host: str | None) -> str:
 
 
 async def in_thread(function: Callable[[], _T], *, pool: Pool = "calls", abandon: bool = False) -> _T:
-    """Runs a blocking engine call.
+    """Runs a blocking engine call in a thread of `pool`.
 
-    Args:
-        function: The call.
-        pool: Threads to use.
-        abandon: Whether a cancelled caller leaves the call running, which suits read-only calls. Otherwise,
-            cancellation waits for it, so that no resource appears after a clean-up.
+    With `abandon`, a cancelled caller leaves the call running, which suits read-only calls. Otherwise, cancellation
+    waits for it, so that no resource appears after a clean-up.
     """
     future = asyncio.wrap_future(_executor(os.getpid(), pool).submit(function))
     try:
@@ -248,11 +228,7 @@ def _how_to_reach(host: str, error: BaseException) -> str:
 
 
 def _probe(host: str) -> None:
-    """Opens and closes a connection to get a simple error. docker-py's error is a paragraph, and leaks a socket.
-
-    Raises:
-        OSError: No process listens at the address, or this user may not connect.
-    """
+    """Opens and closes a connection to get a simple error. docker-py's error is a paragraph, and leaks a socket."""
     url = urlsplit(host)
     if url.scheme == "unix":
         with socket.socket(socket.AF_UNIX) as probe:

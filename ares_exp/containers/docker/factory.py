@@ -1,15 +1,17 @@
-"""The factory of `container=docker`.
+"""The factories of `container=docker` and `container=podman`, which implements the API of Docker's engine.
 
 A container ends with the process that started it, even after SIGKILL: its first process reads a stdin that we hold
-open, and ends when the stdin is closed. The engine then removes the container. Commands run on persistent shells
-(`command_runner`), because one `docker exec` takes tens of milliseconds.
+open. The engine then removes the container. Commands run on persistent shells (`command_runner`), because one `docker
+exec` takes tens of milliseconds.
 """
 
 from __future__ import annotations
 
-import asyncio
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import pydantic
 
@@ -19,6 +21,7 @@ from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.compose.container import ComposeContainer, check_compose
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
 from ares_exp.containers.docker.engine import (
+    PODMAN_SOCKET,
     connect,
     connect_blocking,
     engine_errors,
@@ -117,10 +120,7 @@ class DockerContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def default_host(cls) -> str | None:
-        """Returns the engine's address.
-
-        `None` means `DOCKER_HOST`, the current Docker context, or the default socket.
-        """
+        """Returns the engine's address; `None` for `DOCKER_HOST`, the current Docker context, or the default socket."""
         return None
 
     def __call__(self, spec: ContainerSpec) -> Container:
@@ -131,10 +131,7 @@ class DockerContainerFactory(ContainerFactoryBase):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options as JSON values.
-
-        For `env`, includes only the names of the variables, because their values may be secret.
-        """
+        """The constructor's options as JSON values, without the values of `env`, which may be secret."""
         options = self._options
         network = options.network
         return {
@@ -180,8 +177,7 @@ class DockerContainerFactory(ContainerFactoryBase):
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
         try:
-            engine = asyncio.run(connect(cls.default_host()))
-            yield from find(engine.api, cached_images=images)
+            yield from find(connect_blocking(cls.default_host()).api, cached_images=images)
         except engine_errors() as error:
             raise ContainerServiceError(
                 f"The containers of the Docker engine cannot be listed: {reason(error)}."
@@ -195,3 +191,23 @@ class DockerContainerFactory(ContainerFactoryBase):
         elif spec.docker_image is None:
             check_buildable(find_dockerfile(spec.name, spec.context_dir), lambda: connect_blocking(host))
         return [*warnings, *check_network(spec, self._options.network, host), *unenforced(spec, self._capabilities)]
+
+
+class PodmanContainerFactory(DockerContainerFactory):
+    """Creates containers with Podman's service: the system's service for root, otherwise the user's.
+
+    It behaves like `container=docker`, except for the address: `CONTAINER_HOST`, or by default the socket.
+    """
+
+    name = "podman"
+
+    @classmethod
+    def default_host(cls) -> str:
+        runtime = "/run" if os.getuid() == 0 else os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+        return os.environ.get("CONTAINER_HOST") or f"unix://{runtime}{PODMAN_SOCKET}"
+
+    @classmethod
+    def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
+        """Lists nothing on a machine without Podman."""
+        if "CONTAINER_HOST" in os.environ or Path(urlsplit(cls.default_host()).path).exists():
+            yield from super().find_leftovers(images=images, snapshots=snapshots)

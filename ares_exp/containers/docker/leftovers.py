@@ -2,8 +2,7 @@
 
 Started containers end with their process (`container_lifetime`). Leftovers are networks, images, and containers whose
 creator died before the start, or whose first process does not end with its stdin. All have labels that name the owner.
-After a process dies, its `reaper` removes its leftovers immediately. Each run removes the remaining leftovers of dead
-processes when it starts.
+The `reaper` of a dead process removes its leftovers. Each run also removes leftovers of dead processes when it starts.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ def image_labels(tag: str, *, keep: bool) -> dict[str, str]:
 
 
 def remove_stale(engine: Engine) -> int:
-    """Removes leftovers of dead runs from the engine and this machine. Blocking; never raises.
-
-    Returns:
-        Number of removed leftovers.
-    """
+    """Removes leftovers of dead runs from the engine and this machine. Returns their number. Blocking; never raises."""
     try:
         return ownership.remove_stale([*find_short_lived(), *find(engine.api)])
     except engine_errors() as error:
@@ -64,9 +59,6 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
     """Yields all resources of runs on the engine, including active runs, in order of removal. Blocking.
 
     With `cached_images`, images and volumes kept for the next run also count as stale.
-
-    Raises:
-        docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an error or is gone.
     """
     ours = {"label": RUN}
     kill = functools.partial(api.remove_container, force=True, v=True)
@@ -104,7 +96,6 @@ def _leftover(kind: str, name: str, found: Mapping[str, Any], remove: Callable[[
 
 
 def _builder(labels: Mapping[str, str]) -> dict[str, str]:
-    """Returns the owner of an image; empty if it has none."""
     try:
         found = json.loads(labels.get(_BUILDER, "{}"))
     except ValueError:

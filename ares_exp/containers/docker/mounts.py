@@ -34,11 +34,7 @@ _WHOLE = ".ares_exp-whole"
 
 
 def check_mounts(spec: ContainerSpec, host: str | None) -> None:
-    """Checks before the start that a container of the engine at `host` can see local directories.
-
-    Raises:
-        UnsupportedTaskError: The container is a service of a compose file on a remote engine.
-    """
+    """Raises `UnsupportedTaskError` if the container is a service of a compose file on a remote engine."""
     if spec.mounts and spec.compose_file is not None and _is_elsewhere(host):
         shown = ", ".join(one.target for one in spec.mounts)
         raise UnsupportedTaskError(
@@ -51,10 +47,7 @@ def check_mounts(spec: ContainerSpec, host: str | None) -> None:
 def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mount]:
     """Returns the mounts of `spec` for the engine. Copies directories to a remote engine once. Blocking.
 
-    Raises:
-        ContainerStartError: The lock that prevents concurrent copies by other local processes is not available.
-        TransferError: A directory cannot be read.
-        docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an error or is gone.
+    Raises `TransferError` if a directory cannot be read, and `ContainerStartError` if the copy cannot be locked.
     """
     from docker.types import Mount
 
@@ -71,7 +64,6 @@ def _is_elsewhere(host: str | None) -> bool:
 
 
 def _volume(engine: Engine, directory: Directory, image: str) -> str:
-    """Returns the name of the volume with a complete copy of the directory."""
     name, api = volume_name(directory), engine.api
     with work_lock(f"{engine.host} {name}", Demand()):
         api.create_volume(name, labels={KEPT_VOLUME: directory.target})
@@ -93,10 +85,7 @@ def volume_name(directory: Directory) -> str:
 
 @contextmanager
 def _reaching_into(api: APIClient, volume: str, image: str) -> Iterator[str]:
-    """Yields the id of a new container that mounts the volume at `_AT`.
-
-    The container is never started, but the engine can copy files into and out of it.
-    """
+    """Yields the id of a new container that mounts the volume at `_AT`, for copies. The container is never started."""
     from docker.types import Mount
 
     host_config = api.create_host_config(mounts=[Mount(_AT, volume, type="volume", no_copy=True)])

@@ -7,8 +7,8 @@
 | `allowlist` | its loopback, with the egress proxy of this process, which the usual variables name |
 
 A switch connects or disconnects the bridge while the container runs, and sets the proxy's policy. So under an
-allow-list, the container has no interface except its loopback, no route to this machine or to other containers, and no
-DNS. The proxy's socket is created inside the container's network, which needs root on the engine's machine.
+allow-list, the container has no route to this machine or to other containers, and no DNS. The proxy's socket is created
+inside the container's network, which needs root on the engine's machine.
 """
 
 from __future__ import annotations
@@ -50,10 +50,8 @@ PROXY_ENV: Mapping[str, str] = {**_VARIABLES, **{name.upper(): value for name, v
 class NetworkOptions:
     """The network options of a factory, which modify the policies of tasks.
 
-    Attributes:
-        override: Policy that replaces all of a task's policies; `None` keeps them.
-        allowed_hosts: Additional allowed hosts.
-        extra_hosts: Names with their addresses, or `"host-gateway"`.
+    `override` replaces all policies of a task. `allowed_hosts` are added. `extra_hosts` are names with their addresses,
+    or `"host-gateway"`.
     """
 
     override: NetworkPolicy | None = None
@@ -66,13 +64,9 @@ class NetworkOptions:
 
 
 def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None) -> list[str]:
-    """Checks before the start that the network of `spec` can be enforced.
+    """Checks before the start that the network of `spec` can be enforced. Returns warnings about unused options.
 
-    Returns:
-        Warnings about options without an effect.
-
-    Raises:
-        UnsupportedTaskError: A policy is an allowlist, and no egress proxy can be created.
+    Raises `UnsupportedTaskError` if a policy is an allowlist, and no egress proxy can be created.
     """
     modes = {options.in_force(policy).mode for policy in spec.networks}
     why = namespace_obstacle(host) if "allowlist" in modes else None
@@ -143,14 +137,8 @@ class ContainerNetwork:
     async def start(self, engine: Engine, container: str, *, neighbours: Sequence[str] | None = None) -> None:
         """Takes over the network of a newly started container.
 
-        Args:
-            engine: The engine.
-            container: Name of the container.
-            neighbours: Names of other services, which the container reaches under every policy, because their networks
-                are never switched. `None` if the container has no such networks.
-
-        Raises:
-            ContainerStartError: The egress proxy cannot be added to the container.
+        `neighbours` are the names of other services, which the container reaches under every policy, because their
+        networks are never switched. `None` if the container has no such networks.
         """
         self._engine, self._container, self._neighbours = engine, container, neighbours
         if engine.capabilities.is_podman and self._policy is not None and self._policy.mode != "public":
@@ -201,7 +189,6 @@ class ContainerNetwork:
 
 
 def _bridge(engine: Engine) -> str:
-    """Returns the name of the engine's default bridge."""
     return "podman" if engine.capabilities.is_podman else "bridge"
 
 

@@ -1,10 +1,9 @@
 """A helper process that outlives this process and, if this process dies, removes its resources from an engine.
 
-A started container ends when our connection to its first process is closed. A container that was created but not
-started does not end. Neither do the services of a compose file, because their first processes are programs of the task.
-So the helper, a shell, waits for the end of a pipe that only this process holds. The kernel closes the pipe even after
-`kill -9`. Then the shell becomes Python and removes everything with the labels of dead owners. If the helper is also
-killed (for example, the machine goes down), the next run cleans up.
+A container that was created but not started does not end with our connection. Neither do the services of a compose
+file. So the helper, a shell, reads a pipe that only this process holds, and that the kernel closes even after `kill
+-9`. Then the shell becomes Python and removes everything with the labels of dead owners. If the helper is also killed
+(for example, the machine goes down), the next run cleans up.
 """
 
 from __future__ import annotations
@@ -33,13 +32,7 @@ _reapers: dict[tuple[int, str], Reaper] = {}
 
 
 def watch_over_us(engine: Engine) -> None:
-    """Starts the helper process for an engine, unless it is already running. Blocks for milliseconds.
-
-    Must be called before this process creates its first resource on the engine.
-
-    Raises:
-        OSError: The helper process could not be started.
-    """
+    """Starts the helper for an engine, unless it is running. Call it before creating a resource. Blocking."""
     key = (os.getpid(), engine.host)
     with _lock:
         reaper = _reapers.get(key)
@@ -51,7 +44,6 @@ class Reaper:
     """The helper process that waits for the end of this process."""
 
     def __init__(self, engine: Engine) -> None:
-        """Starts the process. Raises `OSError` if that fails."""
         env = {**passed_on(), "DOCKER_HOST": engine.host}
         env |= {name: os.environ[name] for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE") if name in os.environ}
         self._owner = os.getpid()
@@ -67,10 +59,7 @@ class Reaper:
         atexit.register(self.dismiss)
 
     def dismiss(self) -> None:
-        """Ends the helper without a removal, because this process ends normally.
-
-        Idempotent. Blocks for milliseconds.
-        """
+        """Ends the helper without a removal, because this process ends normally. Idempotent."""
         stdin = self.process.stdin
         assert stdin is not None
         if os.getpid() != self._owner or stdin.closed:

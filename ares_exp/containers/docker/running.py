@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 
+_TERMINAL_SEC = 30.0
 _HANG_UP_SEC = 10.0
 _NO_INTERPRETER = ", or run as root on the engine's machine, which needs nothing in the image"
 _logger = logging.getLogger(__name__)
@@ -70,13 +72,8 @@ class RunningContainer:
     ) -> None:
         """Opens no shell yet.
 
-        Args:
-            engine: Engine of the container.
-            container: Name of the container on the engine.
-            what: Name of the container in messages, which start with "The " and this name.
-            shell: Default shell of commands.
-            workdir: Default directory of commands; `None` means the working directory of the image.
-            first_process: First process of the container, for the reason of its end.
+        `what` is the name of the container in messages, which start with "The " and this name. `workdir` is the default
+        directory of commands, instead of the image's. `first_process` knows the reason of the container's end.
         """
         self._engine = engine
         self._container = container
@@ -93,13 +90,7 @@ class RunningContainer:
         self._closed = False
 
     async def open(self) -> None:
-        """Opens the first shells.
-
-        Raises:
-            ContainerError: No shell can be opened; `ContainerDiedError` if the container is gone.
-            EngineError, docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an
-                error or is gone.
-        """
+        """Opens the first shells. Raises `ContainerError` if that fails."""
         found = await in_thread(lambda: self._engine.api.inspect_container(self._container), abandon=True)
         config = found["Config"]
         self._has_entrypoint = bool(config.get("Entrypoint"))
@@ -128,11 +119,7 @@ class RunningContainer:
             raise
 
     async def open_shell(self, user: User | None) -> EngineStream:
-        """Starts a `sh` in the container for a user; `None` is the image's user.
-
-        Raises:
-            ContainerError: The shell cannot be started; `ContainerDiedError` after `close`.
-        """
+        """Starts a `sh` in the container for a user; `None` is the image's user."""
         engine, name, as_user = self._engine, self._container, "" if user is None else str(user)
         start_dir = self._start_dir
         self.raise_if_closed()
@@ -153,6 +140,7 @@ class RunningContainer:
 
     async def open_terminal(self, *, columns: int, lines: int, user: User | None, env: Mapping[str, str]) -> Terminal:
         engine, name, as_user = self._engine, self._container, "" if user is None else str(user)
+        failures: tuple[type[Exception], ...] = (*engine_errors(), ValueError)
         self.raise_if_closed()
         try:
             created = await in_thread(
@@ -171,14 +159,17 @@ class RunningContainer:
             connection = await engine.hijack(f"/exec/{created['Id']}/start", size)
             try:
                 await in_thread(lambda: engine.api.exec_resize(created["Id"], height=lines, width=columns))
+                async with asyncio.timeout(_TERMINAL_SEC):
+                    pid = int(await connection[0].readline())
             except BaseException:
                 connection[1].close()
                 raise
-        except engine_errors() as error:
-            failure = ContainerError(f"No terminal could be opened in the {self._what}: {reason(error)}.")
+        except failures as error:
+            why = "its shell does not start" if isinstance(error, TimeoutError | ValueError) else reason(error)
+            failure = ContainerError(f"No terminal could be opened in the {self._what}: {why}.")
             await self.raise_if_dead(failure)
             raise failure from error
-        return await DockerTerminal.started(*connection, hang_up=self._hang_up)
+        return DockerTerminal(*connection, hang_up=lambda: self._hang_up(pid))
 
     async def _hang_up(self, pid: int) -> None:
         """Ends the shell of a terminal. The shell first gets SIGHUP, which it passes on to its jobs."""
@@ -244,11 +235,7 @@ class RunningContainer:
             raise TransferError(f"The {what} failed: {reason(error)}.") from error
 
     def raise_if_closed(self) -> None:
-        """Rejects calls after `close`.
-
-        Raises:
-            ContainerDiedError: `close` was called.
-        """
+        """Raises `ContainerDiedError` after `close`."""
         if self._closed:
             raise ContainerDiedError(f"The {self._what} has not been started, or has been stopped.")
 

@@ -10,12 +10,10 @@ from typing import BinaryIO, TypeVar
 
 from ares_exp.cancellation import finish
 from ares_exp.containers.docker.engine import Engine, in_thread
-from ares_exp.errors import ContainerError
 
 _CHUNK_BYTES = 256 * 1024
 _STDOUT = 1
 
-_START_SEC = 30.0
 _DRAIN_SEC = 10.0
 _T = TypeVar("_T")
 
@@ -23,19 +21,13 @@ _T = TypeVar("_T")
 class EngineStream:
     """A `ChannelStream` over a connection from `Engine.hijack`.
 
-    The output arrives in frames: stream number, three zeros, length, payload.
+    The output arrives in frames: stream number, three zeros, length, payload. `read` also returns stderr with
+    `with_stderr`.
     """
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, with_stderr: bool = False
     ) -> None:
-        """Takes over a connection.
-
-        Args:
-            reader: Receiving side of the connection.
-            writer: Sending side of the connection.
-            with_stderr: Whether `read` also returns stderr.
-        """
         self._reader = reader
         self._writer = writer
         self._with_stderr = with_stderr
@@ -43,11 +35,6 @@ class EngineStream:
         self._left = 0
 
     async def read(self) -> bytes:
-        """Reads the next bytes of the process's output; `b""` at its end.
-
-        Raises:
-            OSError: The connection broke.
-        """
         try:
             while True:
                 if not self._left:
@@ -63,11 +50,6 @@ class EngineStream:
             return b""
 
     async def write(self, data: bytes) -> None:
-        """Sends `data` to the process's stdin.
-
-        Raises:
-            OSError: The connection broke.
-        """
         self._writer.write(data)
         await self._writer.drain()
 
@@ -80,49 +62,13 @@ class DockerTerminal:
     """A `Terminal` over a connection from `Engine.hijack`, without frames in both directions."""
 
     def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        pid: int,
-        hang_up: Callable[[int], Awaitable[None]],
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hang_up: Callable[[], Awaitable[None]]
     ) -> None:
-        """Takes over a connection.
-
-        Args:
-            reader: Receiving side of the connection.
-            writer: Sending side of the connection.
-            pid: Process number of the shell in the container.
-            hang_up: Function that ends this shell, because the engine keeps it running after a disconnect.
-        """
+        """Takes over a connection. `hang_up` ends the shell, which the engine keeps running after a disconnect."""
         self._reader = reader
         self._writer = writer
-        self._pid = pid
         self._hang_up = hang_up
         self._closed = False
-
-    @classmethod
-    async def started(
-        cls,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        *,
-        hang_up: Callable[[int], Awaitable[None]],
-    ) -> DockerTerminal:
-        """Takes over the connection of a shell that prints its process number first.
-
-        Raises:
-            ContainerError: The shell does not print a number.
-        """
-        try:
-            async with asyncio.timeout(_START_SEC):
-                line = await reader.readline()
-            return cls(reader, writer, int(line), hang_up)
-        except (OSError, ValueError) as error:
-            writer.close()
-            raise ContainerError("No terminal could be opened in the container: its shell does not start.") from error
-        except BaseException:
-            writer.close()
-            raise
 
     async def read(self) -> bytes:
         return await self._reader.read(_CHUNK_BYTES)
@@ -135,7 +81,7 @@ class DockerTerminal:
         if not self._closed:
             self._closed = True
             self._writer.close()
-            await self._hang_up(self._pid)
+            await self._hang_up()
 
 
 async def run_program(
@@ -143,19 +89,8 @@ async def run_program(
 ) -> tuple[_T, int]:
     """Runs a program as root in the container's directory `/`. Its stderr is discarded.
 
-    Args:
-        engine: Engine of the container.
-        container: Name of the container.
-        command: The program and its arguments.
-        stdin: Input of the program.
-        read: Function that reads the output from a non-seekable stream. Runs in a thread.
-
-    Returns:
-        The result of `read`, and the exit code.
-
-    Raises:
-        EngineError, docker.errors.DockerException, requests.exceptions.RequestException, OSError: The engine returned
-            an error or is gone. Errors of `read` are also raised.
+    `read` reads the output from a non-seekable stream, in a thread. Returns the result of `read`, and the exit code.
+    Raises errors of the engine and of `read`.
     """
     created = await in_thread(
         lambda: engine.api.exec_create(container, list(command), stdin=True, user="0:0", workdir="/"), abandon=True

@@ -22,12 +22,7 @@ _MAX_LINKS = 10
 
 
 def put(api: APIClient, container: str, source: Path, directory: str, file_name: str) -> None:
-    """Copies `source` into the existing `directory` of the container; see `archive.pack`.
-
-    Raises:
-        TransferError: `source` cannot be read.
-        docker.errors.DockerException, requests.exceptions.RequestException: The engine returned an error or is gone.
-    """
+    """Copies `source` into the existing `directory` of the container; see `archive.pack`."""
     with pack(source, file_name) as packed:
         api.put_archive(container, directory, packed)
 
@@ -35,9 +30,7 @@ def put(api: APIClient, container: str, source: Path, directory: str, file_name:
 def get(api: APIClient, container: str, source: str, target: Path) -> None:
     """Copies the file or directory `source` from the container to `target`. Follows links inside the container.
 
-    Raises:
-        TransferError: `source` is missing, or cannot be unpacked safely.
-        EngineError, requests.exceptions.RequestException: The engine returned an error or is gone.
+    Raises `TransferError` if `source` is missing, or cannot be unpacked safely.
     """
     path = source
     for _ in range(_MAX_LINKS):

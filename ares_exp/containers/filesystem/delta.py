@@ -19,7 +19,7 @@ from ares_exp.records.secrets import KnownSecrets
 
 EntryKind = Literal["file", "directory", "symlink", "fifo", "whiteout"]
 
-UNKEPT_DIRECTORIES = ("/dev", "/proc", "/sys")
+UNKEPT_DIRECTORIES = ("/dev/", "/proc/", "/sys/")
 """Directories whose contents the kernel or the engine provides. No delta contains their paths."""
 
 MAX_MTIME_NS = 2**40 * 10**9
@@ -27,6 +27,13 @@ MAX_MTIME_NS = 2**40 * 10**9
 
 MAX_PATH_BYTES = 4095
 MAX_NAME_BYTES = 255
+
+MAX_ENTRIES = 1_000_000
+MAX_BYTES = 16 * 2**30
+"""Bound on the total size of all files of a delta, including chunks of zeros and every hard link."""
+
+MAX_NOTES = 1000
+"""Bound on the notes of a delta. Further notes are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,37 +86,15 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class StoredChanges:
-    """A delta and the store of its contents.
-
-    Attributes:
-        delta: The changes.
-        objects: Store of the files' contents.
-    """
+    """A delta and the store of its files' contents."""
 
     delta: Delta
     objects: ObjectStore
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaLimits:
-    """Bounds on a delta when it is captured and when it is read.
-
-    Attributes:
-        max_entries: Maximum number of paths.
-        max_bytes: Maximum total size of all files, including chunks of zeros and every hard link.
-        max_notes: Maximum number of notes. Further notes are dropped.
-    """
-
-    max_entries: int = 1_000_000
-    max_bytes: int = 16 * 2**30
-    max_notes: int = 1000
-
-
 def is_kept(path: str) -> bool:
     """Returns whether a delta may contain this path. Paths of the kernel are excluded."""
-    return not path.startswith(UNKEPT_DIRECTORIES) or not any(
-        path == directory or path.startswith(directory + "/") for directory in UNKEPT_DIRECTORIES
-    )
+    return not f"{path}/".startswith(UNKEPT_DIRECTORIES)
 
 
 def is_kept_xattr(name: str) -> bool:
@@ -171,10 +156,7 @@ def parents(path: str) -> Iterator[str]:
 
 
 def in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the entries whose directories also have entries, parents first.
-
-    If a directory has no entry, it was removed during the read.
-    """
+    """Returns the entries, parents first, without entries whose directories were removed during the read."""
     found: dict[str, Entry] = {}
     for path, entry in sorted_by_path(entries).items():
         parent = path.rpartition("/")[0]
@@ -203,8 +185,7 @@ class ChunkWriter:
     def add(self, data: bytes) -> None:
         """Adds the next chunk: `CHUNK_BYTES`, unless it is the last one.
 
-        Raises:
-            CaptureError: A known secret is in the chunk, or starts in the previous chunk and ends in this chunk.
+        Raises `CaptureError` if a known secret ends in the chunk.
         """
         if data == _ZEROS[: len(data)]:
             self.add_zeros()
@@ -239,10 +220,7 @@ class ChunkWriter:
 def read_file(writer: ChunkWriter, file: int, size: int) -> tuple[str | None, ...]:
     """Returns the chunks of the first `size` bytes of an open file.
 
-    Raises:
-        CaptureError: The file contains a known secret.
-        FileChangedError: The file ended earlier.
-        OSError: The file cannot be read.
+    Raises `CaptureError` if the file contains a known secret, and `FileChangedError` if it ends earlier.
     """
     start = data_start = 0
     while start < size:
@@ -285,8 +263,7 @@ def _read(file: int, count: int, offset: int) -> bytes:
 def contents(objects: ObjectStore, path: str, entry: Entry) -> Iterator[bytes | int]:
     """Yields the content of a file in order: the bytes of each chunk, or the length of a chunk of zeros.
 
-    Raises:
-        SnapshotCorruptError: An object is missing or damaged, or has a wrong size.
+    Raises `SnapshotCorruptError` if an object is missing or damaged, or has a wrong size.
     """
     for number, digest in enumerate(entry.chunks):
         size = min(CHUNK_BYTES, entry.size - number * CHUNK_BYTES)

@@ -17,11 +17,13 @@ from itertools import groupby, islice
 from typing import Any, NoReturn, get_args
 
 from ares_exp.containers.filesystem.delta import (
+    MAX_BYTES,
+    MAX_ENTRIES,
     MAX_MTIME_NS,
     MAX_NAME_BYTES,
+    MAX_NOTES,
     MAX_PATH_BYTES,
     Delta,
-    DeltaLimits,
     Entry,
     EntryKind,
     is_kept,
@@ -63,15 +65,9 @@ def unsafe(what: str, value: object) -> NoReturn:
 
 
 def checked_entry(value: Any, room: int) -> dict[str, Any]:
-    """Checks each field of one entry independently and returns the entry.
+    """Checks each field of one parsed entry, whose file may have at most `room` bytes, and returns the entry.
 
-    Args:
-        value: Parsed line of JSON.
-        room: Maximum size of a file in bytes.
-
-    Raises:
-        SnapshotMetadataError: The value is not an entry.
-        UnsafeSnapshotError: The entry has a value that no capture produces.
+    Raises `SnapshotMetadataError` if it is not an entry, and `UnsafeSnapshotError` if no capture produces it.
     """
     if not isinstance(value, dict):
         malformed("expected an entry, found", value)
@@ -179,20 +175,16 @@ _DEFAULTS = Entry(kind="file")
 
 
 def put_delta(delta: Delta, objects: ObjectStore) -> tuple[str, ...]:
-    """Stores a delta. Similar deltas share most of their objects.
+    """Stores a delta, and returns the digests for `get_delta`. Similar deltas share most of their objects.
 
-    Returns:
-        The digests, for `get_delta`.
-
-    Raises:
-        CaptureError: A name, a link or an attribute contains a known secret.
+    Raises `CaptureError` if a name, a link or an attribute contains a known secret.
     """
     return objects.put_lines(encode(delta), cut_after=_ends_object)
 
 
-def get_delta(objects: ObjectStore, digests: Sequence[str], *, limits: DeltaLimits | None = None) -> Delta:
+def get_delta(objects: ObjectStore, digests: Sequence[str]) -> Delta:
     """Returns the delta that `put_delta` stored."""
-    return decode(objects.get_lines(digests), limits=limits)
+    return decode(objects.get_lines(digests))
 
 
 def encode(delta: Delta) -> Iterator[bytes]:
@@ -217,15 +209,15 @@ def encode(delta: Delta) -> Iterator[bytes]:
             yield _json(more)
 
 
-def decode(lines: Iterable[bytes], *, limits: DeltaLimits | None = None) -> Delta:
+def decode(lines: Iterable[bytes]) -> Delta:
     """Returns the delta that these lines encode.
 
     Raises:
         SnapshotMetadataError: The lines are malformed; `SnapshotVersionError` for a newer version.
         UnsafeSnapshotError: The lines are well-formed but unsafe: a path that leads out, an entry below a link, a mode,
-            owner or attribute that no capture produces, or more data than `limits` allows.
+            owner or attribute that no capture produces, or more data than the bounds.
     """
-    limits, number, size = limits or DeltaLimits(), 0, 0
+    number = size = 0
     entries: dict[str, dict[str, Any]] = {}
     last: dict[str, Any] = {}
     base = ""
@@ -237,15 +229,15 @@ def decode(lines: Iterable[bytes], *, limits: DeltaLimits | None = None) -> Delt
             except (ValueError, RecursionError):
                 malformed("expected JSON, found something else", line[:100])
             if number == 1:
-                base, notes = _header(value, limits)
+                base, notes = _header(value)
             elif isinstance(value, list):
                 if not last.get("chunks"):
                     malformed("expected an entry, found more chunks", value)
                 last["chunks"] += checked_chunks(value, last["size"] - len(last["chunks"]) * CHUNK_BYTES)
             else:
-                last = checked_entry(value, limits.max_bytes - size)
+                last = checked_entry(value, MAX_BYTES - size)
                 size += last.get("size", 0)
-                _add(entries, last, limits)
+                _add(entries, last)
         if number == 0:
             malformed("expected a first line, found none")
         number = 0
@@ -281,7 +273,7 @@ def _runs(chunks: Iterable[str | None]) -> Iterator[str | int]:
             yield from (chunk for _ in group)
 
 
-def _header(value: Any, limits: DeltaLimits) -> tuple[str, tuple[str, ...]]:
+def _header(value: Any) -> tuple[str, tuple[str, ...]]:
     if not isinstance(value, dict) or not isinstance(version := value.get("version"), int):
         malformed("expected a first line with a version, found", value)
     if version != _VERSION:
@@ -291,17 +283,17 @@ def _header(value: Any, limits: DeltaLimits) -> tuple[str, tuple[str, ...]]:
     base, notes = value.get("base"), value.get("notes")
     if not isinstance(base, str) or not _BASE.fullmatch(base):
         malformed("expected a base such as sha256:…, found", base)
-    if not isinstance(notes, list) or len(notes) > limits.max_notes or not all(isinstance(note, str) for note in notes):
-        malformed(f"expected at most {limits.max_notes} notes, each a text, found", notes)
+    if not isinstance(notes, list) or len(notes) > MAX_NOTES or not all(isinstance(note, str) for note in notes):
+        malformed(f"expected at most {MAX_NOTES} notes, each a text, found", notes)
     return base, tuple(note[:_MAX_NOTE] for note in notes)
 
 
-def _add(entries: dict[str, dict[str, Any]], values: dict[str, Any], limits: DeltaLimits) -> None:
+def _add(entries: dict[str, dict[str, Any]], values: dict[str, Any]) -> None:
     path = values["path"]
     if path in entries:
         unsafe("expected each path once, found a duplicate", ascii(path))
-    if len(entries) >= limits.max_entries:
-        raise UnsafeSnapshotError(f"expected at most {limits.max_entries} entries, found more.")
+    if len(entries) >= MAX_ENTRIES:
+        raise UnsafeSnapshotError(f"expected at most {MAX_ENTRIES} entries, found more.")
     parent = path.rpartition("/")[0]
     if parent and parent not in entries:
         unsafe("expected the directory of an entry before it, found only", ascii(path))

@@ -1,9 +1,8 @@
 """Reader of an overlay's upper directory, which contains the changes of a container.
 
-Overlayfs stores created or changed files there in full. A 0/0 character device, or an empty file with the attribute
-`overlay.whiteout`, marks a deletion. A directory with the attribute `overlay.opaque` hides the base's directory.
-Attributes are `trusted.overlay.*`, or `user.overlay.*` for a mount with `userxattr`
-(https://docs.kernel.org/filesystems/overlayfs.html).
+A 0/0 character device, or an empty file with the attribute `overlay.whiteout`, marks a deletion. A directory with the
+attribute `overlay.opaque` hides the base's directory. Attributes are `trusted.overlay.*`, or `user.overlay.*` for a
+mount with `userxattr` (https://docs.kernel.org/filesystems/overlayfs.html).
 
 The directory belongs to an untrusted container, which may keep running. So the reader follows no link, and never opens
 a path that the container could redirect.
@@ -17,14 +16,16 @@ import stat
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ares_exp.containers.filesystem.delta import (
+    MAX_BYTES,
+    MAX_ENTRIES,
     MAX_MTIME_NS,
+    MAX_NOTES,
     MAX_PATH_BYTES,
     ChunkWriter,
-    DeltaLimits,
     Entry,
     EntryKind,
     FileChangedError,
@@ -62,30 +63,22 @@ def scan(
     at: str = "/",
     skip: Callable[[str], bool] = lambda path: False,
     root_ids: tuple[int, int] = (0, 0),
-    limits: DeltaLimits | None = None,
 ) -> dict[str, Entry]:
     """Reads an upper directory, and stores the contents of files in `objects`.
+
+    Returns entries by path, parents first, including `at` itself, unless it is `/`. Adds a sentence to `notes` for each
+    dropped file. Raises `CaptureError` with the path and the reason if a file cannot be read, is too large, contains a
+    known secret, or depends on data outside of `upper`.
 
     Args:
         upper: The directory.
         objects: Store for the contents.
         cache: Cache of earlier scans of the same container. Entries of removed files are dropped from it.
-        notes: List that receives a sentence for each dropped file.
+        notes: List of sentences.
         at: Mount point of the overlay in the container, to which `upper` corresponds.
-        skip: Function that returns whether to exclude a path of the container and everything below: mount points, files
-            of the engine.
+        skip: Function that returns whether to exclude a path of the container and everything below.
         root_ids: Uid and gid on the host that are 0 in the container, for a container in a user namespace.
-        limits: Bounds.
-
-    Returns:
-        Entries by path, parents first. They include `at` itself, unless it is `/`, because the root directory belongs
-        to the engine.
-
-    Raises:
-        CaptureError: A file cannot be read, is too large, contains a known secret, or depends on data outside of
-            `upper`. The message gives the path and the reason.
     """
-    limits = limits or DeltaLimits()
     try:
         root = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -93,7 +86,7 @@ def scan(
     try:
         with ThreadPoolExecutor(3, "ares-exp-scan") as pool:  # its threads start with the first large file
             known = cache.get(upper, {})
-            run = _Scan(root, objects, pool, known, notes, at.rstrip("/"), skip, root_ids, limits)
+            run = _Scan(root, objects, pool, known, notes, at.rstrip("/"), skip, root_ids)
             entries = run.entries()
     finally:
         os.close(root)
@@ -101,46 +94,40 @@ def scan(
     return entries
 
 
+@dataclass
 class _Scan:
-    def __init__(
-        self,
-        root: int,
-        objects: ObjectStore,
-        pool: Executor,
-        known: dict[int, tuple[tuple[int, ...], Entry]],
-        notes: list[str],
-        at: str,
-        skip: Callable[[str], bool],
-        root_ids: tuple[int, int],
-        limits: DeltaLimits,
-    ) -> None:
-        self.fresh: dict[int, tuple[tuple[int, ...], Entry]] = {}
-        self._root, self._objects, self._pool, self._known, self._notes = root, objects, pool, known, notes
-        self._secrets = KnownSecrets()
-        self._at, self._skip, self._root_ids, self._limits = at, skip, root_ids, limits
-        self._entries: dict[str, Entry] = {}
-        self._names: dict[int, list[str]] = {}  # names of files with several names, by inode
-        self._bytes = 0
+    root: int
+    objects: ObjectStore
+    pool: Executor
+    known: dict[int, tuple[tuple[int, ...], Entry]]
+    notes: list[str]
+    at: str
+    skip: Callable[[str], bool]
+    root_ids: tuple[int, int]
+    fresh: dict[int, tuple[tuple[int, ...], Entry]] = field(default_factory=dict)
+    secrets: KnownSecrets = field(default_factory=KnownSecrets)
+    kept: dict[str, Entry] = field(default_factory=dict)
+    names: dict[int, list[str]] = field(default_factory=dict)  # names of files with several names, by inode
+    total_bytes: int = 0
 
     def entries(self) -> dict[str, Entry]:
-        directories = [self._at]
+        directories = [self.at]
         while directories:
             path = directories.pop()
             try:
-                with open_beneath(self._root, path[len(self._at) :]) as directory:
+                with open_beneath(self.root, path[len(self.at) :]) as directory:
                     opaque = self._add_directory(path, directory)
                     with os.scandir(directory) as found:
                         for item in found:
                             if self._add(directory, f"{path}/{item.name}", item, opaque):
                                 directories.append(f"{path}/{item.name}")
             except OSError as error:
-                if path == self._at or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
+                if path == self.at or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
                     raise CaptureError(f"{path or '/'} cannot be read: {error.strerror}.") from None
                 self._drop(path)  # it was removed during the scan
         return self._linked()
 
     def _add_directory(self, path: str, directory: int) -> str:
-        """Adds the entry of a directory. Returns its attribute `overlay.opaque`, which is usually empty."""
         xattrs, marks = self._xattrs(path, directory)
         opaque = marks.get("opaque", "")
         if path:
@@ -150,7 +137,7 @@ class _Scan:
 
     def _add(self, directory: int, path: str, item: os.DirEntry[str], opaque: str) -> bool:
         """Adds the entry of one name in a directory. Returns whether the name is a directory to scan."""
-        if not is_kept(path) or self._skip(path):
+        if not is_kept(path) or self.skip(path):
             return False
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise CaptureError(f"Expected paths of at most {MAX_PATH_BYTES} bytes, found {path[:200]}…")
@@ -180,11 +167,11 @@ class _Scan:
 
     def _add_file(self, directory: int, path: str, name: str, found: os.stat_result, opaque: str) -> None:
         signature = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode)
-        signed, entry = self._known.get(found.st_ino) or self.fresh.get(found.st_ino) or (None, None)
+        signed, entry = self.known.get(found.st_ino) or self.fresh.get(found.st_ino) or (None, None)
         if (
             signed != signature
             or entry is None
-            or not all(one is None or self._objects.keep(one) for one in entry.chunks)
+            or not all(one is None or self.objects.keep(one) for one in entry.chunks)
         ):
             found, entry = self._read(directory, path, name, opaque)
             if entry is None:
@@ -193,7 +180,7 @@ class _Scan:
         if time.time_ns() - found.st_ctime_ns > _RACY_NS:
             self.fresh[found.st_ino] = (signature, entry)
         if found.st_nlink > 1:
-            self._names.setdefault(found.st_ino, []).append(path)
+            self.names.setdefault(found.st_ino, []).append(path)
         self._keep(path, entry)
 
     def _read(self, directory: int, path: str, name: str, opaque: str) -> tuple[os.stat_result, Entry | None]:
@@ -209,11 +196,11 @@ class _Scan:
                 if "whiteout" in marks and opaque == "x" and not before.st_size:
                     self._keep(path, Entry("whiteout"))
                     return before, None
-                if before.st_size > self._limits.max_bytes - self._bytes:
+                if before.st_size > MAX_BYTES - self.total_bytes:
                     self._refuse_size(path)
-                pool = self._pool if before.st_size > CHUNK_BYTES else None
+                pool = self.pool if before.st_size > CHUNK_BYTES else None
                 try:
-                    chunks = read_file(ChunkWriter(path, self._objects, pool, self._secrets), file, before.st_size)
+                    chunks = read_file(ChunkWriter(path, self.objects, pool, self.secrets), file, before.st_size)
                 except FileChangedError:
                     if attempt < _TRIES - 1:
                         continue
@@ -254,41 +241,41 @@ class _Scan:
         return Entry(
             kind,
             mode=stat.S_IMODE(found.st_mode),
-            uid=0 if uid == self._root_ids[0] else uid,
-            gid=0 if gid == self._root_ids[1] else gid,
+            uid=0 if uid == self.root_ids[0] else uid,
+            gid=0 if gid == self.root_ids[1] else gid,
             mtime_ns=max(-MAX_MTIME_NS, min(MAX_MTIME_NS, found.st_mtime_ns)),
         )
 
     def _keep(self, path: str, entry: Entry) -> None:
-        if len(self._entries) >= self._limits.max_entries:
-            raise CaptureError(f"Expected at most {self._limits.max_entries} changed files, found more, {path!r} last.")
-        self._bytes += entry.size
-        if self._bytes > self._limits.max_bytes:
+        if len(self.kept) >= MAX_ENTRIES:
+            raise CaptureError(f"Expected at most {MAX_ENTRIES} changed files, found more, {path!r} last.")
+        self.total_bytes += entry.size
+        if self.total_bytes > MAX_BYTES:
             self._refuse_size(path)
-        self._entries[path] = entry
+        self.kept[path] = entry
 
     def _refuse_size(self, path: str) -> None:
         raise CaptureError(
-            f"Expected at most {self._limits.max_bytes} bytes of changed files, found more, {path!r} last. Remove "
+            f"Expected at most {MAX_BYTES} bytes of changed files, found more, {path!r} last. Remove "
             "files that are not needed, or keep them out of the container's own file system."
         )
 
     def _drop(self, path: str) -> None:
-        for gone in [name for name in self._entries if name == path or name.startswith(path + "/")]:
-            del self._entries[gone]
+        for gone in [name for name in self.kept if name == path or name.startswith(path + "/")]:
+            del self.kept[gone]
 
     def _linked(self) -> dict[str, Entry]:
-        for names in self._names.values():
-            names = sorted(name for name in names if name in self._entries)
+        for names in self.names.values():
+            names = sorted(name for name in names if name in self.kept)
             # All names get the last read content, because the file may have changed between the reads.
             if len(names) > 1:
-                entry = replace(self._entries[names[-1]], link=link_number(names[0]))
-                self._entries.update(dict.fromkeys(names, entry))
-        return sorted_by_path(self._entries)
+                entry = replace(self.kept[names[-1]], link=link_number(names[0]))
+                self.kept.update(dict.fromkeys(names, entry))
+        return sorted_by_path(self.kept)
 
     def _note(self, text: str) -> None:
-        if len(self._notes) < self._limits.max_notes:
-            self._notes.append(text)
+        if len(self.notes) < MAX_NOTES:
+            self.notes.append(text)
 
 
 def _times(found: os.stat_result) -> tuple[int, ...]:

@@ -40,9 +40,7 @@ def compressed(data: bytes) -> bytes:
 def read_frame(path: Path, max_bytes: int) -> bytes:
     """Reads the content of a frame.
 
-    Raises:
-        SnapshotCorruptError: The file is missing or damaged.
-        UnsafeSnapshotError: The content is larger than `max_bytes`.
+    Raises `SnapshotCorruptError` if the file is damaged, and `UnsafeSnapshotError` if it has more than `max_bytes`.
     """
     from ares_exp.containers.filesystem.zstd import zstd
 
@@ -109,13 +107,7 @@ class ObjectStore:
         self._durable: set[str] = set()
 
     def put(self, data: bytes) -> str:
-        """Stores `data` unless the store already contains it. Rewrites a damaged object with the same name.
-
-        The object is durable only after `sync()`.
-
-        Returns:
-            The digest.
-        """
+        """Stores `data`, and returns its digest. The object is durable only after `sync()`."""
         digest = hashlib.sha256(data).hexdigest()
         with self._lock:
             is_known = digest in self._durable or digest in self._pending
@@ -169,8 +161,8 @@ class ObjectStore:
 
         Args:
             lines: Lines without line ends.
-            cut_after: Returns whether a line is the last line in its object. Default: objects of slightly more than
-                32 KiB, which suits lists that only grow.
+            cut_after: Returns whether a line is the last line in its object. Default: objects of slightly more than 32
+                KiB, which suits lists that only grow.
 
         Returns:
             The digests, for `get_lines`.

@@ -12,11 +12,13 @@ from decimal import Decimal
 from typing import IO, Any, Self, cast
 
 from ares_exp.containers.filesystem.delta import (
+    MAX_BYTES,
+    MAX_ENTRIES,
     MAX_MTIME_NS,
     MAX_NAME_BYTES,
+    MAX_NOTES,
     MAX_PATH_BYTES,
     ChunkWriter,
-    DeltaLimits,
     Entry,
     EntryKind,
     is_kept,
@@ -65,28 +67,15 @@ def read_tar(
     *,
     notes: list[str],
     skip: Callable[[str], bool] = lambda path: False,
-    limits: DeltaLimits | None = None,
 ) -> dict[str, Entry]:
     """Reads an archive (ustar, GNU or PAX, including sparse files and `SCHILY.xattr.*`) to its end.
 
-    Args:
-        file: Uncompressed archive.
-        objects: Store for the contents.
-        notes: List that receives a sentence for each dropped file.
-        skip: Function that returns whether to exclude a path.
-        limits: Bounds.
-
-    Returns:
-        Entries by path, parents first, without deletions. Directories above an entry are included if the archive has
-        them.
-
-    Raises:
-        CaptureError: The archive is malformed or ends early, is too large, leads out of its root, or a file contains a
-            known secret.
+    Returns entries by path, parents first, without deletions, and without directories that the archive lacks. Excludes
+    paths for which `skip` returns true. Adds a sentence to `notes` for each dropped file. Raises `CaptureError` if the
+    archive is malformed or ends early, is too large, leads out of its root, or contains a known secret.
     """
-    limits = limits or DeltaLimits()
-    stream = _BoundedStream(file, 2 * limits.max_bytes + 2**30)
-    reader = _Reader(objects, notes, skip, limits)
+    stream = _BoundedStream(file, 2 * MAX_BYTES + 2**30)
+    reader = _Reader(objects, notes, skip)
     try:
         with stream.reading_header():
             archive = tarfile.open(  # noqa: SIM115  # closed below; the constructor already reads a header
@@ -154,10 +143,8 @@ class _BoundedStream:
 
 
 class _Reader:
-    def __init__(
-        self, objects: ObjectStore, notes: list[str], skip: Callable[[str], bool], limits: DeltaLimits
-    ) -> None:
-        self._objects, self._notes, self._skip, self._limits = objects, notes, skip, limits
+    def __init__(self, objects: ObjectStore, notes: list[str], skip: Callable[[str], bool]) -> None:
+        self._objects, self._notes, self._skip = objects, notes, skip
         self._known = KnownSecrets()
         self._entries: dict[str, Entry] = {}
         self._bytes = 0
@@ -186,7 +173,6 @@ class _Reader:
         self._entries[path] = entry
 
     def _path(self, name: str) -> str:
-        """Returns the path in the container of a name in the archive; `""` for the root."""
         names = [part for part in name.split("/") if part not in ("", ".")]
         path = "".join(f"/{part}" for part in names)
         data = os.fsencode(path)
@@ -228,7 +214,7 @@ class _Reader:
     def _with_content(
         self, entry: Entry, path: str, archive: tarfile.TarFile, member: tarfile.TarInfo, pool: Executor
     ) -> Entry:
-        if not 0 <= member.size <= self._limits.max_bytes - self._bytes:
+        if not 0 <= member.size <= MAX_BYTES - self._bytes:
             raise ValueError(f"{path!r} has {member.size} bytes, which is too large")
         content = cast(IO[bytes], archive.extractfile(member))
         writer = ChunkWriter(path, self._objects, pool if member.size > CHUNK_BYTES else None, self._known)
@@ -241,13 +227,13 @@ class _Reader:
         return replace(entry, size=member.size, chunks=writer.finish())
 
     def _check_bounds(self, path: str) -> None:
-        if len(self._entries) >= self._limits.max_entries:
-            raise ValueError(f"it has more than {self._limits.max_entries} files, {path!r} the last that was read")
-        if self._bytes > self._limits.max_bytes:
-            raise ValueError(f"it has more than {self._limits.max_bytes} bytes of files, {path!r} the last")
+        if len(self._entries) >= MAX_ENTRIES:
+            raise ValueError(f"it has more than {MAX_ENTRIES} files, {path!r} the last that was read")
+        if self._bytes > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES} bytes of files, {path!r} the last")
 
     def _note(self, text: str) -> None:
-        if len(self._notes) < self._limits.max_notes:
+        if len(self._notes) < MAX_NOTES:
             self._notes.append(text)
 
 

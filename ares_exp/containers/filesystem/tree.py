@@ -27,6 +27,9 @@ def write_tree(
 ) -> None:
     """Writes entries below a directory that no other process uses. Never follows a link, even if an entry is a link.
 
+    Raises `RestoreError` with the path and the reason if an entry cannot be written, and `SnapshotCorruptError` for a
+    missing or damaged object.
+
     Args:
         entries: Entries including every directory above an entry, as in a `Delta`. All are at or below `at`.
         objects: Store of the contents.
@@ -35,10 +38,6 @@ def write_tree(
         opaque_xattr: `"trusted.overlay.opaque"` or `"user.overlay.opaque"` to write deletions in the format of
             overlayfs. `None` for a directory that is not an overlay: deletions are rejected.
         root_ids: Uid and gid on the host that are 0 in the container.
-
-    Raises:
-        RestoreError: An entry cannot be written. The message gives the path and the reason.
-        SnapshotCorruptError: An object is missing or damaged.
     """
     at = at.rstrip("/")
     for path, entry in entries.items():

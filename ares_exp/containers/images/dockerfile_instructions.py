@@ -32,13 +32,9 @@ _FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?\s*")
 
 
 class HereDocument(NamedTuple):
-    """A here-document of an instruction.
+    """A here-document of an instruction: the word that ends it, and its unchanged lines with their line breaks.
 
-    Attributes:
-        name: Word that ends it.
-        strips_tabs: Whether leading tabs of its lines are ignored (`<<-`).
-        body: Its unchanged lines, each with its line break.
-        has_end: Whether it has an end line.
+    `strips_tabs` means that leading tabs of its lines are ignored (`<<-`).
     """
 
     name: str
@@ -47,7 +43,6 @@ class HereDocument(NamedTuple):
     has_end: bool = False
 
     def ends_with(self, line: str) -> bool:
-        """Returns whether a line ends the here-document."""
         return (line.lstrip("\t") if self.strips_tabs else line) == self.name
 
     @property
@@ -57,14 +52,7 @@ class HereDocument(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """One instruction.
-
-    Attributes:
-        name: Its name in capitals.
-        value: Its arguments.
-        line: Its first line, counted from 1.
-        documents: Its here-documents.
-    """
+    """An instruction, with its name in capitals. Its first line is counted from 1."""
 
     name: str
     value: str
@@ -85,11 +73,7 @@ class Syntax(NamedTuple):
 
 
 def find_dockerfile(task: str, context_dir: Path | None) -> Path:
-    """Finds the Dockerfile of a task that names no image.
-
-    Raises:
-        TaskError: There is none.
-    """
+    """Finds the Dockerfile of a task that names no image. Raises `TaskError` if it is missing."""
     if context_dir is not None and (found := context_dir / "Dockerfile").is_file():
         return found
     where = f"in {context_dir}" if context_dir is not None else "anywhere (it has no environment directory)"
@@ -100,11 +84,7 @@ def find_dockerfile(task: str, context_dir: Path | None) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """Reads the Dockerfile's text.
-
-    Raises:
-        TaskError: The file is missing or not text.
-    """
+    """Reads the Dockerfile's text. Raises `TaskError` if the file is missing or not text."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -134,8 +114,7 @@ def instructions(text: str) -> Iterator[Instruction]:
 def _without_bodies(text: str) -> tuple[str, dict[int, list[HereDocument]]]:
     """Replaces here-documents, and blank lines inside an instruction, with comments for the parser.
 
-    Returns:
-        The text, and the here-documents of each instruction by its first line, counted from 1.
+    Also returns the here-documents of each instruction by its first line, counted from 1.
     """
     lines: list[str] = []
     documents: dict[int, list[HereDocument]] = {}

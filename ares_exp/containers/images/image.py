@@ -32,26 +32,19 @@ _PULL_PAUSES_SEC = (1.0, 2.0)
 async def ensure_image(
     engine: Engine, *, name: str, docker_image: str | None, context_dir: Path | None, keep: bool = True
 ) -> str:
-    """Ensures that the engine has the image of a task.
+    """Ensures that the engine has the image of a task. Returns its name.
 
     An image is pulled or built once for all waiting containers, in this process and in other processes of this user.
     When the last waiting caller is cancelled, a build with BuildKit is killed. A pull or a classic build runs in the
-    engine: it continues for later callers and ends with this process.
+    engine: it continues for later callers and ends with this process. Raises `ContainerStartError` with the end of the
+    output, or the reason, if the image cannot be made.
 
     Args:
         engine: The engine.
         name: Name of the task, for the tag of a built image.
         docker_image: Prebuilt image, pulled only if the engine has no image with this name.
         context_dir: Build context with a `Dockerfile`, used without a `docker_image`.
-        keep: Whether a built image is kept for later runs. Otherwise, its labels name the owner, so that it can be
-            removed.
-
-    Returns:
-        The image's name.
-
-    Raises:
-        ContainerStartError: The build or the pull failed. The message has the failing instruction and the end of its
-            output, or the reason.
+        keep: Whether a built image is kept for later runs. Otherwise, its labels name the owner.
     """
     make: Callable[[Demand], None]
     if docker_image is not None:

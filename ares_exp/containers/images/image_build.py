@@ -1,10 +1,8 @@
 """Image builds: with BuildKit, through a `docker` command, or with the engine's classic builder.
 
-docker-py cannot use BuildKit, which needs a session in addition to the request. A machine with a `docker` command that
-supports BuildKit builds every image with it, in the same way as that command. The versions of the programs show whether
-they support BuildKit; there is no trial build. A failed classic build leaves untagged images. They are the builder's
-cache, which speeds up the next build. No label distinguishes them from other users' images (only the last stage has
-labels), so they remain until `docker image prune`.
+docker-py cannot use BuildKit, which needs a session in addition to the request. A failed classic build leaves untagged
+images, the builder's cache, which no label distinguishes from other users' images. They remain until `docker image
+prune`.
 """
 
 from __future__ import annotations
@@ -33,14 +31,8 @@ _NOISE = re.compile(r"\x1b\[[0-9;]*m|^#\d+ (?:\d+\.\d+ )?")
 def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
     """Rejects a Dockerfile that needs BuildKit if no local docker command can use the engine's BuildKit. Blocking.
 
-    Args:
-        dockerfile: The file.
-        connect: Connects to the engine. Called only if the file needs BuildKit.
-
-    Raises:
-        TaskError: The file cannot be read.
-        UnsupportedTaskError: BuildKit is missing. The message has the line, the feature and a suggested fix.
-        PreflightError: No engine responds.
+    Calls `connect` only if the file needs BuildKit. Raises `UnsupportedTaskError` with the line, the feature and a
+    suggested fix, `TaskError` if the file cannot be read, and `PreflightError` if no engine responds.
     """
     found = find_buildkit_feature(read_text(dockerfile))
     if found is None or find_buildkit(engine := connect()) is not None:
@@ -82,11 +74,8 @@ def find_buildkit_feature(text: str) -> tuple[int, str] | None:
 def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], demand: Demand) -> None:
     """Builds the image of `context_dir`. Blocking.
 
-    When the demand ends, a build with BuildKit is killed. The engine does not stop a classic build.
-
-    Raises:
-        ContainerStartError: The build failed. The message has the error and the end of the output.
-        WorkAbandoned: The demand ended.
+    When the demand ends, kills a build with BuildKit and raises `WorkAbandoned`. The engine does not stop a classic
+    build. Raises `ContainerStartError` with the end of the output if the build fails.
     """
     last = collections.deque[str](maxlen=_LAST_LINES)
     cli = find_buildkit(engine)
@@ -105,7 +94,6 @@ def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str
 
 
 def _plain(lines: Iterable[str]) -> str:
-    """Returns short lines without control characters."""
     shown = (_NOISE.sub("", line).strip() for line in lines)
     text = "\n".join(line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}…" for line in shown if line)
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
@@ -146,7 +134,6 @@ def _build_with_buildkit(
 def _build_classic(
     engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], last: collections.deque[str]
 ) -> str:
-    """Builds with the engine's classic builder. Returns the error, or `""`. `last` receives the lines of its output."""
     failure = ""
     events = engine.api.build(
         path=str(context_dir), tag=tag, rm=True, forcerm=True, decode=True, timeout=None, labels=dict(labels)

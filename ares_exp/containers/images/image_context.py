@@ -1,9 +1,8 @@
 """The files of the build context that a Dockerfile needs, and their transfer to the builder of the Daytona service.
 
-The service's SDK uploads the sources of `COPY` lines. It ignores `ADD`, variables, bind mounts and `.dockerignore`, and
-treats a source with a leading slash as a file on this machine. Its upload loses links and empty directories. So this
-module finds files by Docker's rules and copies them to a directory. If necessary, it adds a stage to the Dockerfile
-that makes the SDK upload the whole directory.
+The service's SDK uploads the sources of `COPY` lines, but ignores `ADD`, variables, bind mounts and `.dockerignore`,
+and loses links and empty directories. So this module finds files by Docker's rules and copies them to a directory. If
+necessary, it adds a stage to the Dockerfile that makes the SDK upload the whole directory.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from ares_exp.containers.images.dockerfile_instructions import (
     split_words,
     without_heredocs,
 )
-from ares_exp.containers.images.dockerfile_steps import match_source, names_not_ignored, stage_context
-from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
+from ares_exp.containers.images.dockerfile_steps import match_source, names_not_ignored
 from ares_exp.errors import TaskError, UnsupportedTaskError
 
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.IGNORECASE)
@@ -37,11 +35,7 @@ class LocalSource:
 
 
 def local_sources(instruction: Instruction) -> list[LocalSource]:
-    """Returns the sources of an instruction in the context; `.` for a source with a variable.
-
-    Raises:
-        TaskError: The instruction's words cannot be split.
-    """
+    """Returns the sources of an instruction in the context; `.` for a source with a variable."""
     flags, rest = split_flags(instruction.value)
     if instruction.name == "RUN":
         patterns = [source for name, setting in flags if name == "mount" for source in _mounted(setting)]
@@ -71,19 +65,10 @@ def _words(instruction: Instruction, text: str) -> tuple[str, ...]:
 
 
 def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
-    """Finds the files to send to the builder. Blocking.
+    """Finds the files to send to the builder, by their names in the context, whose `.dockerignore` applies. Blocking.
 
-    Args:
-        sources: Sources of the instructions.
-        context: The task's directory, whose `.dockerignore` applies.
-
-    Returns:
-        The files by their names in the context. All of them are inside the context.
-
-    Raises:
-        TaskError: A source is missing.
-        UnsupportedTaskError: A source leads out of the context, or cannot be uploaded unchanged: a link in a directory,
-            an empty directory, a device, a name that is not UTF-8.
+    Raises `TaskError` if a source is missing, and `UnsupportedTaskError` if one leads out of the context, or cannot be
+    uploaded unchanged: a link in a directory, an empty directory, a device, a name that is not UTF-8.
     """
     root = context.resolve()
     names = names_not_ignored(root)
@@ -96,11 +81,7 @@ def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
 
 
 def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
-    """Checks that the SDK finds exactly the local sources of the context.
-
-    Raises:
-        UnsupportedTaskError: The SDK would interpret an instruction differently. The message gives its line.
-    """
+    """Raises `UnsupportedTaskError` if the SDK would interpret the sources of a COPY differently."""
     for instruction in found:
         sources = local_sources(instruction) if instruction.name == "COPY" else []
         if sources and ("$" in instruction.value or any(source.pattern.startswith("/") for source in sources)):
@@ -113,8 +94,7 @@ def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
 def as_read_by_sdk(text: str, found: Sequence[Instruction]) -> str:
     """Returns the text, with an added unused stage if this is needed to make the SDK send the whole directory.
 
-    The stage is needed if an instruction other than `COPY`, or a `COPY` with a here-document, needs files from the
-    context.
+    This is the case if an instruction other than `COPY`, or a `COPY` with a here-document, needs files.
     """
     for instruction in found:
         if local_sources(instruction) and (instruction.name != "COPY" or "<<" in instruction.value):
@@ -125,7 +105,6 @@ def as_read_by_sdk(text: str, found: Sequence[Instruction]) -> str:
 
 
 def _collect(name: str, path: Path, kept: set[Path] | None, found: dict[str, Path]) -> None:
-    """Adds the file `path`, or all files below it, by their names in the context."""
     children = sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else []
     for child in children:
         _collect(child.name if name == "." else f"{name}/{child.name}", child, kept, found)
@@ -144,22 +123,8 @@ def _lost(what: str) -> UnsupportedTaskError:
     return UnsupportedTaskError(f"{what} cannot be sent to the service")
 
 
-def copy_not_ignored(context: Path) -> tuple[Path, OwnedDirectory]:
-    """Returns the context without ignored files, and a temporary directory that the caller removes later. Blocking."""
-    directory = short_lived_directory("build")
-    try:
-        return stage_context(context, directory.path), directory
-    except BaseException:
-        directory.remove()
-        raise
-
-
 def find_directory(directory: Path) -> Mapping[str, Path]:
-    """Finds all files of a directory by their names in it, to send them to the builder. Blocking.
-
-    Raises:
-        UnsupportedTaskError: A file cannot be uploaded unchanged: a link, an empty directory, a name that is not UTF-8.
-    """
+    """Finds all files of a directory by their names in it. Raises the same errors as `find_files`. Blocking."""
     found: dict[str, Path] = {}
     for child in sorted(directory.iterdir()):
         _collect(child.name, child, None, found)

@@ -6,19 +6,21 @@
 | `docker_image` | this image |
 | a Dockerfile that needs no file from its context | its text, built by the service |
 | a Dockerfile that needs files | its text, with the files in the service's object store |
-| the same, without an object store | the text before the first line that needs a file; see `image_rest` |
+| the same, without an object store | the text before the first line that needs a file; `apply` does the rest |
 
 The service keeps built images for a while, and reuses them for the same text and files.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ContainerSpec, Mount
 from ares_exp.containers.images.dockerfile_instructions import (
     KNOWN,
@@ -27,8 +29,17 @@ from ares_exp.containers.images.dockerfile_instructions import (
     instructions,
     read_text,
 )
-from ares_exp.containers.images.dockerfile_reading import Base
-from ares_exp.containers.images.dockerfile_steps import RunInContainer, UploadToContainer, check_sources
+from ares_exp.containers.images.dockerfile_steps import (
+    Base,
+    Dockerfile,
+    RunInContainer,
+    RunStep,
+    UploadToContainer,
+    apply_step,
+    check_sources,
+    read_dockerfile,
+    stage_context,
+)
 from ares_exp.containers.images.image_context import (
     as_read_by_sdk,
     check_as_read_by_sdk,
@@ -37,21 +48,31 @@ from ares_exp.containers.images.image_context import (
     find_files,
     local_sources,
 )
-from ares_exp.containers.images.image_rest import FinishedImage, do_rest, read_rest
-from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
+from ares_exp.containers.ownership import working_directory
+from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError, UserError
 
 _REMEDY = "Use container=docker for this task, or leave it out."
+_PLATFORM_ARGS: Mapping[str, str] = {
+    f"{whose}{what}": value
+    for whose in ("TARGET", "BUILD")
+    for what, value in {"PLATFORM": "linux/amd64", "OS": "linux", "ARCH": "amd64", "VARIANT": ""}.items()
+}
+"""Predefined build arguments, with the values of the service's builder."""
+
+_REFUSAL = (
+    "without the service's object store, the rest of the Dockerfile is executed in the running sandbox, which "
+    "does not support {}"
+)
+_SHELLS_OWN = frozenset({"_", "HOME", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "USER"})
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """The files that a Dockerfile needs from its context.
+    """The files that a Dockerfile needs from its context, by name, and the first line that needs a file.
 
-    Attributes:
-        first_line: First line that needs a file.
-        files: Files for the object store: names in the context, and local paths.
-        not_stored: Reason why the object store cannot store them; `None` if it can.
-        not_after: Reason why the rest of the Dockerfile cannot be applied in a running sandbox; `None` if it can.
+    `not_stored` is the reason why the object store cannot store them, and `not_after` the reason why the rest of the
+    Dockerfile cannot be applied in a running sandbox. `None` if it can.
     """
 
     first_line: int
@@ -97,17 +118,10 @@ class ImagePlan:
     def stored(self, directory: Path, mounts: Sequence[Mount]) -> ImagePlan:
         """Returns the plan in which the service builds everything, with files in its object store. Blocking.
 
-        Local directories then become the last layers of the image, which the service keeps. A directory that the store
-        would change is excluded. If the Dockerfile uses files, all are excluded, because `COPY .` would copy them.
-
-        Args:
-            directory: Empty directory for copies of the files. It must exist until the sandbox is created.
-            mounts: Local directories.
-
-        Raises:
-            UnsupportedTaskError: The task needs files that the store would change, and cannot be finished after the
-                start.
-            ContainerStartError: The files could not be copied.
+        The files are copied to the empty `directory`, which must exist until the sandbox is created. Without files, the
+        `mounts` become the last layers of the image, except for directories that the store would change. With files,
+        `COPY .` would copy them. Raises `UnsupportedTaskError` if the task needs files that the store would change, and
+        cannot be finished after the start.
         """
         if self.dockerfile is None or (self.local is not None and self.local.not_stored is not None):
             return self.after_start()
@@ -123,8 +137,7 @@ class ImagePlan:
     def after_start(self) -> ImagePlan:
         """Returns the plan in which the service builds the lines before a needed file, and `apply` the rest.
 
-        Raises:
-            UnsupportedTaskError: The rest cannot be applied in a running sandbox.
+        Raises `UnsupportedTaskError` if the rest cannot be applied in a running sandbox.
         """
         if self.local is None:
             return self
@@ -142,13 +155,10 @@ class ImagePlan:
     async def apply(
         self, run: RunInContainer, upload: UploadToContainer, *, workdir: str, restored: bool = False
     ) -> FinishedImage:
-        """Applies the rest of the Dockerfile in the running sandbox.
+        """Applies the rest of the Dockerfile in the running sandbox, unless it is `restored` with all files.
 
-        Args:
-            run: Function that runs a command in a non-login shell, with variables in addition to the sandbox's.
-            upload: Function that copies files into the sandbox.
-            workdir: Default directory of the sandbox's commands.
-            restored: Whether the sandbox already has the files of a finished image.
+        `run` runs a command in a non-login shell, with variables in addition to the sandbox's. `workdir` is the default
+        directory of the sandbox's commands.
 
         Raises:
             ContainerStartError: A command failed. The message has the line and the end of the command's output.
@@ -156,20 +166,32 @@ class ImagePlan:
         """
         if self.built_lines is None or self.context_dir is None:
             return FinishedImage({}, self.workdir or workdir, self.user)
-        return await do_rest(self.context_dir, self.built_lines, run, upload, workdir=workdir, restored=restored)
+        own = await _variables(run)
+        base = Base(own, workdir, built_lines=self.built_lines)
+        folder = self.context_dir
+        try:
+            dockerfile = await asyncio.to_thread(_read_rest, folder / "Dockerfile", base)
+            async with working_directory("build") as stage:
+                context = await in_thread(lambda: stage_context(folder, stage))
+                for step in () if restored else dockerfile.steps:
+                    if isinstance(step, RunStep):
+                        step = replace(step, env=_changed(step.env, own))
+                    await apply_step(step, context, run, upload)
+        except UserError as error:  # changed since the check, or by variables of the base image
+            raise ContainerStartError(str(error)) from error
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise ContainerStartError(f"The build context {folder} could not be read: {error}.") from error
+        return FinishedImage(_changed(dockerfile.env, own), dockerfile.workdir, dockerfile.user)
 
 
 def plan_image(spec: ContainerSpec, snapshot: str | None = None) -> ImagePlan:
     """Creates the image plan for `spec`. Blocking: reads the task's Dockerfile and lists its context.
 
-    Args:
-        spec: The task's container.
-        snapshot: Named snapshot of the service to start from, instead of the task's image.
-
-    Raises:
-        UnsupportedTaskError: The task needs several services, or a feature that neither the service's builder nor a
-            running sandbox supports.
-        TaskError: The task has neither an image nor a Dockerfile, or the Dockerfile is malformed.
+    `snapshot` names a snapshot of the service to start from, instead of the task's image. Raises `UnsupportedTaskError`
+    if the task needs several services, or a feature that neither the service's builder nor a running sandbox supports,
+    and `TaskError` if its Dockerfile is missing or malformed.
     """
     if spec.compose_file is not None:
         raise UnsupportedTaskError(
@@ -222,7 +244,7 @@ def _plan_for_dockerfile(context: Path) -> ImagePlan:
     for name, _, line, _ in found:
         if name not in KNOWN:
             raise TaskError(f"{path}, line {line}: expected a Dockerfile instruction, got {name}.")
-    whole = read_rest(path, Base(workdir="", built_lines=sys.maxsize))
+    whole = _read_rest(path, Base(workdir="", built_lines=sys.maxsize))
     plan = ImagePlan(
         dockerfile=text,
         context_dir=context,
@@ -242,10 +264,36 @@ def _plan_for_dockerfile(context: Path) -> ImagePlan:
     except UnsupportedTaskError as error:
         not_stored = f"its files cannot be stored in the service's object store: {error}"
     try:
-        check_sources(read_rest(path, Base(workdir="", built_lines=first - 1)), context)
+        check_sources(_read_rest(path, Base(workdir="", built_lines=first - 1)), context)
     except UnsupportedTaskError as error:
         not_after = str(error)
     if not_stored is not None and not_after is not None:
         raise UnsupportedTaskError(f"{path}: {not_stored}; and {not_after}. {_REMEDY}")
     warnings = (f"{not_after}; to build it, Daytona needs an object store",) if not_after is not None else ()
     return replace(plan, local=LocalFiles(first, files, not_stored, not_after), warnings=warnings)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedImage:
+    """The defaults of commands in a finished sandbox. `env` has only variables that the sandbox itself lacks."""
+
+    env: Mapping[str, str]
+    workdir: str
+    user: str
+
+
+def _read_rest(path: Path, base: Base) -> Dockerfile:
+    return read_dockerfile(path, replace(base, args=_PLATFORM_ARGS), refusal=_REFUSAL)
+
+
+async def _variables(run: RunInContainer) -> dict[str, str]:
+    """Returns the sandbox's variables, without variables that shells set themselves or for a user."""
+    result = await run("cat /proc/self/environ")
+    if result.exit_code != 0 or result.elided_bytes:
+        raise ContainerStartError(f"The variables of the sandbox could not be read: {result.output[-500:]}")
+    pairs = (entry.partition("=") for entry in result.output.split("\0"))
+    return {name: value for name, _, value in pairs if _NAME.fullmatch(name) and name not in _SHELLS_OWN}
+
+
+def _changed(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if own.get(name) != value}

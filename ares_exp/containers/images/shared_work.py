@@ -28,7 +28,7 @@ class WorkAbandoned(Exception):
 
 
 class Demand:
-    """The demand for a unit of work, which ends when no task waits for it any more. The working thread polls it."""
+    """The demand for work in a thread, which polls it. It ends when no task waits for the work any more."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,11 +36,7 @@ class Demand:
         self._release: Callable[[], None] | None = None
 
     def pause(self, seconds: float) -> None:
-        """Sleeps, or raises an error as soon as the demand ends. With 0 seconds, only checks this.
-
-        Raises:
-            WorkAbandoned: The demand has ended.
-        """
+        """Sleeps, or raises `WorkAbandoned` as soon as the demand ends."""
         if self._over.wait(seconds):
             raise WorkAbandoned
 
@@ -78,8 +74,7 @@ _in_progress: dict[str, _Shared] = {}
 async def share(key: str, work: Callable[[Demand], None]) -> None:
     """Waits for `work`. Starts it in a thread, unless work with the same key is already running in this process.
 
-    Callers may run on different event loops. The thread does not keep the process alive. When the last waiting caller
-    is cancelled, the `Demand` of the work ends, and a later call starts the work again.
+    Callers may run on different event loops. The `Demand` ends when the last waiting caller is cancelled.
     """
     key = f"{os.getpid()} {key}"
     with _lock:
@@ -124,9 +119,7 @@ def _forget(key: str, shared: _Shared) -> None:
 def work_lock(name: str, demand: Demand) -> Iterator[None]:
     """Holds a lock with a name that this user's processes share. The kernel releases it if its holder ends. Blocking.
 
-    Raises:
-        WorkAbandoned: The demand ended first.
-        ContainerStartError: The lock file cannot be opened or locked.
+    Raises `WorkAbandoned` if the demand ends first, and `ContainerStartError` if the lock file cannot be used.
     """
     digest = hashlib.sha256(name.encode()).hexdigest()[:32]
     path = Path(tempfile.gettempdir()) / f"ares_exp-lock-{os.geteuid()}-{digest}"

@@ -1,10 +1,9 @@
 """The cgroups of a local container, which enforce its limits, if this process may create cgroups.
 
-A container has a group, named like its directory, for each controller that limits it. The directory lists its groups,
-so that a clean-up after a dead run also finds them. bubblewrap is started in them (`container_process`). A container
-can neither see nor change them, because it has a cgroup namespace and no `/sys`. New groups are below this process's
-group, so that a limit on the run also applies to its containers. If version 2 forbids that (a group with processes has
-no limited children), they are next to it, in a group that systemd delegates.
+A container has a group, named like its directory, for each controller that limits it. The directory lists its groups
+for clean-ups after dead runs. A container can neither see nor change them, because it has a cgroup namespace and no
+`/sys`. New groups are below this process's group, so that a limit on the run also applies to its containers. If version
+2 forbids that (a group with processes has no limited children), they are next to it, in a group that systemd delegates.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from ares_exp.containers.local.isolation import mounts
+from ares_exp.containers.local.isolation import mounts, run_detached
 from ares_exp.containers.ownership import owner_mark
 
 RECORD = "cgroups"
@@ -56,12 +55,9 @@ exit $works
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a container; `None` is unlimited.
+    """The limits of a container; `None` is unlimited. `cpus` may be a fraction; `pids` includes threads.
 
-    Attributes:
-        cpus: Number of processors; may be a fraction.
-        memory_mb: MiB of memory and swap, including the container's files if they are in memory.
-        pids: Number of processes and threads.
+    `memory_mb` bounds memory and swap in MiB, including the container's files if they are in memory.
     """
 
     cpus: float | None = None
@@ -89,12 +85,7 @@ class Limits:
 
 
 def make_groups(directory: Path, limits: Limits) -> None:
-    """Creates the groups of a container where possible, and sets its limits.
-
-    Args:
-        directory: The container's directory. `RECORD` is always written to it.
-        limits: The limits.
-    """
+    """Creates the groups of a container where possible, and sets its limits. Always writes `RECORD` to `directory`."""
     files: dict[Path, dict[str, str]] = {}
     for controller, path in usable_cgroup_paths().items():
         settings = limits.settings(unified=path.unified).get(controller)
@@ -119,21 +110,22 @@ def _set(file: Path, value: str) -> None:
 
 
 class Reserve:
-    """Headroom above a container's process limit, opened only while a full container needs a new shell.
-
-    That shell may have to kill the processes that fill the container.
-    """
+    """Headroom above a full container's process limit, for a new shell that may have to kill processes."""
 
     def __init__(self, directory: Path) -> None:
-        """Reads the limit from the container's groups, which must exist."""
         self._directory = directory
         self._limit = _number(directory, "pids.max")
         self._users = 0
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the container is nearly full. Ended processes count until the first process has reaped them."""
+        return _number(self._directory, "pids.current") + _RESERVE > self._limit > 0
+
     def open(self) -> None:
         """Raises the limit if the container is full. Must be followed by `close`."""
         self._users += 1
-        if _number(self._directory, "pids.current") + _RESERVE > self._limit > 0:
+        if self.is_needed:
             self._set(self._limit + _RESERVE)
 
     def close(self) -> None:
@@ -159,11 +151,7 @@ def groups_of(directory: Path) -> list[Path]:
 
 
 def remove_groups(directory: Path) -> bool:
-    """Removes the groups of an ended container, after waiting briefly for its last processes to end.
-
-    Returns:
-        Whether all groups are removed. `False`: a process in them is alive, or they could not be read. Try again later.
-    """
+    """Removes the groups of an ended container. Returns `False` if a process in them is alive; then try again later."""
     try:
         return not [group for group in groups_of(directory) if not remove_group(group)]
     except OSError:
@@ -217,12 +205,7 @@ def _number(directory: Path, name: str, key: str = "") -> int:
 
 @dataclass(frozen=True, slots=True)
 class CgroupPath:
-    """A cgroup below which this process may create groups for containers.
-
-    Attributes:
-        directory: Directory of the cgroup.
-        unified: Whether its version is 2.
-    """
+    """The directory of a cgroup below which this process may create groups; `unified` if its version is 2."""
 
     directory: Path
     unified: bool
@@ -230,11 +213,7 @@ class CgroupPath:
 
 @functools.cache
 def usable_cgroup_paths() -> Mapping[Controller, CgroupPath]:
-    """Returns, by controller, the group below which this process can create groups.
-
-    If a controller is missing, its resource cannot be limited here. The first call tests the groups, which takes some
-    milliseconds.
-    """
+    """Returns, by controller, the group below which we can create groups. The first call takes milliseconds."""
     found = {controller: find_cgroup_path(controller) for controller in get_args(Controller)}
     return {controller: path for controller, path in found.items() if path is not None}
 
@@ -302,17 +281,8 @@ def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path]]:
 
 def _works(path: CgroupPath, controller: Controller) -> bool:
     group = path.directory / f"{PROBE_PREFIX}{owner_mark()}-{secrets.token_hex(4)}"
-    nothing = subprocess.DEVNULL
+    probe = ["/bin/sh", "-c", _PROBE, "sh", str(group), _LIMIT_FILES[path.unified][controller]]
     try:
-        subprocess.run(
-            ["/bin/sh", "-c", _PROBE, "sh", group, _LIMIT_FILES[path.unified][controller]],
-            stdin=nothing,
-            stdout=nothing,
-            stderr=nothing,
-            start_new_session=True,
-            timeout=_PROBE_SEC,
-            check=True,
-        )
+        return run_detached(probe, _PROBE_SEC).returncode == 0
     except (OSError, subprocess.SubprocessError):
         return False
-    return True

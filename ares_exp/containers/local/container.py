@@ -1,7 +1,4 @@
-"""The container of `container=local`, and the task's Dockerfile that it applies.
-
-Its visible files are from `host_root`, its permissions from `isolation`, and its processes from `container_process`.
-"""
+"""The container of `container=local`, and the task's Dockerfile that it applies."""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ from ares_exp.containers.container import (
     Shell,
     User,
     bounded_start,
-    refuse_second_start,
 )
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
@@ -38,8 +34,14 @@ from ares_exp.containers.forwarded_port import (
     listen_at_free_port,
     open_listening_port,
 )
-from ares_exp.containers.images.dockerfile_reading import Base, Dockerfile, read_dockerfile
-from ares_exp.containers.images.dockerfile_steps import apply_step, check_sources, stage_context
+from ares_exp.containers.images.dockerfile_steps import (
+    Base,
+    Dockerfile,
+    apply_step,
+    check_sources,
+    read_dockerfile,
+    stage_context,
+)
 from ares_exp.containers.local import guardian
 from ares_exp.containers.local.cgroup import Limits, lack_of_memory, lack_of_processes, make_groups
 from ares_exp.containers.local.container_directory import UNREADABLE, ContainerDirectory, find_storage
@@ -122,12 +124,10 @@ class LocalContainer(Container):
             ContainerStartError: bubblewrap or an instruction failed.
             EnvironmentStartTimeoutError: The start exceeded the limit of the spec.
             TaskError: The task is not supported; see `LocalContainerFactory.check`.
-            SnapshotError: The captured files do not match this host, or could not be written; see
-                `ContainerFiles.make`.
+            SnapshotError: The captured files do not match this host, or could not be written.
         """
-        refuse_second_start(started=self._directory is not None or self._stopped)
-        what = f"The local container of {self._spec.name}"
-        async with bounded_start(what, self._spec.start_timeout_sec, stop=self.stop):
+        what, started = f"The local container of {self._spec.name}", self._directory is not None or self._stopped
+        async with bounded_start(what, self._spec.start_timeout_sec, started=started, stop=self.stop):
             try:
                 await self._start()
             except OSError as error:
@@ -169,7 +169,6 @@ class LocalContainer(Container):
                 await launch(share_network=self._share_network)
 
     def _read_task(self) -> tuple[Dockerfile | None, dict[str, str]]:
-        """Returns the task's Dockerfile and the environment of the container."""
         self.image = HOST_IMAGE  # the image of FROM is ignored
         dockerfile = read_task_dockerfile(self._spec, backend=self._backend)
         if dockerfile is not None:
@@ -265,7 +264,10 @@ class LocalContainer(Container):
         try:
             if not self._stopped:
                 _ = self._running  # its shells may outlive its first process for a moment
-            return await self._channels.exec(command, **options)
+            result = await self._channels.exec(command, **options)
+            if result.timed_out and self._process is not None:
+                await self._process.reaped()
+            return result
         except ContainerError as error:
             if explained := await self._explained(error):
                 raise explained from error
@@ -283,10 +285,7 @@ class LocalContainer(Container):
         return user
 
     async def _explained(self, error: ContainerError) -> ContainerError | None:
-        """Returns the error with a reason if the container has ended by itself, or lacks memory or processes.
-
-        Otherwise, returns `None`.
-        """
+        """Returns the error with a reason, or `None` unless the container has ended or lacks memory or processes."""
         if self._process is None or self._directory is None or self._stopped:
             return None
         name, directory = self._spec.name, self._directory.path
@@ -366,13 +365,8 @@ class LocalContainer(Container):
 def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dockerfile | None:
     """Reads the task's Dockerfile and checks the sources of its COPYs. Returns `None` for a spec without a Dockerfile.
 
-    Args:
-        spec: The task's container.
-        backend: Name of the option, for messages.
-
-    Raises:
-        UnsupportedTaskError: The task needs GPUs, a compose file, an image, or an unsupported user or instruction.
-        TaskError: The Dockerfile is missing or malformed.
+    Raises `UnsupportedTaskError` if the task needs something that the backend lacks, and `TaskError` if the Dockerfile
+    is missing or malformed.
     """
     if spec.gpus:
         raise UnsupportedTaskError(

@@ -1,13 +1,12 @@
 """The directory of a local container on the host, its owner, and its removal after the owner's death.
 
-A container's mounts are in its mount namespace and disappear with its last process, which ends with the runner. The
-directories are then also removed, unless the shell that removes them was also killed. A cgroup without a directory
-remains if another program removed the directory (for example, a cleaner of `/tmp`). Its name identifies its owner.
+A container's mounts disappear with its last process, which ends with the runner. The directories are then also removed,
+unless the shell that removes them was also killed. A cgroup whose directory another program removed (for example, a
+cleaner of `/tmp`) remains, and its name identifies its owner.
 
-A test selects the parent of the directories (`find_storage`), because kernels and folders differ. The first choice is a
-folder in memory that can hold the upper layers of overlays: the files count as memory of the container, take no disk
-space, and can be read from outside, as snapshots need. The second choice is such a folder on disk. Otherwise, the files
-are in a tmpfs inside the container, which cannot be read from outside.
+The directories are in a folder in memory, if one can hold the upper layers of overlays: the files then count as memory
+of the container. The second choice is such a folder on disk. Otherwise, the files are in a tmpfs inside the container,
+which cannot be read from outside, as snapshots need.
 """
 
 from __future__ import annotations
@@ -29,7 +28,13 @@ from typing import TypeVar
 from ares_exp.containers import ownership
 from ares_exp.containers.local.cgroup import PROBE_PREFIX, RECORD, find_groups, remove_group, remove_groups
 from ares_exp.containers.local.guardian import MADE, end_marked, remove_made
-from ares_exp.containers.local.isolation import filesystem_type, find_bwrap, is_privileged, user_namespace
+from ares_exp.containers.local.isolation import (
+    filesystem_type,
+    find_bwrap,
+    is_privileged,
+    run_detached,
+    user_namespace,
+)
 from ares_exp.containers.ownership import (
     Leftover,
     OwnedDirectory,
@@ -49,6 +54,7 @@ _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _IN_MEMORY = Path("/dev/shm")
 _DELETE_SEC = 300.0
+_START_SEC = 10.0
 
 # An ordinary user may not enter directories that a container's root closed, or that the kernel closes per overlay.
 _REMOVE = """
@@ -102,16 +108,11 @@ class ContainerDirectory(OwnedDirectory):
     """The directory of one container. The container's cgroups have its name."""
 
     def __init__(self, folder: Path) -> None:
-        """Creates the directory, readable only by this user."""
         super().__init__(_prefix(os.getpid(), folder), folder)
         self._mutex = threading.Lock()
 
     def prepare(self, work: Callable[[Path], _T]) -> _T:
-        """Runs `work` with the path of the directory, which is not removed in the meantime. Blocking.
-
-        Raises:
-            FileNotFoundError: The directory has been removed.
-        """
+        """Runs `work` with the path of the directory, unless it has been removed (`FileNotFoundError`). Blocking."""
         with self._mutex:
             if self._lock < 0:
                 raise FileNotFoundError(f"{self.path} has been removed")
@@ -131,19 +132,8 @@ def _prefix(pid: int, folder: Path) -> str:
     """Returns the name prefix of our directories in `folder`. Starts the shell that deletes them if we die."""
     prefix = f"{name_prefix(PURPOSE)}{owner_mark()}-{secrets.token_hex(4)}-"
     theirs, ours = os.pipe()  # ours stays open until we end; no child program inherits it
-    nothing = subprocess.DEVNULL
     try:
-        subprocess.run(
-            ["/bin/sh", "-c", _HEIR, "sh", folder, prefix],
-            stdin=theirs,
-            stdout=nothing,
-            stderr=nothing,
-            env={"PATH": os.defpath},
-            cwd="/",
-            start_new_session=True,
-            timeout=10,
-            check=True,
-        )
+        run_detached(["/bin/sh", "-c", _HEIR, "sh", folder, prefix], _START_SEC, stdin=theirs).check_returncode()
     except BaseException as error:
         os.close(ours)
         if isinstance(error, subprocess.SubprocessError):
@@ -157,12 +147,8 @@ def _prefix(pid: int, folder: Path) -> str:
 def delete(path: Path, *, is_certain: bool = False) -> bool:
     """Deletes the directory of an ended container, its cgroups and the paths that it created on this machine.
 
-    Args:
-        path: The directory.
-        is_certain: Whether the container has just ended; see `remove_made`.
-
-    Returns:
-        Whether all are gone. `False`: a process is still alive, or a path could not be removed.
+    Returns whether all are gone. `False`: a process is still alive, or a path could not be removed. `is_certain` means
+    that the container has just ended; see `remove_made`.
     """
     if (path / MADE).exists():
         if not end_marked(path.name):
@@ -177,13 +163,7 @@ def delete(path: Path, *, is_certain: bool = False) -> bool:
     if not remove_groups(path):
         return False  # a later clean-up finds the groups through the directory
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(
-            ["/bin/sh", "-c", f'{_REMOVE}remove "$1"', "sh", path],
-            stdin=subprocess.DEVNULL,
-            env={"PATH": os.defpath},
-            timeout=_DELETE_SEC,
-            check=False,
-        )
+        run_detached(["/bin/sh", "-c", f'{_REMOVE}remove "$1"', "sh", path], _DELETE_SEC)
     return not path.exists()
 
 
@@ -193,8 +173,8 @@ def remove_stale() -> None:
 
 
 def find() -> Iterator[Leftover]:
-    """Yields this user's container directories, including those of active runs, and orphaned cgroups. Blocking."""
-    yield from find_directories(PURPOSE, "directory", delete, folders())
+    """Yields orphaned cgroups and this user's container directories, including active ones. Blocking."""
+    yield from find_directories(PURPOSE, delete, folders())
     for group in find_groups():
         found = _MARKED.fullmatch(group.name)
         if found is None or any((folder / group.name).is_dir() for folder in folders()):
@@ -227,13 +207,9 @@ _REPLACE = 'rmdir "$1/below" && mkdir "$1/below"'
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The storage of containers' files.
+    """The parent of the directories of containers, and whether their files are in memory.
 
-    Attributes:
-        folder: Parent of the containers' directories.
-        in_memory: Whether their files are in memory.
-        is_readable: Whether the files are in this directory. Otherwise, they are in a tmpfs that only the container
-            sees.
+    If `is_readable` is false, the files are in a tmpfs that only the container sees.
     """
 
     folder: Path
@@ -279,14 +255,5 @@ def _replaces_a_directory(bwrap: Path, directory: Path) -> bool:
     namespace = user_namespace(privileged=is_privileged())
     words: list[str | Path] = [bwrap, *namespace, "--die-with-parent", "--ro-bind", "/", "/"]
     words += ["--overlay-src", lower, "--overlay", upper, work, merged, "--", "/bin/sh", "-c", _REPLACE, "sh", merged]
-    subprocess.run(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={"PATH": os.defpath},
-        start_new_session=True,
-        timeout=_PROBE_SEC,
-        check=False,
-    )
+    run_detached(words, _PROBE_SEC)
     return os.getxattr(upper / "below", "user.overlay.opaque") == b"y"

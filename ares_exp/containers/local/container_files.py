@@ -3,9 +3,8 @@
 `files/` is the container's root directory without the host's files. `upper/N` is the upper layer of the overlay over
 one directory on the host. bubblewrap mounts these; snapshots exclude its other mounts.
 
-Changes are relative to a base: a description of this host's system, which is the same for hosts that look the same from
-inside a container. It covers the release of the operating system, the installed packages, the directories that a
-container sees, and its Python. It does not cover every file on the host, because reading them would take seconds.
+Changes are relative to a base, a description of this host's system. It does not cover every file on the host, because
+reading them would take seconds.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ _WORDS = {
 def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
     """Returns `host:` and a description of this host as seen by a container. Blocks for some milliseconds; cached.
 
-    Args:
-        mounts: Kind and path of the container's overlays and binds.
+    `mounts` has the kind and the path of the container's overlays and binds.
     """
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     is_shown = any(kind == "bind" and path == sys.base_prefix for kind, path in mounts)
@@ -98,7 +96,6 @@ def _require_base(recorded: str, ours: str) -> None:
 
 
 def _content(path: Path) -> str:
-    """Returns a fingerprint of a package database."""
     try:
         if path.is_dir():
             return repr(sorted(child.name for child in path.iterdir()))
@@ -142,13 +139,7 @@ class ContainerFiles:
     """The files of one container. Every method blocks, and calls must not overlap."""
 
     def __init__(self, directory: Path, parts: Sequence[Part], *, privileged: bool) -> None:
-        """Creates no files yet.
-
-        Args:
-            directory: The container's directory on the host.
-            parts: Parts of the container's root directory, parents first.
-            privileged: Result of `is_privileged`.
-        """
+        """Creates no files yet. `parts` are the parts of the container's root directory, parents first."""
         self._directory = directory
         self._parts = parts
         self._root = directory / _FILES
@@ -165,17 +156,10 @@ class ContainerFiles:
         self._cache: ScanCache = {}
 
     def make(self, changes: StoredChanges | None = None) -> None:
-        """Creates the initial files of the container.
+        """Creates the initial files of the container, with `changes` from `capture` of another container.
 
-        Args:
-            changes: Result of `capture` of another container; `None` for a new one.
-
-        Raises:
-            SnapshotMismatchError: The changes belong to another base.
-            UnsafeSnapshotError: The changes include files outside of the container.
-            RestoreError: The changes could not be written, or differ when read back.
-            SnapshotCorruptError: The content of a file is missing or damaged.
-            OSError: A directory cannot be created.
+        Raises `SnapshotMismatchError` if the changes belong to another base, `UnsafeSnapshotError` if they include
+        files outside of the container, and other `SnapshotError`s or `OSError` if they cannot be written.
         """
         for path in self._works.values():
             _make_directory(path)
@@ -203,11 +187,7 @@ class ContainerFiles:
         return words
 
     def capture(self, objects: ObjectStore) -> Delta:
-        """Returns the differences from the files of a new container.
-
-        Raises:
-            CaptureError: A file could not be read, or a directory above a mount point was moved.
-        """
+        """Returns the differences from the files of a new container. Raises `CaptureError` if that fails."""
         notes: list[str] = []
         found = self._scan(objects, notes)
         for path, inode in self._inodes.items():
@@ -227,7 +207,6 @@ class ContainerFiles:
         return _host_base(tuple((one.kind, one.path) for one in self._parts if one.kind in ("overlay", "bind")))
 
     def _initial_entries(self) -> dict[str, Entry]:
-        """Returns the entries of `files/` and the upper layers before the container starts, without mount points."""
         age = Path("/").stat().st_mtime_ns
         entries: dict[str, Entry] = {}
         for part in self._parts:
@@ -246,16 +225,12 @@ class ContainerFiles:
         return entries
 
     def _mirrored(self, path: str) -> Entry:
-        """Returns an upper-layer entry with the attributes of the host's directory `path`.
-
-        A merged directory shows the attributes of its upper layer.
-        """
+        """Returns an upper-layer entry with the attributes of the host's directory, which an overlay shows."""
         found = Path(path).stat()
         uid, gid = (found.st_uid, found.st_gid) if self._privileged else (0, 0)
         return Entry("directory", stat.S_IMODE(found.st_mode) | stat.S_IRWXU, uid, gid, mtime_ns=found.st_mtime_ns)
 
     def _with_changes(self, changes: Mapping[str, Entry]) -> dict[str, Entry]:
-        """Returns the entries of `files/` and the upper layers with these changes applied."""
         gone = {path for path, entry in changes.items() if entry.kind != "directory"}
         kept = {path: entry for path, entry in self._new.items() if gone.isdisjoint((path, *parents(path)))}
         return kept | {
@@ -274,7 +249,6 @@ class ContainerFiles:
             write_tree(inside, objects, directory, at=at, opaque_xattr=mark, root_ids=self._root_ids)
 
     def _verify(self, entries: Mapping[str, Entry], objects: ObjectStore) -> None:
-        """Reads back the written entries and compares them."""
         try:
             wrong = differences(Delta("", entries), Delta("", self._scan(objects, [])))
         except CaptureError as error:
@@ -287,7 +261,6 @@ class ContainerFiles:
             )
 
     def _scan(self, objects: ObjectStore, notes: list[str]) -> dict[str, Entry]:
-        """Reads the entries of `files/` and the upper layers."""
         from ares_exp.containers.filesystem.overlay_upper import scan
 
         found: dict[str, Entry] = {}
@@ -308,7 +281,6 @@ class ContainerFiles:
         return found
 
     def _overlay_of(self, path: str) -> str:
-        """Returns the mount point of the overlay that contains `path`; `/` if it is not in an overlay."""
         return next((one for one in (path, *parents(path)) if one in self._uppers), "/")
 
     def _refuse_mount_points(self, changes: Mapping[str, Entry]) -> None:

@@ -1,29 +1,33 @@
 """The processes of one local container: bubblewrap, the container's first process, and new shells with their streams.
 
-The container's first process is a bash that reads requests from its stdin, which only this process holds. At end of
-file (the runner stopped the container, or died) it ends, and the kernel kills all processes of the container. As PID 1,
-it cannot be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts the bash,
-kills all processes and reaps orphans.
+The first process is a bash that reads requests from its stdin, which only this process holds. At end of file (the
+runner stopped the container, or died) it ends, and the kernel kills all processes of the container. As PID 1, it cannot
+be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts the bash, kills all
+processes and reaps orphans.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
 import shlex
 import signal
 import socket
+import stat
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ares_exp.cancellation import finish, happened
+from ares_exp.cancellation import cancel_all, finish, happened
 from ares_exp.containers.container import ROOT_NAMES, User
 from ares_exp.containers.local import guardian
 from ares_exp.containers.local.cgroup import RECORD, Reserve, lack_of_memory
@@ -43,6 +47,7 @@ _GRACE_SEC = 1.0
 _REPORT_SEC = 0.2
 _RESERVE_SEC = 0.5
 _KILL_SEC = 5.0
+_REAP_SEC, _LOOK_EVERY_SEC = 5.0, 0.01
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 
 # Arguments: the container's directory, then bubblewrap and its arguments. First enters the container's cgroups.
@@ -55,7 +60,8 @@ exec "$@"
 # Words of a request: name of the FIFOs, "clean" or "full" environment, user ("-" for root).
 _SERVE = r"""
 path=$PATH PATH=SEARCH_PATH
-setpriv=$(type -P setpriv) env=$(type -P env) PATH=$path
+hash setpriv env 2>/dev/null
+setpriv=${BASH_CMDS[setpriv]} env=${BASH_CMDS[env]} PATH=$path
 become() {
   name=${1%%:*} group=${1#"$name"} group=${group#:} groups=--clear-groups
   IFS=: read -r _ _ uid gid _ home _ < <(PATH=SEARCH_PATH getent passwd "$name")
@@ -88,6 +94,7 @@ attach() {
 echo ready
 exec >/dev/null 2>&1
 trap 'exec /bin/bash CHANNELS/serve' EXIT  # a bash that cannot fork gives up
+kill -s CHLD $$  # reaps processes that ended during this exec; a fork might fail
 while read -r id environment user; do attach "$id" "$environment" "$user" & done
 trap - EXIT
 """.replace("SEARCH_PATH", SEARCH_PATH).replace("MARK", guardian.MARK)
@@ -150,12 +157,9 @@ class ContainerProcess:
 
     @classmethod
     async def launch(cls, how: Launch) -> ContainerProcess:
-        """Starts the first process and waits until it responds.
+        """Starts the first process and waits until it responds. The caller bounds the time.
 
-        The caller bounds the time. After an error, no process remains.
-
-        Raises:
-            ContainerStartError: The process did not start. The message has the output of bubblewrap.
+        Raises `ContainerStartError` with the output of bubblewrap if the process does not start.
         """
         started = cls._spawn(how)
         try:
@@ -215,25 +219,18 @@ class ContainerProcess:
         return listen_in_namespace(about["child-pid"], about["net-namespace"], address)
 
     def _namespaces(self) -> dict[str, int]:
-        """Returns the numbers of the first process and its namespaces, as reported by bubblewrap."""
         about: dict[str, int] = json.loads((self._directory / _INFO).read_text())
         return about
 
     async def open_terminal(
         self, user: User, *, columns: int, lines: int, env: Mapping[str, str], workdir: str
     ) -> Terminal:
-        """Starts a login shell on a terminal in the container.
-
-        Raises:
-            ContainerDiedError: The container has ended, or does not respond.
-            ContainerError: The container has no such user.
-        """
-        from ares_exp.containers.local.pseudo_terminal import LocalTerminal, open_pseudo_terminal
+        """Starts a login shell on a terminal in the container. Raises the same errors as `open_shell`."""
         from ares_exp.containers.terminal import FIND_SHELL, TERM
 
         try:
             pid = os.getpid() if self._how.bwrap is None else self._namespaces()["child-pid"]
-            terminal, path = open_pseudo_terminal(pid, columns=columns, lines=lines)
+            terminal, path = _open_pseudo_terminal(pid, columns=columns, lines=lines)
         except OSError as error:
             raise ContainerError(f"The local container has no terminal: {error}.") from error
         self._streams.append(terminal)
@@ -261,14 +258,12 @@ class ContainerProcess:
             if isinstance(error, OSError):
                 raise ContainerDiedError(f"The local container opens no terminal: {error}.") from error
             raise
-        return LocalTerminal(terminal, shell)
+        return _LocalTerminal(terminal, shell)
 
     async def open_shell(self, user: User, *, clean_env: bool = False) -> FifoStream:
         """Starts a `/bin/sh` in the container that reads source from the stream and prints to it.
 
-        Raises:
-            ContainerDiedError: The container has ended, or does not respond.
-            ContainerError: The container has no such user.
+        Raises `ContainerError` if the container has no such user, and `ContainerDiedError` if it does not respond.
         """
         name = str(user)
         if not _USER.fullmatch(name):
@@ -289,7 +284,6 @@ class ContainerProcess:
             self._loop.call_later(_RESERVE_SEC, self._reserve.close)  # the new shell still has to start processes
 
     async def _ask(self, request: str, stream: FifoStream) -> str:
-        """Sends a request and waits for the first line of the new shell, or for the container's end."""
         await self._control.write(request.encode())
         line, end = asyncio.ensure_future(stream.read_line()), asyncio.ensure_future(self._exited.wait())
         try:
@@ -301,6 +295,16 @@ class ContainerProcess:
             end.cancel()
         reason = self.why_ended() if end.done() else f"no shell within {SHELL_TIMEOUT_SEC:.0f} s"
         raise ContainerDiedError(f"The local container no longer answers: {reason}.")
+
+    async def reaped(self) -> None:
+        """Waits, bounded, while the container is nearly full, for example with killed processes before their reaping.
+
+        Bash does not try a fork again if another child of it ends meanwhile.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REAP_SEC):
+                while self._reserve.is_needed:  # noqa: ASYNC110 (the kernel reaps)
+                    await asyncio.sleep(_LOOK_EVERY_SEC)
 
     async def kill(self) -> None:
         """Ends the container, waits (milliseconds) for its processes to end, and closes every stream. Idempotent."""
@@ -345,7 +349,6 @@ class ContainerProcess:
 
 
 def _pipe(*, reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
-    """Opens a pipe whose ends are closed with these two stacks."""
     ends = os.pipe()
     reader.callback(os.close, ends[0])
     writer.callback(os.close, ends[1])
@@ -353,9 +356,63 @@ def _pipe(*, reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tupl
 
 
 def _in_memory(content: bytes, opened: contextlib.ExitStack) -> int:
-    """Returns a file descriptor of an anonymous file with `content`."""
     descriptor = os.memfd_create("ares_exp")
     opened.callback(os.close, descriptor)
     os.write(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
+
+
+_TIOCSPTLCK, _TIOCGPTN = 0x40045431, 0x80045430
+_LAST_WORDS_SEC = 0.05
+_PTMX = os.makedev(5, 2)
+
+
+def _open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStream, str]:
+    """Opens a pseudo-terminal. Returns our end, and the path of the other end in the container.
+
+    `/dev` and `/dev/pts` of the container are mounts that it cannot replace, so the path cannot lead elsewhere.
+    """
+    reader = os.open(
+        Path("/proc", str(pid), "root/dev/pts/ptmx"),
+        os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC,
+    )
+    try:
+        found = os.fstat(reader)
+        if not stat.S_ISCHR(found.st_mode) or found.st_rdev != _PTMX:
+            raise OSError("/dev/pts/ptmx of the container is not a pseudo-terminal")
+        fcntl.ioctl(reader, _TIOCSPTLCK, struct.pack("i", 0))
+        (number,) = struct.unpack("i", fcntl.ioctl(reader, _TIOCGPTN, struct.pack("i", 0)))
+        fcntl.ioctl(reader, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        return FifoStream(reader=reader, writer=os.dup(reader)), f"/dev/pts/{number}"
+    except BaseException:
+        os.close(reader)
+        raise
+
+
+class _LocalTerminal:
+    """A `Terminal`. It hangs up when our end is closed, or when its shell ends, even with background processes."""
+
+    def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
+        self._stream = stream
+        self._shell = shell
+        self._watching = asyncio.create_task(self._watch())
+
+    async def read(self) -> bytes:
+        return await self._stream.read()
+
+    async def write(self, data: bytes) -> None:
+        await self._stream.write(data)
+
+    async def close(self) -> None:
+        await cancel_all(self._watching)
+
+    async def _watch(self) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                while await self._shell.read():
+                    pass
+                await asyncio.sleep(_LAST_WORDS_SEC)
+        finally:
+            self._shell.close()
+            self._stream.close()

@@ -70,10 +70,7 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def _host(self) -> HostContainerFactory | None:
-        """The factory of `container=host` if this machine is a container that allows no namespaces, and we are root.
-
-        Otherwise `None`.
-        """
+        """The factory of `container=host` if we are root in a container that allows no namespaces, otherwise `None`."""
         if find_isolation().isolation != "none" or container_evidence() is None or os.geteuid() != 0:
             return None
         from ares_exp.containers.local.host_factory import HostContainerFactory
@@ -160,10 +157,7 @@ class LocalContainerFactory(ContainerFactoryBase):
             yield from find()
 
     def check(self, spec: ContainerSpec) -> list[str]:
-        """Checks that a local container can run `spec`.
-
-        Returns:
-            Warnings about limits that are not enforced, and about hosts that cannot be reached.
+        """Checks that a local container can run `spec`. Returns warnings about unenforced limits and unreachable hosts.
 
         Raises:
             UnsupportedTaskError: The task needs an image, a compose file, GPUs, an unsupported Dockerfile instruction,
@@ -192,7 +186,6 @@ class LocalContainerFactory(ContainerFactoryBase):
 
 
 def _not_enforced(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
-    """Yields the limits of `spec` that are not enforced here, each with the reason."""
     enforced = usable_cgroup_paths()
     no_groups = "this user may not create cgroups for it. Root usually may"
     if spec.cpus and "cpu" not in enforced:

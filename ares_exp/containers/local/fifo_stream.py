@@ -29,11 +29,8 @@ def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
     """Creates two FIFOs, `name.in` and `name.out`, for a process in the container to open during the context.
 
     All four ends are opened here first, so that `open` never blocks and neither side sees an early end of file. The
-    container sees `directory` read-only, so it cannot replace a FIFO with a link.
-
-    Yields:
-        A stream over our ends, which stay open after the context unless it fails. When the context ends, the files are
-        removed and the other ends are closed.
+    container sees `directory` read-only, so it cannot replace a FIFO with a link. Yields a stream over our ends, which
+    stay open after the context unless it fails.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         for path in (directory / f"{name}.in", directory / f"{name}.out"):
@@ -60,7 +57,6 @@ class FifoStream:
     """A `ChannelStream` over our ends of a pair of FIFOs. One reader and one writer at a time."""
 
     def __init__(self, *, reader: int, writer: int) -> None:
-        """Takes over two descriptors in non-blocking mode."""
         self._reader = reader
         self._writer = writer
         self._loop = asyncio.get_running_loop()
@@ -125,11 +121,8 @@ _STATUS = re.compile(rb"status (\d+)\n$")
 async def send(stream: FifoStream, source: Path, target: str) -> None:
     """Copies a host file to the container's path `target`, or the contents of a host directory into it.
 
-    The stream is a new shell of the container's root, and cannot be used afterwards.
-
-    Raises:
-        TransferError: The copy failed. The message gives the path and the reason.
-        OSError: The stream broke.
+    The stream is a new shell of the container's root, and cannot be used afterwards. Raises `TransferError` with the
+    path and the reason if the copy fails, and `OSError` if the stream breaks.
     """
     directory, name = (target, "") if source.is_dir() else posixpath.split(target)
     with await in_thread(lambda: archive.pack(source, name)) as packed:
@@ -152,15 +145,7 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
 
 
 async def receive(stream: FifoStream, source: str, target: Path) -> None:
-    """Copies a file from the container to the host path `target`, or the contents of a directory into it.
-
-    The stream is a new shell of the container's root, and cannot be used afterwards.
-
-    Raises:
-        TransferError: The copy failed, for example because `source` is missing. The message gives the path and the
-            reason.
-        OSError: The stream broke.
-    """
+    """Copies a file from the container to the host path `target`, or a directory's contents into it. See `send`."""
     directory, name = posixpath.split(source)
     pack_file = f"echo file; tar -chf - -C {shlex.quote(directory)} -- {shlex.quote('./' + name)}"
     pack_directory = f"echo directory; tar -cf - -C {shlex.quote(source)} ."
@@ -177,7 +162,6 @@ async def receive(stream: FifoStream, source: str, target: Path) -> None:
 
 
 async def _collect(stream: FifoStream, packed: IO[bytes], source: str) -> None:
-    """Reads the whole output of the stream into `packed`, and seeks to the start."""
     size, tail = 0, b""
     while data := await stream.read():
         packed.write(data)

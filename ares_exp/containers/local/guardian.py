@@ -38,10 +38,10 @@ _LOOK_EVERY_SEC = 0.002
 
 
 def main(directory: Path, held: int | None, command: list[str]) -> int:
-    """Runs `command`. Kills all of its processes when it ends or when the other end of stdin is closed.
+    """Runs `command`, and returns its exit code, which is 128 + n for death by signal n.
 
-    The descriptor `held` stays open in this process; `command` does not inherit it. Returns the exit code, which is
-    128 + n for death by signal n.
+    Kills all of its processes when it ends or when the other end of stdin is closed. `command` does not inherit the
+    descriptor `held`, which stays open in this process.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -72,7 +72,6 @@ def main(directory: Path, held: int | None, command: list[str]) -> int:
 
 
 def _reap() -> dict[int, int]:
-    """Collects the ended children. Returns their exit codes by process number."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -104,10 +103,7 @@ def end_descendants() -> None:
 
 
 def end_marked(name: str) -> bool:
-    """Kills the processes of a container whose guardian is dead. Finds them by `MARK` in their environment.
-
-    Returns whether all of them are gone.
-    """
+    """Kills the processes of a container whose guardian is dead, which have `MARK`. Returns whether all are gone."""
     mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + KILL_SEC
     while time.monotonic() < deadline:
         found = set()
@@ -123,17 +119,10 @@ def end_marked(name: str) -> bool:
 
 
 def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
-    """Removes the paths that a container created on this machine, and their records. Blocking.
+    """Removes the paths that a container created on this machine, and the records of the removed paths. Blocking.
 
-    The records of paths that could not be removed remain.
-
-    Args:
-        directory: The container's directory.
-        is_certain: Whether the container has just ended. If not, a path that differs from its record is kept, because a
-            user may have created it since.
-
-    Returns:
-        The paths that were kept because they may have been replaced.
+    Unless the container has just ended (`is_certain`), keeps a path that differs from its record, because a user may
+    have created it since. Returns these paths.
     """
     try:
         lines = (directory / MADE).read_text().splitlines()
@@ -171,7 +160,6 @@ def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
 
 
 def _empty(directory: Path) -> bool:
-    """Deletes the contents of a directory. Returns whether it is empty."""
     try:
         return not [child for child in directory.iterdir() if not _delete(child)]
     except OSError:
@@ -189,7 +177,6 @@ def _delete(path: Path) -> bool:
 
 
 def _descendants(root: int) -> set[int]:
-    """Returns the living descendants of a process."""
     children: dict[int, list[int]] = {}
     for pid in _processes():
         with contextlib.suppress(OSError):

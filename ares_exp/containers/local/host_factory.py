@@ -1,8 +1,7 @@
 """`container=host`: commands run directly on this machine, in the real paths, without isolation.
 
-It is for machines that allow no namespaces. The paths that a task uses are checked, recorded, and removed with the
-episode. The record (`guardian.MADE`) is written before a task's files. So the guardian, the next run or `clean` can
-remove them after any end of this process.
+It is for machines that allow no namespaces. The paths that a task uses are checked, recorded before the task's files
+are written (`guardian.MADE`), and removed with the episode, by this process, the guardian, the next run or `clean`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, Shell, User
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.images.dockerfile_reading import CopyStep, Dockerfile, MakeDirectoryStep
-from ares_exp.containers.images.dockerfile_steps import find_sources
+from ares_exp.containers.images.dockerfile_steps import CopyStep, Dockerfile, MakeDirectoryStep, find_sources
 from ares_exp.containers.local.container import LocalContainer, read_task_dockerfile
 from ares_exp.containers.local.container_directory import ContainerDirectory, remove_stale
 from ares_exp.containers.local.container_process import ContainerProcess, Launch
@@ -61,10 +59,9 @@ class MachinePaths:
         self._lock = threading.Lock()
 
     def claim(self, path: str) -> None:
-        """Reserves a directory that the task fills, which must be missing or empty. `settle` creates it.
+        """Reserves a directory that the task fills, and that `settle` creates if it is missing.
 
-        Raises:
-            ContainerStartError: The path exists and is not an empty directory.
+        Raises `ContainerStartError` if the path exists and is not an empty directory.
         """
         if is_occupied(path):
             raise ContainerStartError(f"{_occupied(path)}.")
@@ -87,11 +84,8 @@ class MachinePaths:
     def make_room(self, source: Path, target: str) -> list[str]:
         """Records the paths that an upload will create, and creates the topmost missing part of each path.
 
-        Returns:
-            The files that this method has created. The upload replaces them; then, `renew` must be called.
-
-        Raises:
-            TransferError: A directory above `target` cannot be created.
+        Returns the files that it has created. The upload replaces them; then, `renew` must be called. Raises
+        `TransferError` if a directory above `target` cannot be created.
         """
         try:
             with self._lock:
@@ -137,11 +131,7 @@ class MachinePaths:
 
 
 def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
-    """Checks that a task's files do not conflict with files on this machine.
-
-    Raises:
-        UnsupportedTaskError: Some paths exist. The message names them.
-    """
+    """Raises `UnsupportedTaskError` if a task's files conflict with files on this machine."""
     found = [_occupied(path) for path in task_directories(spec, dockerfile) if is_occupied(path)]
     if dockerfile is not None and spec.context_dir is not None:
         for step in dockerfile.steps:
@@ -170,7 +160,6 @@ def is_occupied(path: str) -> bool:
 
 
 def _first_missing(path: str) -> str:
-    """Returns the topmost part of a missing path that does not exist."""
     missing = Path(path)
     while not os.path.lexists(missing.parent):
         missing = missing.parent
@@ -182,7 +171,6 @@ def _occupied(path: str) -> str:
 
 
 def _replaced(step: CopyStep, context: Path) -> Iterator[str]:
-    """Yields the files and links on this machine that a COPY would replace."""
     into = step.target.endswith("/") or Path(step.target).is_dir()
     for source in find_sources(step, context):
         if source.is_dir():
@@ -195,10 +183,7 @@ def _replaced(step: CopyStep, context: Path) -> Iterator[str]:
 
 
 def _contents(source: Path, target: str) -> Iterator[tuple[str, bool]]:
-    """Yields the paths of a copy of the directory `source` below `target`, and whether they are directories.
-
-    Directories precede their contents.
-    """
+    """Yields the paths of a copy of `source` below `target`, parents first, and whether they are directories."""
     for path in sorted(source.rglob("*")):
         yield posixpath.join(target, path.relative_to(source)), _is_directory(path)
 
@@ -229,6 +214,8 @@ class HostContainerFactory(ContainerFactoryBase):
     has_terminals = True
     forwards_ports = True
     harmless_options = frozenset({"shell"})
+    is_isolated = False
+    max_containers = 1
 
     @pydantic.validate_call
     def __init__(self, *, shell: Shell = "bash -c") -> None:
@@ -247,16 +234,6 @@ class HostContainerFactory(ContainerFactoryBase):
     @property
     def options(self) -> dict[str, Any]:
         return {"shell": self._shell}
-
-    @property
-    def is_isolated(self) -> bool:
-        """False, because commands see and change this machine."""
-        return False
-
-    @property
-    def max_containers(self) -> int:
-        """One, because containers use the paths of the machine."""
-        return 1
 
     async def preflight(self) -> None:
         """Checks that commands can run as root on this machine, and removes leftovers of killed runs.
@@ -283,10 +260,7 @@ class HostContainerFactory(ContainerFactoryBase):
         raise ConfigError(NO_SNAPSHOTS)
 
     def check(self, spec: ContainerSpec) -> list[str]:
-        """Checks that this machine can run `spec`.
-
-        Returns:
-            Warnings about limits that are not enforced, and about a network that the task does not need.
+        """Checks that this machine can run `spec`. Returns warnings about unenforced limits and an unneeded network.
 
         Raises:
             UnsupportedTaskError: The task needs an image, a compose file, GPUs, an unsupported Dockerfile instruction,
@@ -338,11 +312,9 @@ class HostContainer(LocalContainer):
         await in_thread(paths.settle)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Rejects snapshots, because the files on this machine cannot be captured."""
         raise SnapshotUnsupportedError(NO_SNAPSHOTS)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Copies `source`, and records the paths that the copy creates."""
         paths, path = self._paths, self._absolute(target)
         if paths is None or not Path(source).exists():
             await super().upload(source, target)

@@ -2,8 +2,7 @@
 
 It is an allowlist: `/usr`, `/etc`, the package database and the Python installation that runs us. Other directories
 (homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) do not exist inside, or are empty. Every visible
-directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`): writes work
-and disappear with the container.
+directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`).
 
 Between the host's directory and the upper layer is a small layer that is written for each container. It hides
 owner-only files in `/etc`, because root inside is root outside, so permissions do not protect them. It also drops the
@@ -61,12 +60,10 @@ class Part:
 
 
 def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
-    """Returns the parts of the container's root directory, parents first.
+    """Returns the parts of the container's root directory, parents first, with a `layer` from `write_layer`.
 
-    Args:
-        layer: Directory filled by `write_layer`.
-        privileged: Whether an overlay may be mounted over a directory with other mounts below it. This is not allowed
-            in a user namespace, where such a directory is rebuilt entry by entry.
+    Only a `privileged` process may mount an overlay over a directory with other mounts below it. In a user namespace,
+    such a directory is rebuilt entry by entry.
     """
     parts = [Part("directory", path) for path in _EMPTY]
     parts += [Part("directory", path, mode=0o1777) for path in _SHARED]
@@ -92,7 +89,6 @@ def mount_parts(given: Iterable[MountedDirectory]) -> list[Part]:
 
 
 def _entry(path: Path, layer: Path, points: list[Path], *, privileged: bool) -> list[Part]:
-    """Returns the parts for one entry of the host, or for its replacement in our layer."""
     ours = layer / path.relative_to("/")
     source = ours if os.path.lexists(ours) and not ours.is_dir() else path
     if source.is_symlink():
@@ -121,12 +117,7 @@ def _has_python() -> bool:
 
 
 def write_layer(layer: Path, *, share_network: bool) -> None:
-    """Fills `layer` with the files that differ from the host's files.
-
-    Args:
-        layer: An empty directory, readable only by us.
-        share_network: Whether the container needs the host's name servers.
-    """
+    """Fills an empty directory, readable only by us, with the files that differ from the host's files."""
     for name in _OURS:
         if not Path("/usr", name).is_symlink():
             _mirror(Path("/usr", name), layer / "usr" / name)
@@ -151,11 +142,7 @@ def _hidden_in_etc() -> tuple[Path, ...]:
 
 
 def _hidden(directory: Path) -> Iterator[Path]:
-    """Yields the paths that some users may not read, and the host's login scripts.
-
-    Ignores files that disappear during the walk, because host programs replace files by writing temporary ones next to
-    them.
-    """
+    """Yields the paths that some users may not read, and the host's login scripts. Ignores files that disappear."""
     try:
         entries = list(os.scandir(directory))
     except FileNotFoundError:
@@ -175,11 +162,7 @@ def _hidden(directory: Path) -> Iterator[Path]:
 
 
 def _hide(path: Path, layer: Path) -> None:
-    """Puts a whiteout (a 0/0 character device, which any user may create) over the host's entry.
-
-    An overlay, such as the root of a Docker container, cannot contain whiteouts. In this case, an empty file hides the
-    entry.
-    """
+    """Puts a whiteout over the host's entry, or an empty file where an overlay cannot contain whiteouts."""
     target = layer / path.relative_to("/")
     for parent in reversed(path.relative_to("/").parents[:-1]):
         _mirror(Path("/", parent), layer / parent)

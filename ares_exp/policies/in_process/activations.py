@@ -126,14 +126,7 @@ class StateWatcher:
     def __init__(
         self, kept: Sequence[KeptStates], hooks: Sequence[Hook], output_dir: Path | None, max_bytes: int
     ) -> None:
-        """Takes the selections and the hooks.
-
-        Args:
-            kept: Selections of states to keep.
-            hooks: Functions that may change states.
-            output_dir: Directory of the run. States are saved in its subdirectory `activations`.
-            max_bytes: Upper bound on the total size of the saved states in bytes.
-        """
+        """Stores the selections and the hooks. `max_bytes` is an upper bound on the total size of the saved states."""
         if kept and output_dir is None:
             raise ConfigError("policy.activations needs a directory for the states: set policy.output_dir.")
         self._kept = kept
@@ -151,10 +144,9 @@ class StateWatcher:
         Raises:
             PreflightError: The model has no such module.
         """
-        for kept in self._kept:
-            module_name(model, kept.layer, kept.module)
-        for hook, _ in self._hooks:
-            module_name(model, hook.layer, hook.module)
+        selected: list[KeptStates | Hook] = [*self._kept, *(hook for hook, _ in self._hooks)]
+        for one in selected:
+            module_name(model, one.layer, one.module)
 
     @contextlib.contextmanager
     def watching(self, model: Any, row: Row) -> Iterator[None]:
@@ -178,13 +170,12 @@ class StateWatcher:
             if row.finish is None and self._states is not None:
                 self._give_back(self._states.drop())
 
-    def links(self, row: Row) -> Mapping[str, Any] | None:
+    def links(self) -> Mapping[str, Any] | None:
         """Completes the files of a finished row. Returns their locations by module; `None` if no states were saved."""
         states, self._states = self._states, None
         return None if states is None or states.is_dropped else states.complete()
 
     def _keep(self, kept: KeptStates, name: str, row: Row, passes: Iterator[int], *seen: Any) -> None:
-        """Saves the states of one forward pass."""
         states, number = _states_of(seen[-1], name)[0], next(passes)
         if row.finish is not None or row.given_up.is_set():
             return
@@ -226,7 +217,6 @@ class StateWatcher:
             self._left += size
 
     def _place(self, spec: EpisodeSpec) -> Path:
-        """Creates the directory of a response, numbered within its episode."""
         assert self._directory is not None
         episode = f"{_UNSAFE.sub('_', spec.task_name) or '_'}__{spec.attempt}__{spec.retry}"
         for number in itertools.count():
@@ -256,14 +246,12 @@ class _States:
         array.append(rows)
 
     def complete(self) -> Mapping[str, Any]:
-        """Renames the files to their final names, and returns their locations."""
         for name, array in self._arrays.items():
             array.complete()
             self._links[name]["rows"] = array.count
         return self._links
 
     def drop(self) -> int:
-        """Deletes the files, and returns their size in bytes."""
         self.is_dropped = True
         size = sum(array.drop() for array in self._arrays.values())
         self._arrays = {}
@@ -274,13 +262,7 @@ class _States:
 
 @dataclass(slots=True)
 class GrowingArray:
-    """An array of float32 rows in a `.npy` file, which grows until it is complete.
-
-    Attributes:
-        path: Path of the complete file.
-        count: Number of rows so far.
-        width: Length of a row.
-    """
+    """An array of float32 rows in a `.npy` file, which grows until it is complete."""
 
     path: Path
     count: int = 0
@@ -318,7 +300,6 @@ class GrowingArray:
 
 
 def _change(module: Any, given: Any, output: Any, *, name: str, function: Any, row: Row, passes: Iterator[int]) -> Any:
-    """Passes the states in a module's output to a function. Returns the changed output; `None` for no change."""
     made = function(_states_of(output, name), ForwardPass(name, row.spec, len(row.prompt), next(passes)))
     if made is None:
         return None

@@ -7,22 +7,24 @@ Parts that some templates remove from earlier turns, such as reasoning, are kept
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ares_exp.cancellation import in_thread
 from ares_exp.errors import PreflightError, UnsendableRequestError
 from ares_exp.llms.canonical import Canonical, canonical
-from ares_exp.llms.chat_messages import arguments_object, text_of
+from ares_exp.llms.chat_messages import arguments_object, assistant_message, text_of
 from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
-from ares_exp.llms.response import LLMResponse, Piece, TextData, ToolCallData
+from ares_exp.llms.response import LLMResponse, Piece, TextData
 from ares_exp.llms.wire import plain
 from ares_exp.policies.in_process.response_parsing import pieces_of
 
@@ -34,18 +36,10 @@ MAX_TURNS = 64
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer.
-
-    Attributes:
-        tokenizer: Tokenizer of transformers.
-    """
+    """The chat template of a tokenizer of transformers."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Stores the tokenizer.
-
-        Args:
-            tokenizer: Tokenizer of transformers with a chat template.
-        """
+        """Stores the tokenizer, which must have a chat template."""
         self.tokenizer = tokenizer
         self._lock = threading.Lock()  # fast tokenizers do not support concurrent calls
 
@@ -60,8 +54,7 @@ class ChatTemplate:
     def continued(self, turn: Turn, request: LLMRequest) -> list[int] | None:
         """Returns the token ids of a request that continues a turn: the turn's ids, then the ids of new messages.
 
-        Returns:
-            Token ids; `None` if the text that follows the response cannot be determined from the template.
+        Returns `None` if the text that follows the response cannot be determined from the template.
 
         Raises:
             UnsendableRequestError: The template cannot represent the request.
@@ -71,9 +64,9 @@ class ChatTemplate:
         marked = [*messages[:place], {**messages[place], "content": _MARK}]
         for name in REASONING_FIELDS:
             marked[-1].pop(name, None)
-        asked = self._after_mark(self._render([*marked, *messages[place + 1 :]], request, starts_response=True))
-        answered = self._after_mark(self._render(marked, request))
-        bare = self._after_mark(self._render([*marked[:-1], {"role": "assistant", "content": _MARK}], request))
+        asked = _after_mark(self._render([*marked, *messages[place + 1 :]], request, starts_response=True))
+        answered = _after_mark(self._render(marked, request))
+        bare = _after_mark(self._render([*marked[:-1], {"role": "assistant", "content": _MARK}], request))
         if asked is None or answered is None or bare is None or not asked.startswith(answered):
             return None
         if not answered.endswith(bare):
@@ -86,7 +79,7 @@ class ChatTemplate:
     def ends(self) -> frozenset[int]:
         """Ids of the tokens that end a response: the template's end token and the end-of-sequence token."""
         conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-        after = self._after_mark(self._render(conversation, LLMRequest([])))
+        after = _after_mark(self._render(conversation, LLMRequest([])))
         first = [*(self._ids(after) if after else []), None][0]
         token = self.tokenizer.added_tokens_decoder.get(first)
         own = first if token is not None and token.special else None
@@ -109,10 +102,6 @@ class ChatTemplate:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def _after_mark(self, text: str) -> str | None:
-        _, mark, after = text.rpartition(_MARK)
-        return after if mark else None
-
     def _render(self, messages: list[dict[str, Any]], request: LLMRequest, *, starts_response: bool = False) -> str:
         tools = None if request.tool_choice == "none" else plain(request.tools) or None
         try:
@@ -129,6 +118,30 @@ class ChatTemplate:
         with self._lock:
             ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
+
+
+class ChatTemplates:
+    """The chat templates of models. Each is loaded once, even if several episodes request it at the same time."""
+
+    def __init__(self) -> None:
+        self._loading = asyncio.Lock()  # the first import of transformers in several threads fails at random
+        self._loaded: dict[tuple[str, Path | None, bool], ChatTemplate] = {}
+
+    async def of(self, name: str, chat_template: Path | None = None, trust_remote_code: bool = False) -> ChatTemplate:
+        """Returns the chat template of a tokenizer. Takes the arguments and raises the errors of `load_tokenizer`."""
+        key = (name, chat_template, trust_remote_code)
+        async with self._loading:
+            if key not in self._loaded:
+                tokenizer = await in_thread(
+                    lambda: load_tokenizer(name, chat_template=chat_template, trust_remote_code=trust_remote_code)
+                )
+                self._loaded[key] = ChatTemplate(tokenizer)
+        return self._loaded[key]
+
+
+def _after_mark(text: str) -> str | None:
+    _, mark, after = text.rpartition(_MARK)
+    return after if mark else None
 
 
 def load_tokenizer(name: str, *, chat_template: Path | None, trust_remote_code: bool) -> Any:
@@ -200,15 +213,7 @@ def prompt_of(
 def response_pieces(
     template: ChatTemplate, request: LLMRequest, *, prompt: Sequence[int], text: str, call_id: str
 ) -> list[Piece]:
-    """Returns the pieces of a response.
-
-    Args:
-        template: Template of the prompt.
-        request: Request for the response.
-        prompt: Token ids of the prompt.
-        text: Generated text, which may contain special tokens.
-        call_id: Prefix of the ids of tool calls.
-    """
+    """Returns the pieces of a response, whose `text` may contain special tokens. `call_id` prefixes ids of calls."""
     pieces = pieces_of(
         text,
         template.text,
@@ -256,8 +261,7 @@ class Turn:
 
     Attributes:
         ids: Token ids of the prompt and of the sampled response.
-        num_messages: Number of messages of the request, including the system prompt. The response's message follows
-            them.
+        num_messages: Number of messages of the request, including the system prompt.
         digests: Digests of the conversation, including the response.
     """
 
@@ -276,8 +280,7 @@ class Conversations:
         """Adds a turn. Ignores a response without token ids."""
         if response.prompt_token_ids is None or response.completion_token_ids is None:
             return
-        messages = [*request.messages, _message_of(response)]
-        whole = canonical(_with_messages(request, messages))
+        whole = canonical(replace(request, messages=[*request.messages, assistant_message(response.data)]))
         ids = [*response.prompt_token_ids, *response.completion_token_ids]
         self.turns.append(Turn(ids, len(whole.messages) - 1, whole))
         del self.turns[:-MAX_TURNS]
@@ -293,26 +296,6 @@ class Conversations:
             and asked.continues(turn.digests)
         ]
         return max(fitting, key=lambda turn: (turn.num_messages, len(turn.ids)), default=None)
-
-
-def _with_messages(request: LLMRequest, messages: Sequence[Mapping[str, Any]]) -> LLMRequest:
-    return LLMRequest(
-        messages=messages,
-        system_prompt=request.system_prompt,
-        tools=request.tools,
-        tool_choice=request.tool_choice,
-        stop_sequences=request.stop_sequences,
-    )
-
-
-def _message_of(response: LLMResponse) -> dict[str, Any]:
-    text = "".join(piece.content for piece in response.data if isinstance(piece, TextData))
-    calls = [
-        {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": piece.arguments}}
-        for piece in response.data
-        if isinstance(piece, ToolCallData)
-    ]
-    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
 
 
 def digest_of(ids: Sequence[int]) -> str:

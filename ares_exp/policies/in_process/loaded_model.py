@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.errors import AresExpError, PolicyError, PolicyTimeoutError
 from ares_exp.policies.in_process.activations import StateWatcher
-from ares_exp.policies.in_process.generation import LoadedModel, generate
-from ares_exp.policies.in_process.sampling import Row
+from ares_exp.policies.in_process.chat_template import ChatTemplate
+from ares_exp.policies.in_process.sampling import Row, choose
 from ares_exp.policies.waiting import OnWait, nobody_waits, reported
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A finished row.
+class LoadedModel:
+    """A model that is ready to generate.
 
     Attributes:
-        version: Version of the weights that generated the row.
-        kept: Locations of the saved states; see `StateWatcher.links`.
+        pad: Id of the padding token.
+        ends: Ids of the tokens that end a response.
+        max_tokens: Length of the model's context; `None` if it is unlimited.
     """
+
+    model: Any
+    template: ChatTemplate
+    pad: int
+    ends: frozenset[int]
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The version of the weights that generated a row, and the locations of its states (`StateWatcher.links`)."""
 
     version: str | None
     kept: Any
@@ -45,13 +58,7 @@ class ModelInProcess:
     """
 
     def __init__(self, load: Callable[[], LoadedModel], *, version: str | None, watcher: StateWatcher) -> None:
-        """Stores the settings. The first use loads the model.
-
-        Args:
-            load: Function that loads the model, called in a thread.
-            version: Version of the model's weights.
-            watcher: Watcher of the states during generation.
-        """
+        """Stores the arguments. The first use calls `load` in a thread."""
         self.version = version
         self._load = load
         self._watcher = watcher
@@ -72,19 +79,16 @@ class ModelInProcess:
         async with self._turn(nobody_waits) as model:
             return model
 
-    async def generate(self, row: Row, *, timeout_sec: float, on_wait: OnWait) -> Ended:
+    async def generate(self, row: Row, *, timeout_sec: float) -> Ended:
         """Generates a row until it ends. If the caller is cancelled, the row ends at its next token.
 
-        Args:
-            row: Row to generate.
-            timeout_sec: Time limit in seconds, including the wait for other rows.
-            on_wait: Callback for the seconds that the row waits for other rows.
+        The time limit in seconds includes the wait for other rows.
 
         Raises:
             PolicyError: The row could not be generated.
         """
         try:
-            async with asyncio.timeout(timeout_sec), self._turn(on_wait) as model:
+            async with asyncio.timeout(timeout_sec), self._turn(row.spec.on_wait) as model:
                 self._row = row
                 working = asyncio.ensure_future(asyncio.to_thread(self._generated, model, row))
                 try:
@@ -152,7 +156,7 @@ class ModelInProcess:
             generate(model, row, self._watcher)
             if row.finish is None:
                 raise PolicyError("The policy is closed.")
-            return Ended(self.version, self._watcher.links(row))
+            return Ended(self.version, self._watcher.links())
         except Exception as error:
             raise _as_policy_error(error) from None
 
@@ -164,9 +168,67 @@ def _as_policy_error(error: Exception) -> Exception:
 
 
 def _release() -> None:
-    """Frees the memory that PyTorch has cached on the GPU."""
     import sys
 
     gc.collect()
     if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def generate(loaded: LoadedModel, row: Row, watcher: StateWatcher) -> None:
+    """Generates a row until it ends or is abandoned, and stores the result in it.
+
+    Raises:
+        PolicyError: The model's logits are not numbers, or the row does not fit into memory.
+    """
+    import torch
+    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+    model = loaded.model
+    ids = torch.tensor([[*row.prompt]], device=model.device)
+    longest = GenerationConfig(max_new_tokens=row.sampling.max_tokens, do_sample=False, pad_token_id=loaded.pad)
+
+    def choose_token(_: Any, logits: Any) -> Any:
+        """Chooses the token, and returns scores that make transformers' greedy decoding select it."""
+        token, logprob = choose(logits[0], row)
+        if math.isnan(logprob):
+            raise PolicyError("The logits of the model are not numbers. Check its weights.")
+        if not row.given_up.is_set():
+            row.take(token, logprob, loaded.ends, loaded.template.decode)
+        scores = logits.new_full(logits.shape, -math.inf)
+        scores[0, token] = 0.0
+        return scores
+
+    def has_ended(*_: Any, **__: Any) -> Any:
+        return torch.tensor([row.finish is not None or row.given_up.is_set()], device=model.device)
+
+    try:
+        with as_it_generates(model, loaded.pad), torch.no_grad(), watcher.watching(model, row):
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=longest,
+                logits_processor=LogitsProcessorList([choose_token]),
+                stopping_criteria=StoppingCriteriaList([has_ended]),
+            )
+    except torch.OutOfMemoryError as error:
+        raise PolicyError(
+            f"A prompt of {len(row.prompt)} tokens and its response do not fit into the memory of {model.device}: "
+            f"{error}"
+        ) from None
+
+
+@contextmanager
+def as_it_generates(model: Any, pad: int) -> Iterator[None]:
+    """Sets evaluation mode and disables the model's own sampling defaults, so that only the given sampling applies."""
+    from transformers import GenerationConfig
+
+    defaults, is_training = model.generation_config, model.training
+    model.generation_config = GenerationConfig(pad_token_id=pad)
+    model.eval()
+    try:
+        yield
+    finally:
+        if is_training:
+            model.train()
+        model.generation_config = defaults

@@ -62,7 +62,7 @@ def pieces_of(
 
 
 def _thinking(text: str, template: str, starts_thinking: bool) -> tuple[str, str]:
-    """Separates the reasoning from the reply. If the reasoning block is not closed, the whole text is reasoning."""
+    """Separates the reasoning from the reply. If its block is not closed, the whole text is reasoning."""
     if "</think>" not in template:
         return "", text
     stripped = text.lstrip()
@@ -124,7 +124,6 @@ def _llama(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
 
 
 def _in_blocks(text: str, read: Callable[[str], list[_Call]]) -> Found:
-    """Extracts the calls in blocks from a text. Blocks that cannot be parsed stay in the text."""
     calls: list[_Call] = []
 
     def take(block: re.Match[str]) -> str:
@@ -137,7 +136,6 @@ def _in_blocks(text: str, read: Callable[[str], list[_Call]]) -> Found:
 
 
 def _json_calls(text: str, arguments_field: str) -> list[_Call]:
-    """Parses one call or a list of calls. Returns an empty list if the text is neither."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -162,7 +160,6 @@ def _one(name: str, arguments: str) -> list[_Call]:
 
 
 def _kinds(name: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the types of a tool's parameters from its definition."""
     for tool in tools:
         function = tool.get("function")
         if isinstance(function, Mapping) and function.get("name") == name:

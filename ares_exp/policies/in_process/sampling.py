@@ -51,7 +51,7 @@ class Sampling:
     seed: str = "0"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON-ready data with the names that endpoints use. Unset values of `top_k` and `stop` are omitted."""
+        """Returns JSON-ready data with the names that endpoints use, without unset values."""
         more: dict[str, Any] = {"top_k": self.top_k, "stop": list(self.stop) or None}
         fixed = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
         return fixed | {name: value for name, value in more.items() if value is not None}
@@ -62,9 +62,6 @@ class Row:
     """One response during its generation.
 
     Attributes:
-        prompt: Token ids of the prompt.
-        sampling: Sampling parameters.
-        spec: Episode of the response.
         ids: Token ids sampled so far, including the token that ended the response.
         logprobs: Log-probability of each sampled token over the whole vocabulary, at the row's temperature.
         finish: Reason for the end; `None` while the row is running, and if it was abandoned.
@@ -107,14 +104,9 @@ class Row:
 
 
 def choose(logits: Any, row: Row) -> tuple[int, float]:
-    """Selects the next token of a row.
+    """Returns the next token of a row and its log-probability, which is NaN if the model's logits are not numbers.
 
-    Args:
-        logits: Logits of the model in float32, one per token of the vocabulary.
-        row: Row of the token.
-
-    Returns:
-        Token id and its log-probability, which is NaN if the model's logits are not numbers.
+    The logits are float32, one per token of the vocabulary.
     """
     import torch
 

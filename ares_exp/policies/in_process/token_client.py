@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ares_exp.cancellation import in_thread
-from ares_exp.errors import UnsendableRequestError
+from ares_exp.errors import ContextOverflowError, UnsendableRequestError
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse, ToolCallData
+from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 from ares_exp.policies.in_process.chat_template import (
     ChatTemplate,
     Conversations,
@@ -18,8 +18,11 @@ from ares_exp.policies.in_process.chat_template import (
     prompt_of,
     response_pieces,
 )
-from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
+from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, NEUTRAL_SAMPLING
 from ares_exp.policies.policy import EpisodeSpec
+
+ABORT, MAX_ABORTED = "abort", 16
+"""Finish reason of a response that the engine aborted, and maximum number of repeated requests without any token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,7 @@ class TokenRequest:
     """A request as token ids.
 
     Attributes:
-        prompt: Token ids of the prompt.
         request: Request with the policy's settings.
-        spec: Episode of the request.
         name: Name of the request, which is the same in every run: a digest of the prompt, and the number of earlier
             requests of the episode with the same prompt.
     """
@@ -52,6 +53,7 @@ class TokenClient:
         warn: Callback for warnings.
         strict: Whether a forced tool call is an error instead of a warning.
         continues: Whether to continue conversations with the token ids of earlier responses.
+        continues_aborted: Whether to continue a response that the engine aborted with its sampled token ids.
         max_concurrency_per_episode: Maximum number of concurrent requests of the episode.
     """
 
@@ -63,6 +65,7 @@ class TokenClient:
     max_concurrency_per_episode: int = 1
     strict: bool = True
     continues: bool = True
+    continues_aborted: bool = False
     _conversations: Conversations = field(default_factory=Conversations)
     _occurrences: Counter[str] = field(default_factory=Counter)
 
@@ -79,7 +82,7 @@ class TokenClient:
         digest = digest_of(prompt)
         occurrence = self._occurrences[digest]
         self._occurrences[digest] += 1
-        response = await self.sample(TokenRequest(prompt, request, self.spec, f"{digest}/{occurrence}"))
+        response = await self._sampled(template, TokenRequest(prompt, request, self.spec, f"{digest}/{occurrence}"))
         pieces = response_pieces(
             template, request, prompt=prompt, text=response.text, call_id=f"call_{digest[:8]}_{occurrence}"
         )
@@ -88,6 +91,33 @@ class TokenClient:
         response = replace(response, data=tuple(pieces), finish_reason=finish_reason)
         self._conversations.add(request, response)
         return response
+
+    async def _sampled(self, template: ChatTemplate, asked: TokenRequest) -> LLMResponse:
+        """Samples a response. Continues an aborted response from its sampled ids, perhaps with other weights."""
+        parts, finish = [await self.sample(asked)], None
+        limit = asked.request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS
+        while self.continues_aborted and parts[-1].finish_reason == ABORT:
+            ids = _ids_of(parts)
+            if len(parts) >= MAX_ABORTED and not _ids_of(parts[-MAX_ABORTED:]):
+                break
+            if len(ids) >= limit:
+                finish = "length"
+                break
+            rest = replace(asked.request, max_output_tokens=limit - len(ids))
+            try:
+                parts.append(await self.sample(replace(asked, prompt=[*asked.prompt, *ids], request=rest)))
+            except ContextOverflowError:
+                if not ids:
+                    raise
+                finish = "length"
+                break
+        if len(parts) == 1 and finish is None:
+            return parts[0]
+        joined = _joined(parts, finish)
+        if not (ids := _ids_of(parts)):
+            return joined
+        stop = asked.request.stop_sequences or ()
+        return replace(joined, data=(TextData(sampled_text(template, ids, template.ends, stop)),))
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
         """Registers a response from another source (a log), as if this client had sampled it."""
@@ -108,14 +138,41 @@ class TokenClient:
         return replace(request, tool_choice="auto")
 
 
+def _ids_of(parts: Sequence[LLMResponse]) -> list[int]:
+    return [one for part in parts for one in part.completion_token_ids or ()]
+
+
+def _joined(parts: Sequence[LLMResponse], finish: str | None) -> LLMResponse:
+    """Returns the parts of a continued response as one response. `finish` replaces the last finish reason."""
+    sampled = [part for part in parts if part.completion_token_ids]
+
+    def names(name: str) -> str | None:
+        found = (one for part in sampled for one in (getattr(part, name) or "").split("+"))
+        return "+".join(filter(None, dict.fromkeys(found))) or None
+
+    return replace(
+        parts[-1],
+        cost=sum(part.cost for part in parts),
+        usage=replace(parts[0].usage, generated_tokens=sum(part.usage.generated_tokens for part in parts)),
+        prompt_token_ids=parts[0].prompt_token_ids,
+        completion_token_ids=_ids_of(parts),
+        logprobs=[one for part in sampled for one in part.logprobs or ()],
+        finish_reason=finish or parts[-1].finish_reason,
+        latency_sec=sum(part.latency_sec or 0.0 for part in parts),
+        sampling=parts[0].sampling,
+        policy_version=names("policy_version"),
+        policy_version_from=names("policy_version_from"),
+    )
+
+
 def sampling_of(request: LLMRequest) -> dict[str, Any]:
     """Returns a value for every sampling parameter, because an engine replaces missing ones by the model's defaults."""
     asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     return {**NEUTRAL_SAMPLING, **{name: value for name, value in asked.items() if value is not None}}
 
 
-def sampled_text(template: ChatTemplate, ids: Sequence[int], ends: Collection[int], stop: Sequence[str]) -> str:
+def sampled_text(template: ChatTemplate, ids: Sequence[int], ends: frozenset[int], stop: Sequence[str]) -> str:
     """Returns the text of sampled ids without the token that ended the response, up to the first stop string."""
-    text = template.decode(ids[:-1] if ids[-1] in ends else ids)
+    text = template.decode(ids[:-1] if ends.intersection(ids[-1:]) else ids)
     places = [place for one in stop if (place := text.find(one)) >= 0]
     return text[: min(places)] if places else text

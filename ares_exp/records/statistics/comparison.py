@@ -16,11 +16,7 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class TaskPair:
-    """A task that both runs have.
-
-    Attributes:
-        a, b: Statistics of the task in run A and in run B.
-    """
+    """The statistics of a task in run A and in run B."""
 
     a: TaskStatistics
     b: TaskStatistics
@@ -56,14 +52,9 @@ class Comparison:
 
     @classmethod
     def of(cls, a: RunStatistics, b: RunStatistics, *, alpha: float = ALPHA, comparisons: int = 1) -> Self:
-        """Compares the statistics of two runs, which must use the same threshold.
+        """Compares the statistics of run A (the baseline) and run B, which must use the same threshold.
 
-        Args:
-            a: Statistics of the baseline.
-            b: Statistics of the run to compare with the baseline.
-            alpha: P-value below which a difference is significant.
-            comparisons: Number of comparisons for which the p-values are adjusted. More comparisons need more attempts
-                or tasks.
+        The p-values are adjusted for this number of `comparisons`.
         """
         of_a, of_b = ({task.task_name: task for task in run.tasks} for run in (a, b))
         pairs = tuple(TaskPair(task, of_b[name]) for name, task in of_a.items() if name in of_b)
@@ -95,8 +86,7 @@ class Comparison:
         """Returns the JSON-ready form. Numbers that are not finite become `None`."""
         data = {key: value for key, value in asdict(self).items() if key != "pairs"}
         flips = [{"task_name": one.a.task_name, **_counts("a", one.a), **_counts("b", one.b)} for one in self.flips]
-        clean: dict[str, Any] = json_ready({**data, "flips": flips})
-        return clean
+        return dict(json_ready({**data, "flips": flips}))
 
 
 def _counts(name: str, task: TaskStatistics) -> dict[str, Any]:

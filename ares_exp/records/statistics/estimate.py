@@ -91,6 +91,8 @@ def _nonzero(value: float) -> float:
     return value if abs(value) > _TINY else _TINY
 
 
+z_quantile = NormalDist().inv_cdf
+"""Quantiles of the standard normal distribution."""
 LEVEL = 0.95
 NEGLIGIBLE = 1e-9
 """Differences of scores below this value are rounding errors."""
@@ -118,15 +120,7 @@ class Estimate:
 
 
 def mean_over_attempts(tasks: Iterable[Sequence[float]], *, level: float = LEVEL) -> Estimate | None:
-    """Estimates the mean of all scores, which are grouped by task.
-
-    Args:
-        tasks: Scores of the attempts at each task. Tasks without scores are ignored.
-        level: Confidence level of the interval.
-
-    Returns:
-        The estimate; `None` if there are no scores.
-    """
+    """Estimates the mean of all scores, which are grouped by task. Returns `None` if there are no scores."""
     scored = [scores for scores in tasks if scores]
     if not scored:
         return None
@@ -140,23 +134,15 @@ def mean_over_attempts(tasks: Iterable[Sequence[float]], *, level: float = LEVEL
 def mean_over_tasks(
     values: Sequence[float], *, attempts: int, is_skewed: bool = False, level: float = LEVEL
 ) -> Estimate:
-    """Estimates the mean over tasks of a value between 0 and 1.
+    """Estimates the mean over at least two tasks of a value between 0 and 1, one value per task.
 
-    Args:
-        values: One value per task, for at least two tasks.
-        attempts: Total number of attempts behind the values.
-        is_skewed: Whether the variance is unreliable if few tasks are on either side.
-        level: Confidence level of the interval.
+    If the value is skewed, its variance is unreliable if few tasks are on either side. `attempts` is the total number
+    of attempts behind the values.
     """
     few = is_skewed and min(mean(values), 1 - mean(values)) * len(values) < FEW
     most = len(values) if few else attempts
     value, low, high = _interval([[one] for one in values], most=most, level=level)
     return Estimate(value, low, high, len(values), attempts)
-
-
-def z_quantile(probability: float) -> float:
-    """Computes a quantile of the standard normal distribution."""
-    return NormalDist().inv_cdf(probability)
 
 
 def mean(values: Sequence[float]) -> float:
@@ -198,9 +184,7 @@ def _observations(
 ) -> float:
     """Computes the effective number of observations (n* in the description of the module)."""
     spread = center * (1 - center)
-    if most is not None and least >= most:
-        return least
-    if variance is None or spread <= NEGLIGIBLE:
+    if variance is None or spread <= NEGLIGIBLE or (most is not None and least >= most):
         return least
     if variance <= NEGLIGIBLE**2:
         return least if most is None else most

@@ -61,12 +61,10 @@ def _estimate(name: str, estimate: Estimate | None) -> Iterator[tuple[str, float
 
 
 def objective(summary: RunSummary, name: str) -> float | None:
-    """Returns the metric with this name; `None` if it cannot be computed.
+    """Returns the metric with a name from `known_metrics`; `None` if it cannot be computed.
 
-    Args:
-        summary: Totals of the job. In `mean_reward` and the pass rates, an attempt without a reward counts as 0.
-            Otherwise, a job could win by failing with errors on hard tasks.
-        name: A name from `known_metrics`.
+    In `mean_reward` and the pass rates, an attempt without a reward counts as 0. Otherwise, a job could win by failing
+    with errors on hard tasks.
     """
     return _metrics(summary).get(PREFIX + name)
 
@@ -82,17 +80,12 @@ def known_metrics(attempts: int) -> list[str]:
 
 
 def check_objective(name: str, *, attempts: int) -> None:
-    """Checks that the metric exists.
-
-    Raises:
-        ConfigError: The metric does not exist. The message lists the existing metrics.
-    """
-    if name in (known := known_metrics(attempts)):
-        return
-    raise ConfigError(
-        f"There is no metric `objective={name}` with attempts={attempts}.{close_matches(name, known)} "
-        f"Expected one of {', '.join(name for name in known if not name.endswith(('_low', '_high')))}."
-    )
+    """Raises `ConfigError` if the metric does not exist. The message lists the existing metrics."""
+    if name not in (known := known_metrics(attempts)):
+        raise ConfigError(
+            f"There is no metric `objective={name}` with attempts={attempts}.{close_matches(name, known)} "
+            f"Expected one of {', '.join(name for name in known if not name.endswith(('_low', '_high')))}."
+        )
 
 
 def _metrics(summary: RunSummary) -> dict[str, float]:

@@ -54,15 +54,9 @@ class Difference:
 
     @classmethod
     def of(cls, differences: Sequence[float], *, is_bounded: bool, level: float = LEVEL) -> Difference | None:
-        """Tests one difference per task.
+        """Tests one difference per task: B's mean minus A's mean. Returns `None` if there are no tasks.
 
-        Args:
-            differences: B's mean minus A's mean, for each task.
-            is_bounded: Whether all rewards are between 0 and 1.
-            level: Confidence level of the interval.
-
-        Returns:
-            The difference; `None` if there are no tasks.
+        If all rewards are between 0 and 1 (`is_bounded`), so is the size of the difference.
         """
         if not differences:
             return None
@@ -70,7 +64,8 @@ class Difference:
         if sum(abs(one) > NEGLIGIBLE for one in differences) <= MOST_FLIPS:
             p, test = sign_flip_p(differences), "sign-flip"
         else:
-            p, test = _t_p(value, error, number), "paired t"
+            p = two_sided_p(number - 1, value / error) if error else smallest_sign_flip_p(number)
+            test = "paired t"
         interval, made_of = _interval(differences, value, error, is_bounded, level), "spread"
         if interval is None:
             return cls(value, None, None, p, test, number)
@@ -116,10 +111,6 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 def smallest_sign_flip_p(tasks: int) -> float:
     """Computes the minimum of `sign_flip_p` for this number of tasks."""
     return min(1.0, 2.0 ** (1 - tasks))
-
-
-def _t_p(value: float, error: float, number: int) -> float:
-    return two_sided_p(number - 1, value / error) if error else smallest_sign_flip_p(number)
 
 
 def _interval(

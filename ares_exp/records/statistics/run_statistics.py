@@ -89,14 +89,7 @@ class RunStatistics:
     def of(
         cls, results: Sequence[EpisodeResult], *, planned: int, threshold: float = THRESHOLD, level: float = LEVEL
     ) -> Self:
-        """Computes the statistics from all episodes of all attempts.
-
-        Args:
-            results: Results from `episodes.jsonl`.
-            planned: Number of planned attempts.
-            threshold: Minimum reward of an attempt that passes.
-            level: Confidence level of the intervals.
-        """
+        """Computes the statistics from all episodes of all attempts."""
         final = final_results(results)
         last = {id(result) for result in final}
         tries = Counter((result.task_name, result.attempt) for result in results)
@@ -134,8 +127,7 @@ class RunStatistics:
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form without the tasks. Numbers that are not finite become `None`."""
         data = {key: value for key, value in asdict(self).items() if key != "tasks"}
-        clean: dict[str, Any] = json_ready({**data, "flaky": self.flaky})
-        return clean
+        return dict(json_ready({**data, "flaky": self.flaky}))
 
 
 def _scores(
@@ -183,15 +175,7 @@ def json_ready(data: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The distribution of one number over attempts.
-
-    Attributes:
-        count: Number of attempts.
-        mean: The mean.
-        median: The median.
-        p95: The 95th percentile, interpolated between the two nearest values.
-        total: The sum.
-    """
+    """The distribution of one number over attempts. `p95` is interpolated between the two nearest values."""
 
     count: int
     mean: float
@@ -218,12 +202,11 @@ def results_document(summary: RunSummary) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "totals": json_ready(summary.to_dict()),
         "statistics": statistics.to_dict(),
-        "tasks": [task_row(task) for task in statistics.tasks],
+        "tasks": [_task_row(task) for task in statistics.tasks],
     }
 
 
-def task_row(task: TaskStatistics) -> dict[str, Any]:
-    """Returns the JSON-ready row of one task."""
+def _task_row(task: TaskStatistics) -> dict[str, Any]:
     derived = {
         "attempts": task.attempts,
         "scored": task.scored,
@@ -231,5 +214,4 @@ def task_row(task: TaskStatistics) -> dict[str, Any]:
         "pass_variance": task.pass_variance,
         "flaky": task.is_flaky,
     }
-    row: dict[str, Any] = json_ready({**asdict(task), **derived})
-    return row
+    return dict(json_ready({**asdict(task), **derived}))

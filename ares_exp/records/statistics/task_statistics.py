@@ -45,13 +45,7 @@ def ks_up_to(attempts: int) -> tuple[int, ...]:
 
 
 def pass_rates(counts: Sequence[tuple[int, int]], ks: Sequence[int], *, level: float = LEVEL) -> tuple[PassRate, ...]:
-    """Computes the rates for every k of `ks`.
-
-    Args:
-        counts: Number of attempts and number of passed attempts for each task.
-        ks: Values of k.
-        level: Confidence level of the intervals.
-    """
+    """Computes the rates for every k of `ks`. `counts` has the numbers of attempts and passed attempts of each task."""
     return tuple(_pass_rate([one for one in counts if one[0] >= k], k, level) for k in ks)
 
 

@@ -1,8 +1,8 @@
 """Orders, which are commands that a user sends to a run in progress: their format and files.
 
 An order is a small JSON file in `control/` of the run directory, or of the sweep's folder for all jobs of the sweep.
-The file is written atomically. The run reads and removes the file, and records the outcome in `control.jsonl`. Every
-user who can write in the directory can control the run. The run rejects all other files in `control/`.
+The run reads and removes the file, and records the outcome in `control.jsonl`. Every user who can write in the
+directory can control the run. The run rejects all other files in `control/`.
 """
 
 from __future__ import annotations
@@ -78,11 +78,7 @@ class Order:
 
     @classmethod
     def new(cls, verb: Verb, **fields: Any) -> Self:
-        """Creates an order from the user of this process.
-
-        Raises:
-            ConfigError: A field is invalid, or does not apply to the verb.
-        """
+        """Creates an order from the user of this process. Raises `ConfigError` if a field is invalid."""
         try:
             user = getpass.getuser()
         except (OSError, KeyError):  # a user id without a name
@@ -95,11 +91,7 @@ class Order:
 
     @classmethod
     def parse(cls, data: bytes) -> Order:
-        """Parses an order.
-
-        Raises:
-            ValueError: The data is not a valid order. The message has the reason.
-        """
+        """Parses an order. Raises `ValueError` with the reason if the data is not a valid order."""
         try:
             return _ORDER.validate_json(data)
         except ValidationError as error:
@@ -118,12 +110,9 @@ class Order:
         return {key: value for key, value in given.items() if key != "schema_version"}
 
     def settled(self, outcome: str, says: str, *, uid: int | None = None) -> dict[str, Any]:
-        """Returns the record of this order and its outcome, for `control.jsonl`.
+        """Returns the record of this order for `control.jsonl`.
 
-        Args:
-            outcome: `done`, `refused` or `failed`.
-            says: Description of the outcome in a sentence.
-            uid: Owner of the file that carried the order, as the file system reports it.
+        Its outcome is `done`, `refused` or `failed`, and `says` describes it. `uid` is the owner of the order's file.
         """
         return {**self.to_dict(), "uid": uid, "outcome": outcome, "says": says, "settled_at": time.time()}
 
@@ -164,13 +153,9 @@ WATCHED_SEC = 10.0
 
 @dataclass(frozen=True, slots=True)
 class OrderFile:
-    """A file in the inbox.
+    """A file in the inbox. `order` is `None` if the file is not a valid order; `problem` is then the reason.
 
-    Attributes:
-        name: Name of the file.
-        order: Order in the file; `None` if the file is not a valid order.
-        uid: User id of the file's owner; `None` if the order has no file.
-        problem: Reason why the file is not a valid order.
+    `uid` is the user id of the owner; `None` if the order has no file.
     """
 
     name: str
@@ -186,12 +171,7 @@ class Inbox:
     """
 
     def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
-        """Stores the arguments, without accessing the folder.
-
-        Args:
-            folder: Folder with the orders.
-            is_shared: Whether the jobs of a sweep share these orders, so that files are not removed.
-        """
+        """Stores the arguments. If the jobs of a sweep share the orders (`is_shared`), their files are not removed."""
         self.folder = folder
         self._is_shared = is_shared
         self._known: dict[str, None] = {}
@@ -248,12 +228,7 @@ class Inbox:
 
 
 def _read(directory: int, name: str) -> tuple[bytes, int]:
-    """Reads a small regular file. Returns its content and the user id of its owner.
-
-    Raises:
-        OSError: The file cannot be read. Links are not followed.
-        ValueError: The file is not a regular file, or too large.
-    """
+    """Reads a small regular file. Returns its content and the user id of its owner. Links are not followed."""
     if not stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
         raise ValueError("expected a regular file")
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

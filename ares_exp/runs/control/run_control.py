@@ -23,8 +23,8 @@ from ares_exp.runs.scheduler import PlannedEpisode, Scheduler
 
 LOOK_SEC = 1.0
 """Interval between two reads of the inbox, in seconds."""
-WATCHED_WRITE_SEC = 2.0
-"""Interval between two writes of the state while another process reads it, in seconds."""
+WRITE_SEC, WATCHED_WRITE_SEC = 10.0, 2.0
+"""Interval between two writes of the state, in general and while another process reads it, in seconds."""
 UNWIND_SEC = 2.0
 MAX_ROUNDS = 100
 SHOWN_FILES, SHOWN_EPISODES = 3, 10
@@ -37,19 +37,12 @@ class RunControl:
     """Applies orders and writes the state while its body runs: `async with RunControl(…):`.
 
     Attributes:
-        run_dir: Directory of the run.
         sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` if there is no sweep.
-        scheduler: Scheduler of the run.
-        gate: Gate that can pause requests to the policy.
-        live: Live state of the run.
-        set: Function that changes settings of the run by key. If one is invalid, it changes nothing.
-        interrupt: Function that ends the run, like Ctrl-C.
-        running: Function that returns the running episodes.
+        set: Changes settings of the run by key. If one is invalid, it changes nothing.
+        interrupt: Ends the run, like Ctrl-C.
         on_drop: Called with each episode that is removed from the queue.
         note: Called with each line of the record.
-        interval_sec: Interval between two writes of the state, in seconds.
-        is_recorded: Function that returns whether the run can write its records. If it cannot, the run has already
-            reported the reason.
+        is_recorded: Whether the run can write its records. If it cannot, the run has already reported the reason.
     """
 
     run_dir: RunDir
@@ -61,9 +54,8 @@ class RunControl:
     running: Callable[[], Sequence[RunningEpisode]]
     on_drop: Callable[[PlannedEpisode], None]
     note: Callable[[Mapping[str, Any]], None]
-    sweep_dir: Path | None = None
-    interval_sec: float = 10.0
-    is_recorded: Callable[[], bool] = lambda: True
+    sweep_dir: Path | None
+    is_recorded: Callable[[], bool]
     _own: Inbox = field(init=False)
     _shared: Inbox | None = field(init=False, default=None)
     _task: asyncio.Task[None] | None = field(init=False, default=None)
@@ -107,7 +99,7 @@ class RunControl:
             finally:
                 await asyncio.wait({look}, timeout=UNWIND_SEC)  # an order that was read must also be applied
             is_watched = await asyncio.to_thread(lambda: self._own.is_watched)
-            interval_sec = min(WATCHED_WRITE_SEC, self.interval_sec) if is_watched else self.interval_sec
+            interval_sec = WATCHED_WRITE_SEC if is_watched else WRITE_SEC
             if has_changed or time.monotonic() - self._written_at >= interval_sec - LOOK_SEC / 2:
                 await self._write_status()
 
@@ -142,11 +134,7 @@ class RunControl:
         await self._record(order.settled(outcome, says, uid=uid))
 
     def _apply(self, order: Order) -> str:
-        """Applies an order, and returns the outcome in a sentence.
-
-        Raises:
-            UserError: The order cannot be applied. The run is unchanged.
-        """
+        """Applies an order, and returns the outcome in a sentence. If it raises `UserError`, the run is unchanged."""
         match order.verb:
             case "pause":
                 return self._pause(order)
@@ -157,7 +145,7 @@ class RunControl:
             case "set":
                 self.set(order.values)
                 shown = (f"{key}={'null' if value is None else value}" for key, value in order.values.items())
-                return f"In force: {', '.join(shown)}."
+                return f"The run now uses {', '.join(shown)}."
             case "stop":
                 self.interrupt()
                 return "Running episodes end as cancelled. You can resume the run."

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,7 +27,7 @@ class ProcessFigures:
         self._wall, self._cpu = time.monotonic(), time.process_time()
 
     def take(self) -> dict[str, float]:
-        """Returns the metrics by name. Omits metrics that the system does not provide.
+        """Returns the metrics by name, if the system provides them.
 
         `system/cpu_percent` is the mean since the last call (100 is one core). The unit of `system/rss_mb` is MiB.
         """
@@ -46,20 +45,23 @@ class ProcessFigures:
 
 
 TICK_SEC = 0.25
+"""Interval between two measurements of the lag, in seconds."""
 LOOK_SEC = 1.0
+"""Interval between two checks of the timer by the thread, in seconds."""
 BLOCKED_SEC = 5.0
+"""Lag after which the loop counts as blocked, in seconds."""
 _STOP_TIMEOUT_SEC = 2.0
 _SHOWN_CALLS = 8
+_NAMED = 3
+
+logger = logging.getLogger(__name__)
 
 
 class LoopLag:
     """Measures the lag of the event loop: the difference between the planned and the actual time of a timer.
 
     A thread checks the timer. If the timer is late by more than `blocked_sec`, the thread reports once which call
-    blocks the loop and therefore all episodes.
-
-    Attributes:
-        max_sec: Longest lag so far, in seconds.
+    blocks the loop and therefore all episodes. `max_sec` is the longest lag so far, in seconds.
     """
 
     def __init__(
@@ -71,15 +73,7 @@ class LoopLag:
         blocked_sec: float = BLOCKED_SEC,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Stores the arguments. `start` starts the measurement.
-
-        Args:
-            warn: Called in the thread with the warning about a blocked loop.
-            tick_sec: Interval between two measurements, in seconds.
-            look_sec: Interval between two checks of the thread, in seconds.
-            blocked_sec: Number of seconds of lag after which the loop counts as blocked.
-            clock: Monotonic clock in seconds.
-        """
+        """Stores the arguments. `start` starts the measurement, and `warn` is called in the thread."""
         self.max_sec = 0.0
         self._warn = warn
         self._tick_sec = tick_sec
@@ -165,41 +159,28 @@ def _calls(frame: FrameType | None) -> str:
     return ", called by ".join(calls) or "no Python code"
 
 
-_NAMED = 3
-
-
-@dataclass(slots=True)
-class _Stall:
-    since: float
-    warn_after_sec: float
-
-
 class Watchdog:
-    """Reports each episode without progress once, and again whenever its waiting time has doubled.
-
-    An episode makes progress when the policy responds, and when the environment sends the next request.
-    """
+    """Reports each episode without progress (a response or a request) once, and again when its wait has doubled."""
 
     def __init__(self, stall_warn_sec: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stall_warn_sec = stall_warn_sec
         self._clock = clock
-        self._stalls: dict[str, _Stall] = {}
+        self._stalls: dict[str, tuple[float, float]] = {}  # start of the wait, and seconds until the next warning
 
     def check(self, episodes: Iterable[RunningEpisode]) -> list[str]:
         """Returns the new warnings, with one sentence for each phase in which episodes wait."""
         now, seen, places = self._clock(), self._stalls, dict[str, list[tuple[float, Any]]]()
         self._stalls = {}
         for episode in episodes:
-            episode_id, since = episode.planned.episode_id, episode.since
-            stall = seen.get(episode_id)
-            if stall is None or stall.since != since:
-                stall = _Stall(since, self._stall_warn_sec)
-            self._stalls[episode_id] = stall
-            waited = now - since
-            if waited >= stall.warn_after_sec:
+            episode_id, waited = episode.planned.episode_id, now - episode.since
+            since, warn_after_sec = seen.get(episode_id, (episode.since, self._stall_warn_sec))
+            if since != episode.since:
+                warn_after_sec = self._stall_warn_sec
+            if waited >= warn_after_sec:
                 places.setdefault(_place(episode), []).append((waited, episode))
-                while stall.warn_after_sec <= waited:
-                    stall.warn_after_sec *= 2
+            while warn_after_sec <= waited:
+                warn_after_sec *= 2
+            self._stalls[episode_id] = episode.since, warn_after_sec
         return [_sentence(place, stalled) for place, stalled in places.items()]
 
 
@@ -238,22 +219,12 @@ def _sentence(place: str, stalled: list[tuple[float, RunningEpisode]]) -> str:
     return f"{len(stalled)} episodes have waited up to {waited:.0f} s, each for {place}: {', '.join(named)}."
 
 
-_logger = logging.getLogger(__name__)
-
-
 class RunnerMonitor:
     """Watches a run while its body runs: `async with RunnerMonitor(…):`.
 
-    A sample has the following metrics:
-
-    - `system/loop_lag_sec` (the longest lag since the last sample) and `system/loop_lag_mean_sec`
-    - `system/episodes_running`, and the numbers of these episodes by phase: `…_waiting_start`, `…_waiting_policy`,
-      `…_waiting_environment` and `…_waiting_end`
-    - `system/containers` (containers of running episodes) and `system/queue`
-    - the metrics of `ProcessFigures`
-
-    Attributes:
-        failures: Number of failed samples and checks, which have no other effect.
+    A sample has the longest and the mean lag of the event loop since the last sample, the numbers of running episodes
+    (in total and by phase), of their containers and of queued episodes, and the metrics of `ProcessFigures`. Failed
+    samples and checks have no effect except that they are counted in `failures`.
     """
 
     def __init__(
@@ -269,14 +240,9 @@ class RunnerMonitor:
     ) -> None:
         """Stores the arguments. Entering the context starts the monitoring.
 
-        Args:
-            episodes: Function that returns the running episodes.
-            report: Called with every sample on the event loop. It must return immediately.
-            warn: Called with warnings, on the event loop or (if the loop is blocked) in a thread.
-            interval_sec: Interval between two samples, and between two checks of the episodes, in seconds.
-            stall_warn_sec: Number of seconds without progress after which an episode is reported.
-            queued: Function that returns the number of episodes that wait for a slot or for their delay.
-            figures: Function that returns additional metrics by name.
+        `report` is called with every sample on the event loop, and must return immediately. `warn` is called on the
+        event loop or, if the loop is blocked, in a thread. `figures` returns additional metrics by name. An episode is
+        reported after `stall_warn_sec` seconds without progress.
         """
         self.failures = 0
         self._episodes = episodes
@@ -313,16 +279,13 @@ class RunnerMonitor:
         while True:
             await asyncio.sleep(self._interval_sec)
             self._take_sample()
-            self._look()
+            with self._counting_failures():
+                for sentence in self._watchdog.check(self._episodes()):
+                    self._warn(sentence)
 
     def _take_sample(self) -> None:
         with self._counting_failures():
             self._report(self._sample())
-
-    def _look(self) -> None:
-        with self._counting_failures():
-            for sentence in self._watchdog.check(self._episodes()):
-                self._warn(sentence)
 
     def _sample(self) -> dict[str, float]:
         episodes = [*self._episodes()]
@@ -346,4 +309,4 @@ class RunnerMonitor:
         except Exception as error:
             self.failures += 1
             level = logging.WARNING if self.failures == 1 else logging.DEBUG
-            _logger.log(level, "Monitoring the run failed: %s: %s", type(error).__name__, error)
+            logger.log(level, "Monitoring the run failed: %s: %s", type(error).__name__, error)

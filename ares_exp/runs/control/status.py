@@ -219,15 +219,7 @@ _HOSTNAME = socket.gethostname()
 class LiveStatus:
     """The state of a run, which counts ended episodes. `read` also reads running episodes, in any thread.
 
-    Attributes:
-        planned: Number of attempts of the run.
-        expected: Number of episodes of this session: attempts and retries.
-        done_before: Number of attempts that earlier sessions have done.
-        held: Pause that a user requested; `None` if there is no pause.
-        has_ended: Whether all episodes have ended.
-        spent: Function that returns the spending that counts towards the budget.
-        budget: Current budget.
-        max_loop_lag_sec: Function that returns the longest lag of the event loop, in seconds.
+    The other components of the run set its attributes, which are described in `RunStatus`.
     """
 
     def __init__(
@@ -242,7 +234,7 @@ class LiveStatus:
         self.held: Held | None = None
         self.has_ended = False
         self.spent: Callable[[], Spent] = Spent
-        self.budget = Budget()
+        self.budget: Callable[[], Budget] = Budget
         self.max_loop_lag_sec: Callable[[], float] = float
         self._running = running
         self._scheduler = scheduler
@@ -286,8 +278,8 @@ class LiveStatus:
         if self._reward is None:
             self._reward = mean_over_attempts(list(self._rewards.values()))
         mean = self._reward
-        limits = {name: value for name, value in asdict(self.budget).items() if name != "sweep"}
-        limits |= {f"sweep.{name}": value for name, value in asdict(self.budget.sweep).items()}
+        limits = asdict(self.budget())
+        limits |= {f"sweep.{name}": value for name, value in limits.pop("sweep").items()}
         return RunStatus(
             written_at=now,
             started_at=self._started_at,

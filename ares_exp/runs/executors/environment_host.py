@@ -1,7 +1,7 @@
 """The environment host, which serves environments on one node to the run. It does not import Ray.
 
-Only the run calls the host. The run polls the host for news: requests to a model, records and warnings. If the host
-receives no call within its lease time, it closes its environments and ends.
+Only the run calls the host. The run polls the host for news: requests to a model, records, reports and warnings. If
+the host receives no call within its lease time, it closes its environments and ends.
 """
 
 from __future__ import annotations
@@ -40,18 +40,8 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_responses import Asked
 from ares_exp.runs.executors.executor import Recipe
-from ares_exp.runs.executors.remote_messages import (
-    EnvironmentOrder,
-    Facts,
-    Failure,
-    HostOrder,
-    HostReady,
-    News,
-    Outcome,
-)
+from ares_exp.runs.executors.remote_messages import EnvironmentOrder, Facts, Failure, News, Outcome
 
-EXPIRED_SEC = 0.05
-"""Delay between the end of a host's lease and the end of the host, in seconds."""
 REPORTS_SEC = 1.0
 """Minimum interval between two transfers of the reports of all environments, in seconds."""
 CLOSE_SEC = 30.0
@@ -74,13 +64,7 @@ def parts_to_send(parts: EpisodeParts) -> dict[str, Any]:
 
 
 class _Hosted(NamedTuple):
-    """An environment in the host.
-
-    Attributes:
-        environment: The environment.
-        files: Directory for the files of the episode; `None` if no files are kept.
-        is_streamed: Whether `files` is a directory of this host, which the run fetches.
-    """
+    """An environment in the host, and the directory for its files. If `is_streamed`, the run fetches the files."""
 
     environment: EnvironmentBase
     files: Path | None
@@ -105,43 +89,33 @@ class EnvironmentHost(ModelsElsewhere):
         self._hosted: dict[str, _Hosted] = {}
         self._heard_at = time.monotonic()
         self._watching: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._work: set[asyncio.Task[Any]] = set()
         self._untold: list[News] = []
         self._has_news = asyncio.Event()
         self._reported_at = 0.0
-        self._questions = count()
+        self._numbers = count()
         self._answers: dict[int, asyncio.Future[Outcome]] = {}
-        self._clients = count()
-        self._waits: dict[int, tuple[str | None, Callable[[float], None]]] = {}
         self._folder: OwnedDirectory | None = None
         self._has_ended = False
 
     async def call(self, words: bytes) -> bytes:
-        """Calls a method for the run, and renews the lease. Data is pickled, because Ray sends bytes faster.
+        """Calls the method with the pickled name and arguments `words`, and renews the lease.
 
-        Args:
-            words: Pickled name and arguments of the method.
-
-        Returns:
-            The pickled `Outcome`.
+        Returns the pickled `Outcome`. Data is pickled, because Ray sends bytes faster.
         """
-        task = asyncio.ensure_future(self._pickled_outcome(words))
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
-        return await task
-
-    async def _pickled_outcome(self, words: bytes) -> bytes:
-        outcome = await Outcome.of(self._heard, words)
+        work = asyncio.current_task()
+        assert work is not None
+        self._work.add(work)
         try:
-            return pickle.dumps(outcome)
+            return pickle.dumps(await Outcome.of(self._called, words))
         except Exception as error:  # the result cannot be pickled
             return pickle.dumps(Outcome(None, Failure.of(error)))
+        finally:
+            self._work.discard(work)
 
-    async def _heard(self, words: bytes) -> Any:
+    async def _called(self, words: bytes) -> Any:
         now = time.monotonic()
         if self._watching is None:
-            self._loop = asyncio.get_running_loop()
             self._watching = asyncio.create_task(self._watch(), name="lease")
         elif now - self._heard_at > self._lease_sec or self._has_ended:
             raise EpisodeStateError("the host has ended, because it received no call from its run")
@@ -153,7 +127,7 @@ class EnvironmentHost(ModelsElsewhere):
         """Ends the host when its lease has expired."""
         left = self._lease_sec
         while left > 0:
-            await asyncio.sleep(left + EXPIRED_SEC)
+            await asyncio.sleep(left)
             left = self._heard_at + self._lease_sec - time.monotonic()
         logger.warning("The run sent no call for %g s. Its environments on this node are closed.", self._lease_sec)
         try:
@@ -161,28 +135,47 @@ class EnvironmentHost(ModelsElsewhere):
         finally:
             self._on_end()
 
-    async def prepare(self, order: HostOrder) -> HostReady:
-        """Creates the parts, and checks that the tasks can be run here.
+    async def prepare(
+        self,
+        recipe: Recipe,
+        digests: Mapping[str, str | None],
+        parts: Mapping[str, Any],
+        versions: Mapping[str, str],
+        seen_file: tuple[Path, str] | None,
+    ) -> tuple[list[str], bool]:
+        """Creates the factories and the task set, and checks that the tasks can be run here.
+
+        Args:
+            recipe: Recipe with which environments are created.
+            digests: Digest of the content of each task of the run, by name; `None` for an unknown digest.
+            parts: Parts of any episode, without the factories.
+            versions: Versions of the run's software, by name.
+            seen_file: Path and content of a file in the run directory; `None` without a run directory.
+
+        Returns:
+            Warnings for the user, and whether this node can access the run directory.
 
         Raises:
             UserError: The tasks cannot be run here, or versions or tasks differ from the run's.
         """
-        different = {name: (here, order.versions.get(name)) for name, here in versions_here().items()}
-        if told := [f"{name} {here} and not {run}" for name, (here, run) in different.items() if here != run]:
-            raise ConfigError(f"Expected the same versions as the run, but this node has {', '.join(told)}.")
-        _move_to(order.recipe)
+        both = [(name, here, versions.get(name)) for name, here in versions_here().items()]
+        if different := [f"{name} {here} and not {run}" for name, here, run in both if here != run]:
+            raise ConfigError(f"Expected the same versions as the run, but this node has {', '.join(different)}.")
+        if recipe.cwd.is_dir():
+            os.chdir(recipe.cwd)
+        sys.path += [entry for entry in recipe.search_path if entry not in sys.path]
         warnings: list[str] = []
         from omegaconf import OmegaConf
 
-        config = OmegaConf.create(dict(order.recipe.nodes))
+        config = OmegaConf.create(dict(recipe.nodes))
         source = await asyncio.to_thread(make_scored_source, config)
         agents = as_agent_factory(await asyncio.to_thread(instantiate_group, config, "agent"))
-        self._agents = effective_agent(agents, runs_solutions=order.parts["provide_solution"])
+        self._agents = effective_agent(agents, runs_solutions=parts["provide_solution"])
         self._containers = as_container_factory(await asyncio.to_thread(instantiate_group, config, "container"))
         names = await asyncio.to_thread(source.load, warnings.append)
-        if missing := [name for name in order.task_names if name not in names]:
-            raise ConfigError(f"Expected the tasks of the run, but {missing[0]!r:.100} is missing.")
-        source.keep(order.task_names)
+        if missing := digests.keys() - names:
+            raise ConfigError(f"Expected the tasks of the run, but {min(missing)!r:.100} is missing.")
+        source.keep(list(digests))
         self._source = source
         for model in source.own_models:
             model.ask_elsewhere(self)
@@ -190,28 +183,26 @@ class EnvironmentHost(ModelsElsewhere):
         if source.needs_container:
             await self._containers.preflight()
             await self._agents.preflight()
-        await asyncio.to_thread(source.check, self._parts(order.parts), report=warnings.append)
-        found = await asyncio.to_thread(lambda: {name: source.digest(name) for name in order.task_names})
-        if changed := [name for name, digest in order.digests.items() if found[name] != digest]:
+        await asyncio.to_thread(source.check, self._parts(parts), report=warnings.append)
+        found = await asyncio.to_thread(lambda: {name: source.digest(name) for name in digests})
+        if changed := [name for name, digest in digests.items() if found[name] != digest]:
             raise ConfigError(f"Expected the tasks of the run, but the files of {changed[0]!r:.100} are different.")
         self._folder = await asyncio.to_thread(short_lived_directory, "host")
-        shares_disk = order.seen_file is not None and await asyncio.to_thread(_sees, *order.seen_file)
-        return HostReady(os.getpid(), tuple(warnings), shares_disk)
+        return warnings, seen_file is not None and await asyncio.to_thread(_sees, *seen_file)
 
     # Environments
 
     async def _make(self, name: str, order: EnvironmentOrder) -> None:
-        """Creates an environment with this name, without starting it."""
         assert self._source is not None, "prepare() comes first"
-        made = self._parts(order.parts)
-        if order.streams and made.output_dir is not None:
+        parts = self._parts(order.parts)
+        if order.streams and parts.output_dir is not None:
             assert self._folder is not None
             folder = await asyncio.to_thread(tempfile.mkdtemp, dir=self._folder.path)
-            made = replace(made, output_dir=Path(folder) / "files")
+            parts = replace(parts, output_dir=Path(folder) / "files")
         if order.has_background_requests:
-            made = replace(made, background_client=self.background_client_of(name))
-        environment = self._source.make(order.task_name, made)
-        self.adopt(name, limited(environment, made.limits), files=made.output_dir, is_streamed=order.streams)
+            parts = replace(parts, background_client=self.background_client_of(name))
+        environment = limited(self._source.make(order.task_name, parts), parts.limits)
+        self.adopt(name, environment, files=parts.output_dir, is_streamed=order.streams)
 
     def adopt(
         self, name: str, environment: MinimalEnvironment, *, files: Path | None = None, is_streamed: bool = False
@@ -222,15 +213,10 @@ class EnvironmentHost(ModelsElsewhere):
     async def act(
         self, name: str, method: str, arguments: Mapping[str, Any], order: EnvironmentOrder | None = None
     ) -> tuple[Outcome, Facts]:
-        """Calls a method of an environment: `reset`, `step`, `truncate`, `export_state` or `close`.
+        """Calls an environment's `reset`, `step`, `truncate`, `export_state` or `close`.
 
-        Returns the outcome of the call, and the state of the environment after it.
-
-        Args:
-            name: Name of the environment.
-            method: Name of the method.
-            arguments: Arguments of the method.
-            order: Order with which the environment is created if it does not exist yet.
+        With an `order`, creates the environment if it does not exist. Returns the outcome of the call, and the state of
+        the environment after the call.
         """
         if name not in self._hosted:
             if method == "close":
@@ -286,9 +272,9 @@ class EnvironmentHost(ModelsElsewhere):
         return [await self._facts(self._hosted[fork], "fork") for fork in forks]
 
     async def fetch(self, name: str, offset: int) -> tuple[bytes, bool]:
-        """Returns a piece of the archive of an episode's files, from a byte offset, and whether more data follows.
+        """Returns a piece of the archive of an episode's files, and whether more data follows.
 
-        After the last piece, the files are removed.
+        The call with offset 0 creates the archive. After the last piece, the files are removed.
         """
         files = self._of(name).files
         assert files is not None
@@ -299,7 +285,6 @@ class EnvironmentHost(ModelsElsewhere):
         hosted = self._hosted.pop(name, None)
         if hosted is None:
             return
-        self._waits = {number: one for number, one in self._waits.items() if one[0] != name}
         try:
             await hosted.environment.close()
         finally:
@@ -348,8 +333,7 @@ class EnvironmentHost(ModelsElsewhere):
         self._has_news.set()
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the run, and returns the result."""
-        number = next(self._questions)
+        number = next(self._numbers)
         waiting = self._answers[number] = asyncio.get_running_loop().create_future()
         self._tell(method, *arguments, number=number)
         try:
@@ -367,27 +351,15 @@ class EnvironmentHost(ModelsElsewhere):
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
         """Creates a client of the environment's model `key`. The run sends the client's requests to the model."""
-        number, name = next(self._clients), self._name_of(files)
-        sent = EpisodeSpec(spec.task_name, spec.attempt, spec.seed)
-        if spec.on_wait is not None:
-            self._waits[number] = name, spec.on_wait
-
-        async def ask(request: LLMRequest) -> LLMResponse:
-            response: LLMResponse = await self._ask("ask_model", number, name, key, sent, request)
-            return response
-
-        return ask
-
-    async def waited(self, client: int, seconds: float) -> None:
-        """Receives the news that a client's request waited for something other than its response."""
-        if client in self._waits:
-            self._waits[client][1](seconds)
+        return self._client("ask_model", next(self._numbers), self._name_of(files), key, spec)
 
     def background_client_of(self, name: str) -> LLMClient:
         """Creates a client that sends the background requests from an environment to the run."""
+        return self._client("background_request", name)
 
+    def _client(self, method: str, *arguments: Any) -> LLMClient:
         async def ask(request: LLMRequest) -> LLMResponse:
-            response: LLMResponse = await self._ask("background_request", name, request)
+            response: LLMResponse = await self._ask(method, *arguments, request)
             return response
 
         return ask
@@ -407,12 +379,11 @@ class EnvironmentHost(ModelsElsewhere):
     def tell_log(self, record: logging.LogRecord) -> None:
         """Sends a log record to the run. Can be called from any thread."""
         with suppress(RuntimeError):  # the loop and the host have ended
-            if self._loop is not None:
+            if self._watching is not None:
                 arguments = (record.name, record.levelno, record.getMessage())
-                self._loop.call_soon_threadsafe(self._tell, "log", *arguments)
+                self._watching.get_loop().call_soon_threadsafe(self._tell, "log", *arguments)
 
     def _name_of(self, files: Path | None) -> str | None:
-        """Returns the name of the environment whose files are in this directory; `None` if there is none."""
         names = (name for name, hosted in self._hosted.items() if files is not None and hosted.files == files)
         return next(names, None)
 
@@ -431,18 +402,11 @@ class HostProcess(EnvironmentHost):
     """The Ray actor: a host that is a process on a node, and sends its warnings to the run."""
 
     def __init__(self, lease_sec: float) -> None:
-        """Creates the host. The event loop is not running yet."""
+        """Creates the host, before the event loop runs."""
         super().__init__(lease_sec, on_end=lambda: os._exit(0))
         handler = logging.Handler(logging.WARNING)
         handler.emit = self.tell_log  # type: ignore[method-assign]
         logging.getLogger("ares_exp").addHandler(handler)
-
-
-def _move_to(recipe: Recipe) -> None:
-    """Sets the run's working directory and module search path, for relative paths and the user's modules."""
-    if recipe.cwd.is_dir():
-        os.chdir(recipe.cwd)
-    sys.path += [entry for entry in recipe.search_path if entry not in sys.path]
 
 
 def _sees(path: Path, content: str) -> bool:
@@ -457,7 +421,6 @@ def _has_files(files: Path | None) -> bool:
 
 
 def _piece(files: Path, offset: int) -> tuple[bytes, bool]:
-    """Returns a piece of a directory's archive, which the call with offset 0 creates. Blocking."""
     archive = files.with_name("files.tar")
     if offset == 0:
         with tarfile.open(archive, "w") as tar:

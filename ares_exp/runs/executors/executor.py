@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from ares_exp.config.parts import completed
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe with which another process creates the same environments. It does not contain the policy.
+    """A recipe with which another process creates the same environments, without the policy.
 
     Attributes:
         nodes: Resolved nodes of `env`, `scorer`, `agent` and `container`.
@@ -34,7 +33,7 @@ class Recipe:
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:
-        """Creates the recipe of a composed config."""
+        """Creates the recipe from a composed config."""
         from omegaconf import OmegaConf
 
         resolved: Any = OmegaConf.to_container(config, resolve=True)
@@ -49,7 +48,7 @@ class RunPlan:
     Attributes:
         source: Loaded task set.
         task_names: Names of the selected tasks.
-        parts: Parts of any episode of the run.
+        parts: Parts of an episode of the run.
         recipe: Recipe with which other processes create environments; `None` if parts were passed as objects.
         needs_shared_disk: Reason why nodes need access to the run directory; `None` if they do not need it.
         run_dir: Run directory; `None` if nothing is recorded.
@@ -63,23 +62,21 @@ class RunPlan:
     run_dir: Path | None = None
 
 
-class Place(Protocol):
-    """A reserved place for the environment of one episode, in this process or on a host."""
-
-    def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
-        """Creates the environment of an episode in this place, without starting it."""
-        ...
+Place: TypeAlias = Callable[[SourceBase, str, EpisodeParts], MinimalEnvironment]
+"""A reserved place in this process or on a host. A call creates the environment of an episode, without starting it."""
 
 
-class Executor(Protocol):
-    """Runs the environments of a run. Everything else stays in the run's own process.
+def make_here(source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
+    """Creates the environment of an episode in this process."""
+    return source.make(task_name, parts)
 
-    This protocol has the required members. `ExecutorBase` also has the optional members.
-    """
+
+class Executor:
+    """Runs the environments of a run. Everything else stays in the run's own process."""
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
         """Returns checks that run while the tasks are read. A check raises `PreflightError` if it fails."""
-        ...
+        raise NotImplementedError
 
     async def open(self, ran: RunPlan, report: Report) -> None:
         """Checks that the executor can run the tasks, and prepares for them.
@@ -87,7 +84,7 @@ class Executor(Protocol):
         Raises:
             UserError: The executor cannot run the tasks.
         """
-        ...
+        raise NotImplementedError
 
     def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
         """Waits for a place, which is reserved inside the block.
@@ -96,11 +93,7 @@ class Executor(Protocol):
             task_name: Name of the environment's task.
             losses: Number of times that the host of the attempt was lost while the attempt ran.
         """
-        ...
-
-
-class ExecutorBase(Executor):
-    """All members of an executor, with defaults for the optional members."""
+        raise NotImplementedError
 
     def figures(self) -> Mapping[str, float]:
         """Returns the metrics of the executor, by name (`system/…`). By default, there are no metrics."""
@@ -110,12 +103,7 @@ class ExecutorBase(Executor):
         """Releases all resources. Idempotent. By default, does nothing."""
 
 
-def as_executor(executor: Executor) -> ExecutorBase:
-    """Returns `executor` with the defaults of `ExecutorBase` for missing members."""
-    return completed(executor, ExecutorBase)
-
-
-class LocalExecutor(ExecutorBase):
+class LocalExecutor(Executor):
     """Runs environments in this process, on its event loop, without a limit on their number."""
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
@@ -125,17 +113,9 @@ class LocalExecutor(ExecutorBase):
         return parts.container_factory.preflight(), parts.code_agent_factory.preflight()
 
     async def open(self, ran: RunPlan, report: Report) -> None:
-        """Runs the source's check of its tasks.
-
-        Raises:
-            UserError: The tasks cannot be run.
-        """
+        """Runs the source's check of its tasks."""
         await asyncio.to_thread(ran.source.check, ran.parts, report=report)
 
     def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
         """Returns a place immediately."""
-        return nullcontext(self)
-
-    def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
-        """Creates the environment of an episode."""
-        return source.make(task_name, parts)
+        return nullcontext(make_here)

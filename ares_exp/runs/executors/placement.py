@@ -8,7 +8,6 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Generic, TypeVar
 
 BOUND = 1.25
@@ -27,16 +26,15 @@ class Seat(Generic[HostT]):
         host: The host.
         node: Name of the host's node, which stores the images.
         slots: Maximum number of environments on the host.
-        limits: For each environment on the host, the maximum number of environments with which it can share the host,
-            including itself.
-        kept_for: Number of the waiting attempt for which the host is being emptied; `None` otherwise.
+        limits: For each environment on the host, the maximum number of environments on a host with it.
+        kept_for: Waiting attempt for which the host is being emptied; `None` otherwise.
     """
 
     host: HostT
     node: str
     slots: int
     limits: list[int] = field(default_factory=list)
-    kept_for: int | None = None
+    kept_for: object | None = None
 
     def has_room(self, limit: int) -> bool:
         """Returns whether an environment can be added that shares its host with at most `limit` - 1 others."""
@@ -46,26 +44,24 @@ class Seat(Generic[HostT]):
 class Placement(Generic[HostT]):
     """Assigns slots on hosts, which can be added and removed at any time.
 
-    All attempts at a task are placed on the same host, unless this host has much more than its share. The image of a
-    task is therefore pulled or built on few nodes. The more often an attempt was lost with its host, the fewer other
-    environments are placed next to it, and finally none. An attempt that kills hosts therefore affects fewer and fewer
-    other attempts, and is finally identified.
+    Attempts at a task prefer the same host, so that few nodes pull or build the image of the task. The more often an
+    attempt was lost with its host, the fewer other environments are placed next to it, and finally none. A task that
+    kills hosts is therefore identified, and affects few other tasks.
     """
 
     def __init__(self) -> None:
         self._seats: list[Seat[HostT]] = []
-        self._waiting: dict[asyncio.Future[None], None] = {}
-        self._waiters = count()
+        self._changed = asyncio.Event()
         self._gave_up: Exception | None = None
 
     @property
     def slots(self) -> int:
-        """The number of slots on all hosts."""
+        """Number of slots on all hosts."""
         return sum(seat.slots for seat in self._seats)
 
     @property
     def hosts(self) -> list[HostT]:
-        """The hosts."""
+        """All hosts."""
         return [seat.host for seat in self._seats]
 
     def add(self, host: HostT, node: str, slots: int) -> None:
@@ -88,12 +84,13 @@ class Placement(Generic[HostT]):
         Raises:
             Exception: `give_up` was called with this error.
         """
-        waiter = next(self._waiters)
+        waiter = object()
         try:
             while (seat := self._chosen(task_name, losses, waiter)) is None:
                 await self._change()
         finally:
-            self._keep_for_nobody(waiter)
+            for kept in self._seats:
+                kept.kept_for = None if kept.kept_for == waiter else kept.kept_for
         limit = beside(losses, seat.slots)
         seat.limits.append(limit)
         try:
@@ -109,9 +106,8 @@ class Placement(Generic[HostT]):
 
     def tell(self) -> None:
         """Makes all waiters check their conditions again, because hosts or slots have changed."""
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(None)
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def give_up(self, error: Exception) -> None:
         """Makes all current and later calls that wait for a slot raise `error`."""
@@ -121,14 +117,9 @@ class Placement(Generic[HostT]):
     async def _change(self) -> None:
         if self._gave_up is not None:
             raise self._gave_up
-        waiting = asyncio.get_running_loop().create_future()
-        self._waiting[waiting] = None
-        try:
-            await waiting
-        finally:
-            del self._waiting[waiting]
+        await self._changed.wait()
 
-    def _chosen(self, task_name: str, losses: int, waiter: int) -> Seat[HostT] | None:
+    def _chosen(self, task_name: str, losses: int, waiter: object) -> Seat[HostT] | None:
         open_to_it = [seat for seat in self._seats if seat.kept_for in (None, waiter)]
         found = [seat for seat in open_to_it if seat.has_room(beside(losses, seat.slots))]
         if not found:
@@ -138,20 +129,11 @@ class Placement(Generic[HostT]):
         share = BOUND * (sum(len(seat.limits) for seat in self._seats) + 1) / self.slots
         fair = [seat for seat in found if len(seat.limits) + 1 <= math.ceil(share * seat.slots)]
         if fair:
-            return max(fair, key=lambda seat: _affinity(task_name, seat.node))
+            # rendezvous hashing
+            return max(fair, key=lambda seat: hashlib.sha256(f"{seat.node}\0{task_name}".encode()).digest())
         return min(found, key=lambda seat: len(seat.limits) / seat.slots)
-
-    def _keep_for_nobody(self, waiter: int) -> None:
-        for seat in self._seats:
-            if seat.kept_for == waiter:
-                seat.kept_for = None
 
 
 def beside(losses: int, slots: int) -> int:
     """Returns the maximum number of environments on the host of an attempt whose hosts were lost `losses` times."""
     return max(1, slots // int(FEWER**losses))
-
-
-def _affinity(task_name: str, node: str) -> bytes:
-    """Returns a sort key: the node with the largest key is preferred for the task (rendezvous hashing)."""
-    return hashlib.sha256(f"{node}\0{task_name}".encode()).digest()

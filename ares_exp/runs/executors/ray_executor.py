@@ -17,28 +17,29 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, validate_call
 
 from ares_exp.cancellation import finish, in_daemon_thread
-from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.errors import ConfigError, HostLostError, HostsLostError, PreflightError
 from ares_exp.records.terminal_text import shown_path
 from ares_exp.runs.executors.environment_host import HostProcess, parts_to_send, versions_here
-from ares_exp.runs.executors.executor import ExecutorBase, Place, RunPlan
+from ares_exp.runs.executors.executor import Executor, Place, RunPlan
 from ares_exp.runs.executors.placement import Placement
 from ares_exp.runs.executors.remote_host import RemoteEnvironment, RemoteHost
-from ares_exp.runs.executors.remote_messages import EnvironmentOrder, HostOrder, HostReady
+from ares_exp.runs.executors.remote_messages import EnvironmentOrder
 
 NODES_INTERVAL_SEC = 1.0
 """Interval between two checks of the cluster's nodes, in seconds."""
 RESTART_SEC = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits before a host is restarted on a node, in seconds, by the number of consecutive failures."""
-CONNECT_SEC = 60.0
+CONNECT_SEC = 300.0
+"""Time limit for connecting to the cluster, in seconds. Ray itself gives up earlier if no cluster responds."""
 RESPONSE_SEC = 30.0
 """Time limit of a call to Ray during the run, in seconds."""
 LEAVE_SEC = 15.0
@@ -51,7 +52,7 @@ T = TypeVar("T")
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class RayExecutor(ExecutorBase):
+class RayExecutor(Executor):
     """Starts hosts on the nodes of a Ray cluster, including nodes that join later, and places environments on them."""
 
     @validate_call
@@ -99,17 +100,17 @@ class RayExecutor(ExecutorBase):
         self._no_node_timeout_sec = no_node_timeout_sec
         self._placement: Placement[RemoteHost] = Placement()
         self._nodes: dict[str, _Node] = {}
-        self._keepers: dict[str, asyncio.Task[Any]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._order: HostOrder | None = None
+        self._order: tuple[Any, ...] = ()
+        self._seen_file: tuple[Path, str] | None = None
         self._models: Mapping[str, OwnModel] = {}
         self._report: Report = logger.warning
         self._needs_shared_disk: str | None = None
         self._run_dir: Path | None = None
         self._hosts_lost = 0
-        self._is_connected = False
+        self._ray: Any = None
         self._is_private = False
-        self._has_left = threading.Event()
+        self._has_left: threading.Event | None = None
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
         """Returns a check that connects to the cluster. Each host later checks its container backend and the agent."""
@@ -130,15 +131,9 @@ class RayExecutor(ExecutorBase):
         self._report, self._needs_shared_disk, self._run_dir = report, ran.needs_shared_disk, ran.run_dir
         self._models = {model.key: model for model in ran.source.own_models}
         digests = await asyncio.to_thread(lambda: {name: ran.source.digest(name) for name in ran.task_names})
-        seen_file = await asyncio.to_thread(_write_seen_file, ran.run_dir) if ran.run_dir is not None else None
-        self._order = HostOrder(
-            recipe=ran.recipe,
-            task_names=tuple(ran.task_names),
-            digests=digests,
-            parts=parts_to_send(ran.parts),
-            versions=versions_here(),
-            seen_file=seen_file,
-        )
+        if ran.run_dir is not None:
+            self._seen_file = await asyncio.to_thread(_write_seen_file, ran.run_dir)
+        self._order = ran.recipe, digests, parts_to_send(ran.parts), versions_here(), self._seen_file
         self._spawn(self._tend())
         try:
             async with asyncio.timeout(self._join_timeout_sec):
@@ -146,8 +141,8 @@ class RayExecutor(ExecutorBase):
         except TimeoutError:
             raise PreflightError(self._why_none(f"none was ready within {self._join_timeout_sec:g} s")) from None
         finally:
-            if seen_file is not None and not self._placement.hosts:
-                seen_file[0].unlink(missing_ok=True)
+            if self._seen_file is not None and not self._placement.hosts:
+                self._seen_file[0].unlink(missing_ok=True)
         if not self._placement.hosts:
             raise PreflightError(self._why_none("none can run these tasks"))
 
@@ -159,7 +154,7 @@ class RayExecutor(ExecutorBase):
             PreflightError: No node was available for `no_node_timeout_sec`, or the cluster of the run has died.
         """
         async with self._placement.slot(task_name, losses=losses) as host:
-            yield _RayPlace(host, may_be_blamed=losses + 1 >= self._lost_per_attempt)
+            yield partial(_make_there, host, losses + 1 >= self._lost_per_attempt)
 
     def figures(self) -> Mapping[str, float]:
         """Returns the numbers of hosts, lost hosts and slots, and the longest of the hosts' latest round-trip times."""
@@ -177,12 +172,19 @@ class RayExecutor(ExecutorBase):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await finish(self._end_hosts())
-        if self._order is not None and self._order.seen_file is not None:
-            self._order.seen_file[0].unlink(missing_ok=True)
-        if self._is_connected:
-            self._is_connected = False
-            await finish(_leave())
-            self._has_left.set()
+        if self._seen_file is not None:
+            self._seen_file[0].unlink(missing_ok=True)
+        has_left, self._has_left = self._has_left, None
+        if has_left is not None:
+            await finish(self._leave())
+            has_left.set()
+
+    async def _leave(self) -> None:
+        try:
+            await _ask_ray(self._ray.shutdown, within_sec=LEAVE_SEC)
+        except TimeoutError:
+            atexit.unregister(self._ray.shutdown)  # the exit handler would wait again
+            logger.warning("Ray did not leave the cluster within %g s; the run ends without that.", LEAVE_SEC)
 
     async def _end_hosts(self) -> None:
         await asyncio.gather(*(host.close() for host in self._placement.hosts), return_exceptions=True)
@@ -190,41 +192,44 @@ class RayExecutor(ExecutorBase):
     # The cluster
 
     async def _connect(self) -> None:
-        """Connects in a thread, because Ray would replace the run's signal handlers in the main thread.
-
-        Raises:
-            PreflightError: Ray is not installed, or the cluster cannot be reached.
-        """
+        """Connects in a thread, because Ray would replace the run's signal handlers in the main thread."""
+        try:
+            import ray
+        except ImportError as error:
+            raise PreflightError(
+                f"`executor=ray` needs Ray, which cannot be imported ({error}). Install it: "
+                "`pip install 'ares-exp[ray]'` (Ray supports Python up to 3.14), or use `executor=local`."
+            ) from error
+        self._ray = ray
         address = self._address or os.environ.get("RAY_ADDRESS") or "local"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-        ray = _ray()
         if ray.is_initialized():
             return
         logging.getLogger("ray").setLevel(logging.ERROR)  # Ray would warn about signal handlers
-        self._has_left = threading.Event()
+        has_left = threading.Event()
         try:
             await _ask_ray(
                 lambda: ray.init(address=address, log_to_driver=False, configure_logging=False, **options),
                 within_sec=CONNECT_SEC,
-                thread_stays_until=self._has_left,
+                thread_stays_until=has_left,
             )
         except (Exception, SystemExit) as error:
-            self._has_left.set()
+            has_left.set()
             raise PreflightError(
                 f"Expected a Ray cluster at {address!r}, but none responds ({type(error).__name__}: "
                 f"{' '.join(str(error).split())[:500]}). Start one (`ray start --head`), or name it by "
                 "`executor.address=host:6379` or RAY_ADDRESS."
             ) from error
-        self._is_connected, self._is_private = True, address == "local"
+        self._has_left, self._is_private = has_left, address == "local"
 
     async def _tend(self) -> None:
-        """Monitors the nodes indefinitely: starts hosts on new nodes, and treats the hosts of dead nodes as lost."""
+        """Monitors the nodes: starts hosts on new nodes, and treats the hosts of dead nodes as lost."""
         was_ready = False
         empty_since: float | None = None
         while True:
             try:
-                self._follow(await _ask_ray(_ray().nodes, within_sec=RESPONSE_SEC))
+                self._follow(await _ask_ray(self._ray.nodes, within_sec=RESPONSE_SEC))
                 has_ended = self._is_private and not self._nodes
             except Exception:  # the head node may be temporarily unreachable
                 has_ended = self._is_private
@@ -257,22 +262,18 @@ class RayExecutor(ExecutorBase):
             gone = self._nodes.pop(node_id)
             for host in [one for one in self._placement.hosts if one.node == gone.name]:
                 host.lose("its node is gone")
-            self._keepers.pop(node_id).cancel()
+            for keeper in gone.keepers:
+                keeper.cancel()
         for node_id in alive.keys() - self._nodes.keys():
             name = str(alive[node_id].get("NodeManagerHostname") or node_id)
-            node = _Node(node_id, f"{name} ({node_id[:8]})")
-            self._nodes[node_id] = node
-            self._keepers[node_id] = self._spawn(self._keep(node))
+            node = self._nodes[node_id] = _Node(node_id, f"{name} ({node_id[:8]})")
+            node.keepers = [self._spawn(self._keep_host(node)) for _ in range(self._hosts_per_node)]
 
     def _fits(self, node: Mapping[str, Any]) -> bool:
-        has = node["Resources"]
-        return all(has.get(name, 0) >= amount for name, amount in self._resources.items())
+        return all(node["Resources"].get(name, 0) >= amount for name, amount in self._resources.items())
 
-    async def _keep(self, node: _Node) -> None:
+    async def _keep_host(self, node: _Node) -> None:
         """Restarts a host on a node whenever the host ends, until the node turns out to be unable to run the tasks."""
-        await asyncio.gather(*(self._keep_one(node) for _ in range(self._hosts_per_node)))
-
-    async def _keep_one(self, node: _Node) -> None:
         failed = 0
         while node.refusal is None:
             try:
@@ -296,7 +297,7 @@ class RayExecutor(ExecutorBase):
 
     async def _start(self, node: _Node) -> RemoteHost:
         """Starts and prepares a host on a node. If this fails, ends the host and raises its error."""
-        ray: Any = _ray()
+        ray = self._ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         options: dict[str, Any] = {
@@ -309,30 +310,26 @@ class RayExecutor(ExecutorBase):
         }
         actor = ray.remote(HostProcess).options(**options).remote(self._lease_sec)
         host = RemoteHost(
-            ray, actor, node=node.name, models=self._models, lease_sec=self._lease_sec, on_lost=self._lost
+            ray=ray, actor=actor, node=node.name, models=self._models, lease_sec=self._lease_sec, on_lost=self._lost
         )
         try:
             async with asyncio.timeout(self._join_timeout_sec):
                 await host.start()  # starting the process can take longer than the lease
-                ready: HostReady = await host.call("prepare", self._order)
-            host.shares_disk = self._uses_shared_disk(ready)
+                warnings, sees_run_dir = await host.call("prepare", *self._order)
+            host.shares_disk = self._uses_shared_disk(sees_run_dir)
         except BaseException:
             await finish(host.close())
             raise
-        for warning in ready.warnings:
+        for warning in warnings:
             self._report(warning)
-        logger.info("A host is ready on %s, process %d.", node.name, ready.pid)
+        logger.info("A host is ready on %s.", node.name)
         return host
 
-    def _uses_shared_disk(self, ready: HostReady) -> bool:
-        """Returns whether the host writes to the run directory.
-
-        Raises:
-            PreflightError: The host must write to the run directory, but cannot access it.
-        """
-        if self._storage == "shared" and not ready.shares_disk:
+    def _uses_shared_disk(self, sees_run_dir: bool) -> bool:
+        """Returns whether a host writes to the run directory. Raises `PreflightError` if it must, but cannot."""
+        if self._storage == "shared" and not sees_run_dir:
             raise PreflightError("it cannot see the run directory, which `executor.storage=shared` requires.")
-        shares = ready.shares_disk and self._storage != "stream"
+        shares = sees_run_dir and self._storage != "stream"
         if not shares and self._needs_shared_disk is not None:
             raise PreflightError(
                 f"it does not share the run directory, and {self._needs_shared_disk}. Put the run directory on a disk "
@@ -371,83 +368,47 @@ class _Node:
         name: Name of the node, for messages.
         refusal: Reason why the node cannot run the tasks; `None` if no reason is known.
         trouble: Reason why the last start of a host failed.
+        keepers: Tasks that start and restart the hosts.
     """
 
     node_id: str
     name: str
     refusal: str | None = None
     trouble: str | None = None
+    keepers: Sequence[asyncio.Task[None]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _RayPlace(Place):
-    """A slot on a host."""
+def _make_there(
+    host: RemoteHost, may_be_blamed: bool, source: SourceBase, task_name: str, parts: EpisodeParts
+) -> RemoteEnvironment:
+    """Creates the environment of an episode on a host. If the host is lost, the attempt may be blamed for the loss."""
+    sent, client = parts_to_send(parts), parts.background_client
+    if parts.output_dir is not None:
+        sent["output_dir"] = parts.output_dir.absolute()
+    order = EnvironmentOrder(task_name, sent, not host.shares_disk, has_background_requests=client is not None)
 
-    host: RemoteHost
-    may_be_blamed: bool
-
-    def make(self, source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
-        """Creates the environment of an episode on the host."""
-        sent, client = parts_to_send(parts), parts.background_client
-        if parts.output_dir is not None:
-            sent["output_dir"] = parts.output_dir.absolute()
-        order = EnvironmentOrder(
-            task_name, sent, streams=not self.host.shares_disk, has_background_requests=client is not None
-        )
-        return RemoteEnvironment(
-            self.host, order, output_dir=parts.output_dir, background_client=client, loss=self._loss
-        )
-
-    def _loss(self, error: HostLostError) -> Exception:
-        if not self.may_be_blamed:
+    def loss(error: HostLostError) -> Exception:
+        if not may_be_blamed:
             return error
         return HostsLostError(
             f"{error} The attempt was lost with a host before, and was the only one on this host, so it may be the "
             "cause. `executor.lost_per_attempt` sets the number of tries."
         )
 
+    return RemoteEnvironment(host, order, output_dir=parts.output_dir, background_client=client, loss=loss)
+
 
 def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
-    """Writes a file with which nodes detect a shared run directory. Returns its path and content."""
+    """Writes a file with which nodes detect a shared disk. Returns its path and content."""
     path, content = (run_dir / f".seen-by-nodes-{secrets.token_hex(4)}").absolute(), secrets.token_hex(16)
     path.write_text(content)
     return path, content
 
 
-async def _leave() -> None:
-    """Disconnects from the cluster. Continues without waiting if Ray does not return within `LEAVE_SEC`."""
-    shutdown = _ray().shutdown
-    try:
-        await _ask_ray(shutdown, within_sec=LEAVE_SEC)
-    except TimeoutError:
-        atexit.unregister(shutdown)  # the exit handler would wait again
-        logger.warning("Ray did not leave the cluster within %g s; the run ends without that.", LEAVE_SEC)
-
-
 async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:
     """Calls Ray in a daemon thread, because some calls never return if the cluster is broken.
 
-    Linux kills the processes that the call started when the thread ends. The thread therefore stays alive until
-    `thread_stays_until`.
-
-    Raises:
-        TimeoutError: The call did not return in time.
+    Linux kills the processes that `call` started when the thread ends, so the thread lives until `thread_stays_until`.
     """
     async with asyncio.timeout(within_sec):
         return await in_daemon_thread(call, thread_stays_until)
-
-
-def _ray() -> Any:
-    """Returns the package Ray.
-
-    Raises:
-        PreflightError: Ray is not installed.
-    """
-    try:
-        import ray
-    except ImportError as error:
-        raise PreflightError(
-            f"`executor=ray` needs Ray, which cannot be imported ({error}). Install it: "
-            "`pip install 'ares-exp[ray]'` (Ray supports Python up to 3.14), or use `executor=local`."
-        ) from error
-    return ray

@@ -10,11 +10,11 @@ import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.cancellation import finish, in_daemon_thread, in_thread
 from ares_exp.containers.activity import Activity
@@ -57,13 +57,17 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, kw_only=True)
 class RemoteHost:
     """A host, as seen by the run. It is lost if its process has ended, or if it has not replied within the lease time.
 
-    Each message from the host calls a method whose name starts with `on_`.
-
     Attributes:
+        ray: Package Ray.
+        actor: Handle of the Ray actor, an `EnvironmentHost`.
         node: Name of the host's node.
+        models: Models of environments in the run, by key.
+        lease_sec: Number of seconds without a reply after which the host is lost. The host has the same lease.
+        on_lost: Called once, when the host is lost.
         guests: The host's environments, by name.
         round_trip_sec: Last round trip time of a call, in seconds.
         why_lost: Reason why the host is lost; `None` if it is not lost.
@@ -71,40 +75,20 @@ class RemoteHost:
         has_ended: Future that is done when the host is lost or closed.
     """
 
-    def __init__(
-        self,
-        ray: Any,
-        actor: Any,
-        *,
-        node: str,
-        models: Mapping[str, OwnModel],
-        lease_sec: float,
-        on_lost: Callable[[RemoteHost], None] = lambda host: None,
-    ) -> None:
-        """Stores the arguments. `start` starts listening.
-
-        Args:
-            ray: Package Ray.
-            actor: Handle of the Ray actor, an `EnvironmentHost`.
-            node: Name of the host's node.
-            models: Models of environments, by key. The run sends the environments' requests to them.
-            lease_sec: Number of seconds without a reply after which the host is lost. The host has the same lease.
-            on_lost: Called once, when the host is lost.
-        """
-        self.node = node
-        self.guests: dict[str, RemoteEnvironment] = {}
-        self.round_trip_sec = 0.0
-        self.why_lost: str | None = None
-        self.shares_disk = False
-        self._ray = ray
-        self._actor = actor
-        self._models = models
-        self._lease_sec = lease_sec
-        self._on_lost = on_lost
-        self.has_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waits: set[asyncio.Timeout] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._clients: dict[int, tuple[str | None, LLMClient]] = {}
+    ray: Any
+    actor: Any
+    node: str
+    models: Mapping[str, OwnModel]
+    lease_sec: float
+    on_lost: Callable[[RemoteHost], None] = lambda host: None
+    guests: dict[str, RemoteEnvironment] = field(default_factory=dict)
+    round_trip_sec: float = 0.0
+    why_lost: str | None = None
+    shares_disk: bool = False
+    has_ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    _waits: set[asyncio.Timeout] = field(default_factory=set)
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _clients: dict[int, tuple[str | None, LLMClient]] = field(default_factory=dict)
 
     async def start(self) -> None:
         """Waits until the host replies, and starts listening for news.
@@ -116,9 +100,7 @@ class RemoteHost:
         self._spawn(self._listen())
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the host, and returns its result.
-
-        If this call is cancelled, the method in the host is also cancelled, and has ended within `CANCEL_SEC`.
+        """Calls a method of the host, and returns its result. If the call is cancelled, the method is also cancelled.
 
         Raises:
             HostLostError: The host is lost.
@@ -126,46 +108,36 @@ class RemoteHost:
         """
         if self.why_lost is not None:
             raise self._loss()
-        sent = self._actor.call.remote(pickle.dumps((method, arguments)))
+        sent = self.actor.call.remote(pickle.dumps((method, arguments)))
         try:
-            async with self._until_lost(None):
+            async with asyncio.timeout(None) as wait:
+                self._waits.add(wait)
                 outcome: Outcome = pickle.loads(await sent)
         except asyncio.CancelledError:
             await finish(self._cancel(sent))
             raise
-        except self._ray.exceptions.RayError as error:
+        except self.ray.exceptions.RayError as error:
             self.lose(_in_short(error))
             raise self._loss() from error
         except TimeoutError:
             raise self._loss() from None
+        finally:
+            self._waits.discard(wait)
         return outcome.result(self.node)
 
     async def _cancel(self, sent: Awaitable[bytes]) -> None:
-        async with self._until_lost(CANCEL_SEC):
-            self._ray.cancel(sent)
+        async with asyncio.timeout(CANCEL_SEC):
+            self.ray.cancel(sent)
             await sent
-
-    @asynccontextmanager
-    async def _until_lost(self, seconds: float | None) -> AsyncIterator[None]:
-        """Raises `TimeoutError` in the block after `seconds`, and as soon as the host is lost."""
-        async with asyncio.timeout(seconds) as wait:
-            self._waits.add(wait)
-            try:
-                yield
-            finally:
-                self._waits.discard(wait)
 
     def _loss(self) -> HostLostError:
         return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
 
     def lose(self, why: str) -> None:
-        """Treats the host as lost: current and later calls to it raise `HostLostError`.
-
-        Calling `lose` again has no effect.
-        """
+        """Treats the host as lost: current and later calls to it raise `HostLostError`. Idempotent."""
         if self.why_lost is None:
             self._give_up(why)
-            self._on_lost(self)
+            self.on_lost(self)
 
     def _give_up(self, why: str) -> None:
         if self.why_lost is None:
@@ -193,7 +165,7 @@ class RemoteHost:
             await asyncio.wait(self._tasks, timeout=CANCEL_SEC)
         with suppress(Exception):  # some calls never return if the cluster is broken
             async with asyncio.timeout(KILL_SEC):
-                await in_daemon_thread(lambda: self._ray.kill(self._actor))
+                await in_daemon_thread(lambda: self.ray.kill(self.actor))
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Calls a method of the host without waiting for it to end."""
@@ -212,10 +184,10 @@ class RemoteHost:
 
     async def _listen(self) -> None:
         """Polls the host for news until it is lost, which also renews the lease."""
-        wait_sec = min(NEWS_SEC, self._lease_sec / 4)
+        wait_sec = min(NEWS_SEC, self.lease_sec / 4)
         while self.why_lost is None:
-            why = f"it gave no sign of life for {self._lease_sec:g} s"
-            lease = asyncio.get_running_loop().call_later(self._lease_sec, self.lose, why)
+            why = f"it gave no sign of life for {self.lease_sec:g} s"
+            lease = asyncio.get_running_loop().call_later(self.lease_sec, self.lose, why)
             try:
                 await self._ask_for_news(wait_sec)
             except HostLostError:
@@ -238,11 +210,9 @@ class RemoteHost:
             await self._tell("answer", news.number, outcome)
 
     async def on_log(self, name: str, level: int, text: str) -> None:
-        """Logs a warning from the host."""
         logging.getLogger(name).log(level, "%s (on %s)", text, self.node)
 
     async def on_report(self, reports: Mapping[str, EpisodeReport]) -> None:
-        """Passes reports to their environments."""
         for name, report in reports.items():
             if name in self.guests:
                 self.guests[name].reported(report)
@@ -250,105 +220,76 @@ class RemoteHost:
     async def on_ask_model(
         self, client: int, environment: str | None, key: str, spec: EpisodeSpec, request: LLMRequest
     ) -> LLMResponse:
-        """Sends a request from an environment to its model. Keeps an episode's client until its environment ends."""
+        """Sends a request from an environment to its model. Keeps the client until the environment ends."""
         if client not in self._clients:
             guests = self.guests
             self._clients = {n: one for n, one in self._clients.items() if one[0] is None or one[0] in guests}
-
-            def on_wait(seconds: float) -> None:
-                self.tell("waited", client, seconds)
-
-            bound = EpisodeSpec(spec.task_name, spec.attempt, spec.seed, on_wait=on_wait)
-            self._clients[client] = environment, self._models[key].policy.for_episode(bound)
-        return await self._models[key].call(self._clients[client][1], request)
+            self._clients[client] = environment, self.models[key].policy.for_episode(spec)
+        return await self.models[key].call(self._clients[client][1], request)
 
     async def on_background_request(self, environment: str, request: LLMRequest) -> LLMResponse:
-        """Sends a background request from an agent to the policy. The request is cancelled when the episode ends."""
         if (guest := self.guests.get(environment)) is None:
             raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")
         return await guest.respond_in_background(request)
 
     async def on_read_record(self, environment: str) -> Sequence[Asked] | None:
-        """Returns the recorded model calls from an episode's environment."""
-        files = self._files(environment)
-        return await asyncio.to_thread(read_asked, files) if files is not None else None
+        guest = self.guests.get(environment)
+        if guest is None or guest.output_dir is None:
+            return None
+        return await asyncio.to_thread(read_asked, guest.output_dir)
 
     async def on_append_record(self, environment: str, key: str, asked: Asked) -> None:
         """Counts the cost of an environment's model call, and appends the call to the record of the episode."""
-        self._models[key].count(len(asked.said), asked.usage)
+        self.models[key].count(len(asked.said), asked.usage)
         if (guest := self.guests.get(environment)) is not None:
             guest.asked = (guest.asked or EnvironmentUsage()) + asked.usage
-        if (files := self._files(environment)) is not None:
-            await self._models[key].append_asked(files, asked)
-
-    def _files(self, environment: str) -> Path | None:
-        guest = self.guests.get(environment)
-        return guest.output_dir if guest is not None else None
+            if guest.output_dir is not None:
+                await self.models[key].append_asked(guest.output_dir, asked)
 
 
+@dataclass(eq=False)
 class RemoteEnvironment(EnvironmentBase):
     """An environment whose episodes run in a host. Its properties have the values of the host's last reply.
 
     If the host is lost, calls raise `HostLostError`, and closing has no effect.
 
     Attributes:
+        host: The host.
+        order: Order from which the host creates the environment at the first `reset`.
         output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
+        background_client: Client that responds to the agent's background requests.
+        loss: Converts the `HostLostError` to the error that calls raise.
+        name: Name of the environment in the host.
         asked: Usage of the environment's own models in this episode, as counted by the run; `None` if there were no
             model calls.
     """
 
+    host: RemoteHost
+    order: EnvironmentOrder
+    output_dir: Path | None = None
+    background_client: LLMClient | None = None
+    loss: Callable[[HostLostError], Exception] = lambda error: error
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    asked: EnvironmentUsage | None = None
     time_step: TimeStep[Any] | None = None
-
-    def __init__(
-        self,
-        host: RemoteHost,
-        order: EnvironmentOrder,
-        *,
-        output_dir: Path | None = None,
-        background_client: LLMClient | None = None,
-        loss: Callable[[HostLostError], Exception] = lambda error: error,
-    ) -> None:
-        """Stores the arguments, without calling the host.
-
-        Args:
-            host: The host.
-            order: Order from which the host creates the environment at the first `reset`.
-            output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
-            background_client: Client that responds to the agent's background requests.
-            loss: Converts the `HostLostError` to the error that calls raise.
-        """
-        self._host = host
-        self._order = order
-        self._loss = loss
-        self._name = uuid.uuid4().hex
-        self.output_dir = output_dir
-        self._news: EpisodeReport | None = None
-        self.asked: EnvironmentUsage | None = None
-        self._background_client = background_client
-        self._background_requests: set[asyncio.Future[LLMResponse]] = set()
-        self._facts = Facts()
-        self._facts_at = time.monotonic()
-        self._granted_sec = 0.0
-        self._pending: tuple[PendingRequest, ...] = ()
-        self._calls = OneCallAtATime()
+    _facts: Facts = field(default_factory=Facts)
+    _facts_at: float = field(default_factory=time.monotonic)
+    _background_requests: set[asyncio.Future[LLMResponse]] = field(default_factory=set)
+    _calls: OneCallAtATime = field(default_factory=OneCallAtATime)
 
     # Calls
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode of the environment in the host."""
-        with self._calls.during("reset()"):
-            self.time_step = self.asked = None
-            return _there_is(await self._stepped("reset", {"seed": seed, "options": options}))
+        started: TimeStep[Any] = await self._stepped("reset", seed=seed, options=options)
+        return started
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action` and returns the next step."""
-        with self._calls.during("step()"):
-            return _there_is(await self._stepped("step", {"action": action}))
+        taken: TimeStep[Any] = await self._stepped("step", action=action)
+        return taken
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Ends the episode because of a limit."""
-        with self._calls.during("truncate()"):
-            return await self._stepped("truncate", {"limit": limit})
+        taken: TimeStep[Any] | None = await self._stepped("truncate", limit=limit)
+        return taken
 
     async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
         """Exports the environment to a directory that the run and the host share."""
@@ -360,15 +301,15 @@ class RemoteEnvironment(EnvironmentBase):
             return await asyncio.to_thread(EnvironmentSnapshot.load_from_file, place)
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[RemoteEnvironment]:
-        """Creates environments in the same host that continue from the current state."""
+        """Creates environments in the same host."""
         if n < 1:
             raise ConfigError(f"Expected fork() to make at least 1 environment, got {n}.")
         with self._calls.during("fork()"):
-            forks = [RemoteEnvironment(self._host, self._order, loss=self._loss) for _ in range(n)]
-            facts = await self._asked_of_host("fork", [fork._name for fork in forks], diversify)
+            forks = [RemoteEnvironment(self.host, self.order, loss=self.loss) for _ in range(n)]
+            facts = await self._asked_of_host("fork", [fork.name for fork in forks], diversify)
             for fork, told in zip(forks, facts, strict=True):
                 fork.time_step = self.time_step
-                fork._host.guests[fork._name] = fork
+                fork.host.guests[fork.name] = fork
                 fork._take(told)
             return forks
 
@@ -376,95 +317,89 @@ class RemoteEnvironment(EnvironmentBase):
         """Closes the environment in its host. A LAST `time_step` remains readable."""
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
-        self._pending = ()
+        self._facts = self._facts._replace(pending=())
         self._end_background_requests()
-        if self._name in self._host.guests:
-            try:
+        try:
+            if self.name in self.host.guests and self.host.why_lost is None:
                 await finish(self._closed())
-            finally:
-                self._host.guests.pop(self._name, None)
+        finally:
+            self.host.guests.pop(self.name, None)
 
     async def _closed(self) -> None:
-        try:
-            async with asyncio.timeout(CLOSE_SEC):
-                if self._host.why_lost is None:
-                    await self._acted("close", {})
-                    if self._facts.has_files:
-                        await self._host.call("drop", self._name)
-        except (HostLostError, TimeoutError):
-            return
+        async with asyncio.timeout(CLOSE_SEC):
+            await self._acted("close", {})
+            if self._facts.has_files:
+                await self.host.call("drop", self.name)
 
     async def _asked_of_host(self, method: str, *arguments: Any) -> Any:
         try:
-            return await self._host.call(method, self._name, *arguments)
+            return await self.host.call(method, self.name, *arguments)
         except HostLostError as error:
-            self.time_step, self._pending = None, ()
-            raise self._loss(error) from error
+            self.time_step, self._facts = None, self._facts._replace(pending=())
+            raise self.loss(error) from error
 
-    async def _stepped(self, method: str, arguments: Mapping[str, Any]) -> TimeStep[Any] | None:
-        """Calls a method that may take a time step. Returns the new step; `None` if no step was taken."""
-        taken: TimeStep[Any] | None = await self._acted(method, arguments)
-        if taken is not None:
-            self.time_step = taken
-            if taken.last():
-                self._end_background_requests()
-        return taken
+    async def _stepped(self, method: str, **arguments: Any) -> Any:
+        """Calls a method that may take a time step. Returns the step; `None` if no step was taken."""
+        with self._calls.during(f"{method}()"):
+            if method == "reset":
+                self.time_step = self.asked = None
+            if (taken := await self._acted(method, arguments)) is not None:
+                self.time_step = taken
+                if taken.last():
+                    self._end_background_requests()
+            return taken
 
     async def _acted(self, method: str, arguments: Mapping[str, Any]) -> Any:
         """Calls a method of the environment in the host. Stores its new state, and fetches its files, if any."""
-        self._pending = ()
-        self._host.guests[self._name] = self
-        order = self._order if method == "reset" else None
+        self._facts = self._facts._replace(pending=())
+        self.host.guests[self.name] = self
+        order = self.order if method == "reset" else None
         outcome, facts = await self._asked_of_host("act", method, arguments, order)
         self._take(facts)
         if facts.has_files and self.output_dir is not None:
             await self._fetch_files(self.output_dir)
-        return outcome.result(self._host.node)
+        return outcome.result(self.host.node)
 
     def _take(self, facts: Facts) -> None:
-        self._facts, self._facts_at, self._granted_sec = facts, time.monotonic(), 0.0
-        self._pending, self._news = facts.pending, None
+        self._facts, self._facts_at = facts, time.monotonic()
         if facts.step_type is None:
             self.time_step = None
 
     async def _fetch_files(self, output_dir: Path) -> None:
-        """Fetches the files of the ended episode in pieces."""
         with tempfile.TemporaryFile() as archive:
             offset, has_more = 0, True
             while has_more:
                 data, has_more = await self._asked_of_host("fetch", offset)
                 archive.write(data)
                 offset += len(data)
-            await in_thread(lambda: _unpack(archive, output_dir))
+            archive.seek(0)
+            most = offset // tarfile.BLOCKSIZE
+            await in_thread(lambda: unpack_directory(archive, output_dir, max_bytes=offset, max_members=most))
 
     # Values that need no call
 
     def report(self) -> EpisodeReport:
         """Returns the host's last report, with the model usage that the run counted if that usage is larger."""
-        report = self._news or self._facts.report or EpisodeReport()
-        told, counted = report.environment_usage, self.asked
-        if counted is not None and (told is None or counted.cost > told.cost or _tokens(counted) > _tokens(told)):
-            return replace(report, environment_usage=counted)
-        return report
+        report = self._facts.report or EpisodeReport()
+        used = [one for one in (report.environment_usage, self.asked) if one is not None]
+        return replace(report, environment_usage=max(used, key=_size, default=None))
 
     @property
     def step_count(self) -> int:
-        """The number of time steps after FIRST."""
         return self._facts.step_count
 
     @property
     def current_task(self) -> str | None:
         """The name of the task. The task itself is in the host."""
-        return None if self._facts.report is None else self.report().task_name or self._order.task_name
+        return None if self._facts.report is None else self.report().task_name or self.order.task_name
 
     @property
     def activity(self) -> Activity | None:
-        """The agent's activity in the container during the last call."""
         return self._facts.activity
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
-        """The earlier time steps of a restored episode. Empty after its next step, and in other episodes."""
+        """The earlier time steps of a restored episode. Empty after its next step."""
         return self._facts.past
 
     @property
@@ -473,35 +408,34 @@ class RemoteEnvironment(EnvironmentBase):
         left = self._facts.time_left_sec
         if left is None or self.time_step is None or self.time_step.last():
             return None
-        return max(0.0, left + self._granted_sec - (time.monotonic() - self._facts_at))
+        return max(0.0, left - (time.monotonic() - self._facts_at))
 
     def grant_time(self, seconds: float) -> None:
         """Extends the time limit: in this process immediately, and in the host soon after."""
-        self._granted_sec += seconds
-        if self._name in self._host.guests:
-            self._host.tell("grant", self._name, seconds)
+        if (left := self._facts.time_left_sec) is not None:
+            self._facts = self._facts._replace(time_left_sec=left + seconds)
+        if self.name in self.host.guests:
+            self.host.tell("grant", self.name, seconds)
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns the unanswered requests that the host reported."""
-        return self._pending
+        return self._facts.pending
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
-        """Waits until the host reports pending requests that differ from `known`."""
         calls = [one.call_id for one in known]
         changed: tuple[PendingRequest, ...] = await self._asked_of_host("changed", calls)
         if not self._calls.in_progress:
-            self._pending = changed
+            self._facts = self._facts._replace(pending=changed)
         return changed
 
     def reported(self, report: EpisodeReport) -> None:
         """Stores a report that the host sent during a call. Ignores a report that arrives after the call."""
         if self._calls.in_progress:
-            self._news = report
+            self._facts = self._facts._replace(report=report)
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Sends a background request to the policy. The request is cancelled when the episode ends."""
-        assert self._background_client is not None, "the host asks only if the episode has a background client"
-        answering = asyncio.ensure_future(self._background_client(request))
+        """Sends a background request to the policy. Cancels the request when the episode ends."""
+        assert self.background_client is not None, "the host asks only if the episode has a background client"
+        answering = asyncio.ensure_future(self.background_client(request))
         self._background_requests.add(answering)
         try:
             return await answering
@@ -514,24 +448,8 @@ class RemoteEnvironment(EnvironmentBase):
             answering.cancel()
 
 
-def _there_is(time_step: TimeStep[Any] | None) -> TimeStep[Any]:
-    assert time_step is not None, "only `truncate` may take none"
-    return time_step
-
-
-def _tokens(used: EnvironmentUsage) -> int:
-    return used.prompt_tokens + used.generated_tokens
-
-
-def _unpack(archive: IO[bytes], output_dir: Path) -> None:
-    """Unpacks the archive that a host sent. Blocking.
-
-    Raises:
-        TransferError: A name in the archive is outside of `output_dir`, or the archive is broken.
-    """
-    size = archive.tell()
-    archive.seek(0)
-    unpack_directory(archive, output_dir, max_bytes=size, max_members=size // tarfile.BLOCKSIZE)
+def _size(used: EnvironmentUsage) -> tuple[int, float]:
+    return used.prompt_tokens + used.generated_tokens, used.cost
 
 
 def _in_short(error: BaseException) -> str:

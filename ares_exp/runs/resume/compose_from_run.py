@@ -1,11 +1,8 @@
 """Commands that continue a recorded run: `resume=<run>`, `resume=<sweep>`, `replay=<run>[/<episode>]`, `branch_from=…`.
 
-The base is the recorded config of the run. A typed override replaces the recorded values of its key and of all keys
-below it. For example, `policy.temperature=1` changes one value of the recorded policy, and `policy=other` drops all
-recorded values of the policy. Options and defaults that have changed since then only affect newly chosen options.
-
-The recorded config is used with unresolved references to other keys (see `trusted_record.values_of`). With resolved
-references, `branches=4` would not change the attempts, and a replay would write to the directory of the replayed run.
+The base is the recorded config of the run, with references to other keys (see `trusted_record.values_of`). A typed
+override replaces the recorded values of its key and of all keys below it. For example, `policy.temperature=1` changes
+one value of the recorded policy, and `policy=other` drops all recorded values of the policy.
 
 A sweep has no single config, because its jobs differ. It is resumed with the command line that started it, and each of
 its jobs continues with its recorded config (`keep_recorded`).
@@ -55,7 +52,6 @@ NO_SELECTION: Mapping[str, Any] = {"exclude": [], "limit": None}
 """Keys of `env` that select tasks, with the values that select all tasks."""
 OF_ONE_SESSION = ("resume", "resume_redo", "resume_force", "hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
 """Keys that apply to one session, and not to the whole run or sweep."""
-
 
 _GOES_ON = "the run continues in its directory"
 FIXED: Mapping[str, Mapping[str, str]] = {
@@ -155,7 +151,6 @@ def _resume(path: Path, flags: Sequence[str], typed: Sequence[Override], *, forc
 
 
 def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Override]) -> Command:
-    """Composes the sweep's recorded command line together with the typed overrides."""
     from hydra.errors import OverrideParseException
 
     if not is_trusted(sweep.path):
@@ -183,10 +178,8 @@ def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
         raise ConfigError(f"`replay` runs whole episodes. Leave `@{ref.step}` out, or use `branch_from=`.")
     episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())
     if not episodes:
-        others = [episode.episode_id for episode in ref.run.trajectories(partial=True)]
-        named = (
-            f"To replay an episode that did not end, name it: `replay={ref.run.path}/{others[0]}`." if others else ""
-        )
+        other = next((f"{ref.run.path}/{one.episode_id}" for one in ref.run.trajectories(partial=True)), None)
+        named = f" To replay an episode that did not end, name it: `replay={other}`." if other is not None else ""
         raise ConfigError(f"There is no trajectory of a finished episode in {ref.run.path}.{named}")
     attempts = Counter(episode.task_name for episode in episodes)
     needed = [
@@ -205,11 +198,9 @@ def _branch(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
     """Returns the overrides of a run with branches, and its task."""
     episode = ref.episode
     if episode is None or ref.step is None:
-        have = (
-            f"it has the steps 0 to {episode.last_step}"
-            if episode is not None
-            else "its episodes are in episodes.jsonl"
-        )
+        have = "its episodes are in episodes.jsonl"
+        if episode is not None:
+            have = f"it has the steps 0 to {episode.last_step}"
         raise ConfigError(f"Expected `branch_from=<run>/<episode>@<step>`, got {ref}: {have}.")
     return [f"branch_from={quoted(str(ref))}", "attempts=${branches}"], [episode.task_name]
 
@@ -247,15 +238,11 @@ def _make_room(values: dict[str, Any], override: Override) -> None:
 def _over(values: Mapping[str, Any], override: Override) -> str:
     """Formats an override, so that it can replace a recorded value of the same key."""
     line = str(override.input_line)
-    if override.is_add() and override.package is None:
-        return f"+{line}"
-    if (
-        override.package is not None
-        and not line.startswith(("+", "~"))
-        and key_set_by(override).split(".")[0] in values
-    ):
-        return f"+{line}"  # the recorded option that requires this option is not composed again
-    return line
+    if override.package is None:
+        return f"+{line}" if override.is_add() else line
+    # The recorded option that requires this option is not composed again.
+    is_new = not line.startswith(("+", "~")) and key_set_by(override).split(".")[0] in values
+    return f"+{line}" if is_new else line
 
 
 def _not_typed(needed: Sequence[Override], typed: Sequence[Override]) -> list[str]:
@@ -284,16 +271,11 @@ def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
 def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str]) -> list[str]:
     """Restores the recorded values in a config that was composed from a repeated command, except for typed keys.
 
-    Options and defaults may have changed on disk since the start of the run. Classes that differ, and secrets, are not
-    restored from the file. `open_session` rejects remaining differences that affect results.
-
-    Args:
-        config: Composed config, which is changed in place.
-        run_dir: Directory of the run.
-        overrides: Overrides of the command line, or of a job of a sweep.
+    Classes that differ, and secrets, are not restored from the file. `open_session` rejects remaining differences that
+    affect results.
 
     Returns:
-        The top-level keys that have changed on disk since the start of the run.
+        The top-level keys of options and defaults that have changed on disk since the start of the run.
     """
     from omegaconf import OmegaConf, open_dict
 

@@ -17,7 +17,7 @@ from ares_exp.records.latest_run import run_path
 from ares_exp.records.record_files import broken, read_yaml
 from ares_exp.records.results import Outcome, attempt_of
 from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, is_file, open_regular
-from ares_exp.snapshots.snapshot_id import step_of
+from ares_exp.snapshots.snapshot import step_of
 
 SHOWN = 5
 PATH_KEY = re.compile(
@@ -30,11 +30,9 @@ _AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
 
 
 def starts_where_started(key: str, given: Container[str]) -> bool:
-    """Returns whether a relative value of `key` is resolved against the folder in which the run was started.
+    """Returns whether a relative value of a dotted `key` is resolved against the folder in which the run was started.
 
-    Args:
-        key: Dotted key of a config.
-        given: Keys that are set. If a git repository is set, the paths of its tasks are relative to the repository.
+    Paths of tasks in a git repository, which is set if its key is in `given`, are relative to the repository.
     """
     in_a_repository = key in _MAYBE_IN_A_REPOSITORY and ("env.repo" in given or "env.git_url" in given)
     return PATH_KEY.search(key) is not None and not in_a_repository
@@ -56,24 +54,18 @@ class RecordedEpisode:
 
 
 class _Source(BaseModel):
-    """A place from which options were loaded."""
-
     path: str
     schema_: str = Field(alias="schema")
     provider: str
 
 
 class _Runtime(BaseModel):
-    """Hydra's record of the process that started a run."""
-
     cwd: str
     config_sources: list[_Source]
     choices: dict[str, Any] = {}
 
 
 class _Overrides(BaseModel):
-    """The overrides of a command, separated into Hydra's keys and all other keys."""
-
     hydra: list[str] = []
     task: list[str] = []
 
@@ -88,18 +80,10 @@ class _HydraRecord(BaseModel):
 
 
 class RecordedRun:
-    """The records in a run directory, such as `<run>` or `<sweep>/<number>`.
-
-    Attributes:
-        path: The run directory.
-    """
+    """The records in a run directory `path`, such as `<run>` or `<sweep>/<number>`."""
 
     def __init__(self, path: Path) -> None:
-        """Stores the path. Does not read the records.
-
-        Raises:
-            ConfigError: `path` is not a run directory.
-        """
+        """Raises `ConfigError` if `path` is not a run directory. Does not read the records."""
         if not is_recorded_run(path):
             raise ConfigError(no_such_run(path))
         self.path = path
@@ -112,14 +96,14 @@ class RecordedRun:
         """
         found = self._hydra_record("overrides.yaml")
         if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
-            raise self._broken("overrides.yaml", "a list of overrides", _kind(found))
+            raise broken(self._hydra_file("overrides.yaml"), "a list of overrides", _kind(found))
         return found
 
     def composed_config(self) -> dict[str, Any]:
         """Returns the config of the run with unresolved references. Raises the same errors as `overrides`."""
         found = self._hydra_record("config.yaml")
         if not isinstance(found, dict):
-            raise self._broken("config.yaml", "a config", _kind(found))
+            raise broken(self._hydra_file("config.yaml"), "a config", _kind(found))
         return found
 
     def working_directory(self) -> Path:
@@ -173,7 +157,7 @@ class RecordedRun:
                 return found[-1]
             if found:
                 raise ConfigError(f"{name!r} means {len(found)} episodes of {self.path}: {_listed(found)}. Name one.")
-        known = [*(one.episode_id for one in episodes), *dict.fromkeys(one.task_name for one in episodes)]
+        known = dict.fromkeys([*(one.episode_id for one in episodes), *(one.task_name for one in episodes)])
         close = close_matches(name, known) or f" It has {_listed(episodes)}."
         raise ConfigError(f"{self.path} has no episode {name!r}.{close}")
 
@@ -207,7 +191,6 @@ class RecordedRun:
         yield from filter(None, map(step_of, names))
 
     def _snapshotted_task(self, snapshot_id: str) -> str | None:
-        """Finds the task name of an episode that has only snapshots."""
         from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
         try:
@@ -222,7 +205,8 @@ class RecordedRun:
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, problem["loc"])) or "the file"
-            raise self._broken("hydra.yaml", f"what Hydra writes as {place:.80}", problem["msg"]) from error
+            expected = f"what Hydra writes as {place:.80}"
+            raise broken(self._hydra_file("hydra.yaml"), expected, problem["msg"]) from error
 
     def _hydra_file(self, name: str) -> Path:
         return self.path / ".hydra" / name
@@ -236,9 +220,6 @@ class RecordedRun:
                 f"{path}: {error.strerror}. The run cannot be composed again without the records of Hydra. To run "
                 f"only its trajectories, use `policy=replay policy.trajectory={self.path}`."
             ) from error
-
-    def _broken(self, name: str, expected: str, got: str) -> ConfigError:
-        return broken(self._hydra_file(name), expected, got)
 
 
 class RecordedSweep(RecordedRun):
@@ -295,7 +276,7 @@ def no_such_run(path: Path) -> str:
 
 
 def _kind(value: object) -> str:
-    """Names the type of a value, for messages. The value itself can be extremely long because of YAML references."""
+    """Names the type of a value, for messages. The value itself can be extremely long."""
     return "nothing" if value is None else f"something else, a {type(value).__name__}"
 
 
@@ -334,8 +315,7 @@ class EpisodeRef:
     def parse(cls, text: str) -> Self:
         """Parses a reference. The longest prefix that is a run directory is the run, and the rest is the episode.
 
-        Args:
-            text: The reference. The episode can be an id, a prefix of an id, or a task with a single attempt.
+        The episode can be an id, a prefix of an id, or a task with a single attempt.
 
         Raises:
             ConfigError: The run, episode or step does not exist. The message lists existing ones.
@@ -355,8 +335,8 @@ class EpisodeRef:
             name, step = found
         episode = RecordedRun(run).episode(name)
         if step is not None and step > episode.last_step:
-            there = f"0 to {episode.last_step}" if episode.last_step > 0 else "0 alone"
-            there = f"its steps are {there}" if episode.last_step >= 0 else "it never requested a response"
+            steps = f"its steps are 0 to {episode.last_step}" if episode.last_step > 0 else "its only step is 0"
+            there = steps if episode.last_step >= 0 else "it never requested a response"
             raise ConfigError(f"Episode {episode.episode_id} of {run} has no step {step}: {there}.")
         return cls(RecordedRun(run), episode, step)
 

@@ -31,11 +31,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class GivenAgain:
-    """The responses from an earlier episode that a policy has replayed.
+    """The responses from an earlier episode that a policy has replayed, including those before a restored snapshot.
 
-    Attributes:
-        responses: Responses in order, including the responses before a restored snapshot.
-        diverged_at: First step whose request differs; `None` if all requests are equal.
+    `diverged_at` is the first step whose request differs; `None` if all requests are equal.
     """
 
     responses: list[LLMResponse]
@@ -43,17 +41,9 @@ class GivenAgain:
 
 
 class _Answered(NamedTuple):
-    """A recorded response.
-
-    Attributes:
-        response: The response.
-        ahead: Number in the response log, if the response was requested ahead of time; otherwise `None`.
-        is_taken: Whether the earlier episode requested the response.
-    """
-
     response: LLMResponse
-    ahead: int | None
-    is_taken: bool = False
+    ahead: int | None  # number in the response log, if it was requested ahead of time
+    is_taken: bool = False  # whether the earlier episode requested it
 
 
 class ResumablePolicy:
@@ -80,19 +70,11 @@ class ResumablePolicy:
         may_ask: Callable[[], Awaitable[None]] | None = None,
         normalisers: Sequence[Normaliser] | None = None,
     ) -> None:
-        """Advances the client past the exchanges before `start_at`.
+        """Advances the client past the first `start_at` exchanges, which a restored snapshot contains.
 
-        Args:
-            client: Client for new requests. If it is an `AdvancingClient`, it is notified of replayed and missing
-                responses.
-            log: Response log, which contains the earlier exchanges and receives the new ones.
-            earlier: Exchanges of the earlier episode.
-            ahead: Exchanges that the earlier episode requested ahead of time and did not apply.
-            start_at: Number of earlier exchanges before the snapshot from which the episode continues.
-            events: Events of the episode, which provide the number of finished stages and the time limit, and count
-                every paid response.
-            may_ask: Function that waits until the policy may be asked, for example while the run is paused.
-            normalisers: Definitions of values that may differ between equal requests; `None` for the built-in ones.
+        If the client is an `AdvancingClient`, it is notified of replayed and missing responses. The log contains the
+        exchanges of the earlier episode (`earlier`), and the exchanges that the earlier episode requested ahead of time
+        and did not apply (`ahead`). `may_ask` waits until the policy may be asked, for example while the run is paused.
         """
         self._client = client
         self._log = log
@@ -163,11 +145,7 @@ class ResumablePolicy:
         return response
 
     async def _recorded_response(self, request: LLMRequest, position: int) -> LLMResponse | None:
-        """Returns the recorded response; `None` if the request differs, or the conversation has no more responses.
-
-        Raises:
-            UnansweredError: The recorded request has no response, or its stage has ended.
-        """
+        """Returns the recorded response; `None` if the request differs, or the conversation has no more responses."""
         asked = serialize_llm_request(request)
         if (exchange := self._recorded.next_for(asked)) is None:
             return None
@@ -189,9 +167,6 @@ class ResumablePolicy:
         """Responds to a background request, one at a time. Replays the response of the earlier try to an equal request.
 
         The log represents these responses as requested ahead of time and never used for a step.
-
-        Raises:
-            PolicyError: The policy failed, or returned an invalid response.
         """
         async with self._background_request:
             call = PendingRequest(NO_CALL, conversation_of(serialize_llm_request(request)), request)
@@ -206,7 +181,7 @@ class ResumablePolicy:
             return response
 
     async def _diverge(self, position: int, asked: Mapping[str, Any], compared: StepComparison) -> None:
-        """Continues a conversation with the policy. The conversation's later recorded responses are not used."""
+        """Continues a conversation with the policy, without its later recorded responses."""
         if self.given_again.diverged_at is None:
             self.given_again.diverged_at = position
             logger.warning(
@@ -234,7 +209,6 @@ class ResumablePolicy:
         self._events.usage.pay(response)
 
     async def _ask(self, call: PendingRequest, is_ahead: bool) -> _Answered:
-        """Requests a response from the policy, unless the earlier episode did. Logs and counts a new response."""
         if self._left_over and (taken := self._take(call)) is not None:
             return taken
         response = await self._paid_response(call.request)
@@ -247,7 +221,7 @@ class ResumablePolicy:
         return _Answered(response, ahead)
 
     async def _paid_response(self, request: LLMRequest) -> LLMResponse:
-        """Requests a response as soon as the run allows it. Counts only refusals; the caller counts other responses."""
+        """Requests a response as soon as the run allows it. Only counts refusals; the caller counts responses."""
         if self._may_ask is not None:
             await self._may_ask()
         try:
@@ -268,7 +242,6 @@ class ResumablePolicy:
         return None
 
     def _note_unanswered(self, request: LLMRequest) -> None:
-        """Logs that a request had no response before the environment's time limit."""
         self._log.append(request, None, stage=self._events.num_stages)
         if self._recorded:
             self._note(request, None)
@@ -277,7 +250,7 @@ class ResumablePolicy:
         self._logged.append(Exchange(serialize_llm_request(request), response, self._events.num_stages))
 
     async def _end_stage(self, asked: Mapping[str, Any], next_one: Exchange) -> None:
-        """Adds a request without a response to the log, before `next_one`, because the time limit ended its stage."""
+        """Logs a request without a response before `next_one`, because the time limit ended its stage."""
         place = next(number for number, exchange in enumerate(self._logged) if exchange is next_one)
         self._logged.insert(place, Exchange(asked, None, self._events.num_stages))
         await self._start_log(self._logged)

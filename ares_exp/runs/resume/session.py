@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -20,8 +19,8 @@ from urllib.parse import urlsplit
 from ares_exp.config.overrides import covers, dotted_items
 from ares_exp.errors import ConfigError, TrajectoryFormatError, UserError
 from ares_exp.records.environment_responses import recorded_usage
-from ares_exp.records.record_files import read_json_object, read_record
-from ares_exp.records.recorded_results import read_object, read_results
+from ares_exp.records.record_files import read_json_object
+from ares_exp.records.recorded_results import read_object, read_results, read_sessions
 from ares_exp.records.results import (
     RESPONSES_USED_UP,
     UNFINISHED,
@@ -36,6 +35,7 @@ from ares_exp.records.results import (
 from ares_exp.records.run_dir import RunDir, append_durably, append_lines, dump_json, write_atomically
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub_argv
+from ares_exp.records.terminal_text import count_of
 from ares_exp.runs.scheduler import PlannedEpisode, episode_seed
 from ares_exp.tasks.task_files import changed_files, content_of
 from ares_exp.trajectories.recorded_responses import responses
@@ -68,10 +68,7 @@ class PreviousSessions:
     ) -> list[PlannedEpisode]:
         """Returns the remaining attempts, starting with the attempts that were running.
 
-        Args:
-            planned: All planned attempts.
-            run_seed: Seed of the run.
-            redo: Outcomes after which an attempt is run again.
+        Attempts with an outcome in `redo` are run again.
         """
         final = {(result.task_name, result.attempt): result for result in final_results(self.results)}
         started: list[PlannedEpisode] = []
@@ -171,7 +168,6 @@ def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) ->
 
 
 def _end_lost_trajectories(path: Path) -> None:
-    """Ends the trajectories of lost episodes, which would otherwise look like running episodes."""
     from ares_exp.trajectories.files.episode_file import end_lost_episodes
     from ares_exp.trajectories.stored_episodes import find_files
 
@@ -226,12 +222,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One execution of a run by a process.
-
-    Attributes:
-        run_id: Id of the run.
-        earlier: Results and logs of earlier sessions; `None` for a new run.
-    """
+    """One execution of a run by a process. `earlier` is `None` for a new run."""
 
     run_id: str
     earlier: PreviousSessions | None = None
@@ -244,10 +235,10 @@ def open_session(
     tasks: Mapping[str, str | None],
     warnings: Sequence[str],
 ) -> Session:
-    """Starts the run, or resumes the one in its directory. Blocking.
+    """Starts the run, or resumes the one in its directory, which this process owns. Blocking.
 
     Args:
-        run_dir: Directory of the run, which this process owns.
+        run_dir: Directory of the run.
         config: Resolved config without secrets.
         provenance: Provenance of this process.
         tasks: Selected tasks, each with a digest of its content.
@@ -307,11 +298,7 @@ def _check_same(
     tasks: Mapping[str, str | None],
     provenance: Mapping[str, Any],
 ) -> None:
-    """Checks that the config, the tasks and the agent's version are as recorded, or that the user allows changes.
-
-    Raises:
-        ConfigError: The config, the tasks or the agent differ from the record.
-    """
+    """Raises `ConfigError` if the config, the tasks or the agent differ from the record, unless the user allows it."""
     from ares_exp.runs.resume.recorded_run import recorded_config
 
     was = recorded_config(run_dir.path)
@@ -339,10 +326,9 @@ def _check_same(
 
 
 def check_package(recorded_run: Path, provenance: Mapping[str, Any], *, forced: bool) -> None:
-    """Checks that a replay or branch uses the package of the agent (`agent.package`) that the recorded run used.
+    """Raises `ConfigError` if a replay or branch uses another package of the agent than the recorded run.
 
-    Raises:
-        ConfigError: The package has another digest, and the user does not allow it with `resume_force=true`.
+    With `resume_force=true`, only logs a warning.
     """
     was = str(read_object(RunDir(recorded_run).provenance).get("agent_version"))
     now = str(provenance.get("agent_version"))
@@ -371,13 +357,8 @@ def config_differences(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yields the differences between two resolved configs: the dotted key, the value before and the value now.
 
-    A missing value is `"nothing"`.
-
-    Args:
-        was: Earlier config.
-        now: Current config.
-        place: Directory against which relative paths of `was` are resolved. Defaults to the current directory.
-        may_differ: Keys that may differ, including the keys below them.
+    A missing value is `"nothing"`. Relative paths of `was` are resolved against `place`, or the current directory.
+    Keys in `may_differ`, and the keys below them, may differ.
     """
     from ares_exp.runs.resume.recorded_run import starts_where_started
 
@@ -407,7 +388,6 @@ def _without_port(url: Any) -> Any:
 
 
 def _places(value: Any, start: Path) -> Any:
-    """Resolves a path, or a list of paths, against `start`. Returns other values unchanged."""
     if isinstance(value, list):
         return [_places(one, start) for one in value]
     return (start / value).resolve() if isinstance(value, str) else value
@@ -416,32 +396,23 @@ def _places(value: Any, start: Path) -> Any:
 def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterator[str]:
     before = recorded if isinstance(recorded, dict) else {}
     if gone := [name for name in before if name not in tasks]:
-        yield f"{_counted(gone)} no longer selected ({', '.join(gone[:SHOWN])})"
+        yield f"{count_of(len(gone), 'task is', 'tasks are')} no longer selected ({', '.join(gone[:SHOWN])})"
     if new := [name for name in tasks if name not in before]:
-        yield f"{_counted(new)} new ({', '.join(new[:SHOWN])})"
+        yield f"{count_of(len(new), 'task is', 'tasks are')} new ({', '.join(new[:SHOWN])})"
     if changed := [n for n, now in tasks.items() if content_of(before.get(n)) not in (None, content_of(now))]:
-        yield f"the files of {_counted(changed, verb=False)} have changed ({', '.join(changed[:SHOWN])})"
-    beside = dict.fromkeys(file for name, now in tasks.items() for file in changed_files(before.get(name), now))
-    if beside:
-        yield f"other files that agents read have changed ({', '.join(list(beside)[:SHOWN])})"
-
-
-def _counted(names: Sequence[str], *, verb: bool = True) -> str:
-    if len(names) == 1:
-        return "1 task is" if verb else "1 task"
-    return f"{len(names)} tasks are" if verb else f"{len(names)} tasks"
+        yield f"the files of {count_of(len(changed), 'task')} have changed ({', '.join(changed[:SHOWN])})"
+    if others := dict.fromkeys(file for name, now in tasks.items() for file in changed_files(before.get(name), now)):
+        yield f"other files that agents read have changed ({', '.join(list(others)[:SHOWN])})"
 
 
 def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
     """Returns the total duration of earlier sessions in seconds. A killed session ends with its last episode."""
     starts: list[float] = []
     ends: list[float] = []
-    with suppress(OSError, ConfigError):
-        for text in read_record(run_dir.sessions).splitlines():
-            with suppress(ValueError, TypeError, OverflowError, RecursionError):  # an incomplete line
-                line = json.loads(text)
-                starts += [float(line["started"])] if "started" in line else []
-                ends += [float(line["ended"])] if "ended" in line else []
+    for line in read_sessions(run_dir):
+        with suppress(ValueError, TypeError, OverflowError):
+            starts += [float(line["started"])] if "started" in line else []
+            ends += [float(line["ended"])] if "ended" in line else []
     ends += [result.finished_at for result in results]
     total = 0.0
     for started, following in pairwise([*starts, math.inf]):

@@ -3,9 +3,7 @@
 A run directory is trusted if it belongs to this user and no other user can write in it. Other run directories require
 `resume_force=true` and are treated as hostile. Values (numbers, strings, names of options) are used, but classes must
 be named by an option on this machine, and sweeps are not resumed. No record can provide its own options, or read
-environment variables of this machine. Overrides that the user types are not checked here.
-
-All code that composes a command from a record uses this module.
+environment variables of this machine. All code that composes a command from a record uses this module.
 """
 
 from __future__ import annotations
@@ -55,11 +53,7 @@ def _is_writable_by_others(status: os.stat_result) -> bool:
 
 
 def check_trust(run_dir: Path, *, forced: bool) -> None:
-    """Rejects a run directory that is not trusted, unless its use is forced.
-
-    Raises:
-        ConfigError: The run directory is not trusted.
-    """
+    """Raises `ConfigError` if a run directory is not trusted, unless its use is forced."""
     if not forced and not is_trusted(run_dir):
         raise ConfigError(
             f"Expected a run directory that only you can write, got {run_dir}: it belongs to another user, or other "
@@ -68,11 +62,10 @@ def check_trust(run_dir: Path, *, forced: bool) -> None:
 
 
 def values_of(run: RecordedRun) -> dict[str, Any]:
-    """Returns the recorded config of a run for a new composition.
+    """Returns the recorded config of a run for a new composition, with its values from the start of the run.
 
-    The config has the values from the start of the run, which are not resolved again. However, references to other keys
-    and to the run's directory remain references. A typed key therefore applies wherever it is referenced, and a new run
-    writes to its own directory.
+    References to other keys and to the run's directory remain references. A typed key therefore applies wherever it is
+    referenced (`branches=4` changes the attempts), and a new run writes to its own directory.
 
     Raises:
         ConfigError: The records are missing or broken.
@@ -125,11 +118,7 @@ def check_values(
 ) -> None:
     """Rejects masked secrets. If the run is not trusted, also rejects classes that no option on this machine names.
 
-    Args:
-        run: The recorded run.
-        values: Recorded values, from `values_of`.
-        typed: Keys that the user sets now, whose recorded values are ignored.
-        config_dirs: The user's folders of options.
+    Recorded values of `typed` keys, which the user sets now, are ignored.
 
     Raises:
         ConfigError: A secret is missing, or a class is not trusted. The message names the keys to set.
@@ -140,7 +129,7 @@ def check_values(
         return
     known = classes_of_options(config_dirs)
     is_typed = any(covers(new, SCORERS) for new in typed)
-    functions = [] if is_typed else [(SCORERS, name) for name in functions_of_scorers(values.get("env"))]
+    functions = [] if is_typed else [(SCORERS, name) for name in _functions_of_scorers(values.get("env"))]
     for key, one in [*(leaf for leaf in recorded if "_target_" in leaf[0].split(".")), *functions]:
         if one not in known:
             raise ConfigError(
@@ -150,7 +139,7 @@ def check_values(
             )
 
 
-def functions_of_scorers(env: Any) -> list[str]:
+def _functions_of_scorers(env: Any) -> list[str]:
     """Returns the names of scorer functions in a recorded `env` that are listed without `_target_`."""
     scorers = env.get("scorers") if isinstance(env, Mapping) else None
     named = scorers.values() if isinstance(scorers, Mapping) else scorers if isinstance(scorers, list) else ()
@@ -177,14 +166,7 @@ def check_config_dirs(run: RecordedRun) -> Sequence[Path]:
 
 
 def check_secrets(keys: Sequence[str]) -> None:
-    """Rejects keys whose recorded values are masked secrets.
-
-    Args:
-        keys: Keys with a masked value.
-
-    Raises:
-        ConfigError: `keys` is not empty.
-    """
+    """Raises `ConfigError` if there are keys whose recorded values are masked secrets."""
     if keys:
         again = " ".join(f"{key}=…" for key in keys)
         raise ConfigError(

@@ -1,9 +1,8 @@
 """The early end of a sweep: a stop file in the sweep's folder, which its jobs watch.
 
-A launcher (joblib, submitit) can run the jobs in other processes. These are not in the terminal's process group, so
-that Ctrl-C only reaches the first process. The first process then creates a stop file in the sweep's folder. Each job
-checks for this file, and also checks that the first process is alive, in case it was killed with `kill -9`. In both
-cases, a job ends as after SIGTERM: its running episodes are cancelled and recorded.
+A launcher (joblib, submitit) can run the jobs in other processes, which Ctrl-C does not reach. The first process then
+creates a stop file. Each job checks for this file, and also checks that the first process is alive, in case it was
+killed with `kill -9`. In both cases, a job ends as after SIGTERM: its running episodes are cancelled and recorded.
 """
 
 from __future__ import annotations
@@ -32,11 +31,9 @@ class JobProcess:
     """The current process, which a launcher started for jobs of a sweep. It ends if the sweep's first process ends."""
 
     def __init__(self, first_process: Mapping[str, str]) -> None:
-        """Starts a thread that watches the first process and the stop file.
+        """Starts a thread that watches the first process, whose `owner_labels` are given, and the stop file.
 
-        Args:
-            first_process: Result of `owner_labels` in the first process. If it runs on another machine, only the stop
-                file ends the jobs, because jobs on a cluster may outlive it.
+        If the first process runs on another machine, only the stop file ends the jobs.
         """
         self._first_process = first_process
         self._lock = threading.Lock()
@@ -81,11 +78,7 @@ class JobProcess:
 
 
 class Interruption:
-    """Handles Ctrl-C (or SIGTERM) in the first process while jobs run in others. A second signal exits at once.
-
-    Attributes:
-        requested: Whether the user has requested the end of the sweep.
-    """
+    """Handles Ctrl-C (or SIGTERM) in the first process while jobs run in others. A second signal exits at once."""
 
     def __init__(self, sweep_dir: Path) -> None:
         self.requested = False

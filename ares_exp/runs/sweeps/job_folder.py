@@ -29,11 +29,7 @@ MAX_CHARS = 20_000
 
 
 class FailureNote:
-    """The record of a job's failure (`<job>/failure.json`).
-
-    Attributes:
-        path: Path of the file.
-    """
+    """The record of a job's failure (`<job>/failure.json`)."""
 
     def __init__(self, job_dir: Path) -> None:
         self.path = job_dir / FAILURE
@@ -54,11 +50,7 @@ class FailureNote:
             self.path.unlink(missing_ok=True)
 
     def read(self) -> tuple[int, str] | None:
-        """Reads the exit code and the message. Returns `None` if the file is missing.
-
-        Raises:
-            ConfigError: The file is broken.
-        """
+        """Reads the exit code and the message; `None` if the file is missing. Raises `ConfigError` if it is broken."""
         try:
             note = read_json_object(self.path, max_bytes=8 * MAX_CHARS)
             code, message = note["exit_code"], note["message"]
@@ -101,11 +93,7 @@ class JobFolder:
 
     @classmethod
     def read(cls, path: Path) -> JobFolder:
-        """Reads the folder.
-
-        Raises:
-            ConfigError: A record is broken.
-        """
+        """Reads the folder. Raises `ConfigError` if a record is broken."""
         return cls(path, recorded_summary(RunDir(path)), FailureNote(path).read())
 
     @property
@@ -126,11 +114,7 @@ class JobFolder:
         return exit_codes.COMPLETE if is_well else exit_codes.INCOMPLETE
 
     def overrides(self) -> Sequence[str]:
-        """Returns the overrides that Hydra recorded; empty if they are missing.
-
-        Raises:
-            ConfigError: The record is broken.
-        """
+        """Returns the overrides that Hydra recorded, if any. Raises `ConfigError` if the record is broken."""
         try:
             found = read_yaml(self.path / HYDRA_RECORDS / "overrides.yaml")
         except OSError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,9 +17,6 @@ from ares_exp.runs.resume.session import RESUME_KEYS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-logger = logging.getLogger(__name__)
-
 
 PLAN = "plan.json"
 MAX_JOBS = 100_000
@@ -59,21 +54,16 @@ class SweepPlan:
 
     @classmethod
     def read(cls, sweep_dir: Path) -> Self:
-        """Reads the plan in a sweep's folder. Returns an empty plan if the file is missing.
-
-        Raises:
-            ConfigError: The plan is broken.
-        """
+        """Reads the plan in a sweep's folder, if any. Raises `ConfigError` if the plan is broken."""
         from pydantic import TypeAdapter, ValidationError
 
         path = sweep_dir / PLAN
         try:
             with open_regular(path) as file:
-                data = json.loads(file.read(MAX_BYTES))
-            plan = TypeAdapter(cls).validate_python(data)
+                plan = TypeAdapter(cls).validate_json(file.read(MAX_BYTES))
         except FileNotFoundError:
             return cls()
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValidationError) as error:
             first = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
             raise ConfigError(f"{path} is broken: {first}. Remove it to use the jobs in the folder.") from None
         if not 0 <= plan.count <= MAX_JOBS or len(plan.jobs) not in (0, plan.count):
@@ -85,11 +75,7 @@ class SweepPlan:
         write_atomically(sweep_dir / PLAN, dump_json(asdict(self)) + "\n")
 
     def check_continues(self, earlier: SweepPlan) -> None:
-        """Checks that the jobs equal the jobs of an earlier plan, in all keys that vary in one of the plans.
-
-        Raises:
-            ConfigError: A job differs.
-        """
+        """Raises `ConfigError` if a job differs from the job of an earlier plan in a key that varies in one of them."""
         keys = {*varied(self.jobs), *varied(earlier.jobs)}
         for number, (job, now) in enumerate(zip_longest(earlier.jobs, self.jobs, fillvalue=())):
             if earlier.jobs and _chosen(job, keys) != _chosen(now, keys):
@@ -102,24 +88,13 @@ class SweepPlan:
 
 def varied(jobs: Sequence[Sequence[str]]) -> list[str]:
     """Lists the keys whose values differ between jobs, in order, without the keys of `resume`."""
-    values: dict[str, set[str | None]] = {}
-    for job in jobs:
-        for override in job:
-            if (key := override.partition("=")[0]) not in RESUME_KEYS:
-                values.setdefault(key, set())
-    for job in jobs:
-        given = {override.partition("=")[0]: override for override in job}
-        for key, seen in values.items():
-            seen.add(given.get(key))
-    return [key for key, seen in values.items() if len(seen) > 1]
+    given = [{override.partition("=")[0]: override for override in job} for job in jobs]
+    keys = dict.fromkeys(key for overrides in given for key in overrides if key not in RESUME_KEYS)
+    return [key for key in keys if len({overrides.get(key) for overrides in given}) > 1]
 
 
 def job_label(sweep_dir: Path, number: int, overrides: Sequence[str]) -> str:
-    """Returns the number of a job, and the overrides in which it differs from other jobs of the sweep.
-
-    Raises:
-        ConfigError: The plan of the sweep cannot be read.
-    """
+    """Returns the number of a job, and the overrides in which it differs from other jobs of the sweep."""
     jobs = SweepPlan.read(sweep_dir).jobs
     keys = varied(jobs) if jobs else [override.partition("=")[0] for override in overrides]
     return " ".join([f"#{number}", *(unescaped(one) for one in scrub_argv(overrides) if one.partition("=")[0] in keys)])

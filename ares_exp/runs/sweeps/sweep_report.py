@@ -5,16 +5,16 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TextIO
 
 from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records import exit_codes
 from ares_exp.records.run_dir import dump_json, write_atomically
+from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.metric_estimates import PREFIX, metrics
-from ares_exp.records.statistics.replicates import pooled
 from ares_exp.records.statistics.run_statistics import RunStatistics, json_ready
 from ares_exp.records.terminal_text import (
     PIPE_COLUMNS,
@@ -121,9 +121,7 @@ class SweepReport:
     def read(cls, path: Path, *, over: str | None = None) -> Self:
         """Reads the summary of a sweep that is running, has ended or was killed.
 
-        Args:
-            path: Path of the sweep's folder.
-            over: Key in which the jobs of one setting differ. `None` uses `seed`, if this key repeats a setting.
+        The jobs of one setting differ in the key `over`. `None` uses `seed`, if this key repeats a setting.
 
         Raises:
             ConfigError: The folder is not a sweep, a record is broken, or `over` does not repeat a setting.
@@ -134,14 +132,10 @@ class SweepReport:
             raise ConfigError(f"{path} is not the folder of a sweep: it contains no jobs and no plan.")
         missing = [name for name in map(str, range(plan.count)) if name not in folders][: plan.count - len(folders)]
         names = sorted([*folders, *missing], key=lambda name: (int(name) if name.isdecimal() else 0, name))
-        overrides = {
-            name: plan.jobs[int(name)]
-            if name.isdecimal() and int(name) < len(plan.jobs)
-            else (folders[name].overrides() if name in folders else ())
-            for name in names
-        }
-        keys = varied([jobs for jobs in overrides.values() if jobs])
+        planned = {str(number): job for number, job in enumerate(plan.jobs)}
         jobs = [folders.get(name, JobFolder(path / name)) for name in names]
+        overrides = {name: planned.get(name) or job.overrides() for name, job in zip(names, jobs, strict=True)}
+        keys = varied([given for given in overrides.values() if given])
         rows = tuple(
             _row(name, job, _chosen(overrides[name], keys), plan.objective)
             for name, job in zip(names, jobs, strict=True)
@@ -184,18 +178,16 @@ class SweepReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form."""
         best = self.best
-        found: dict[str, Any] = json_ready(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "objective": self.plan.objective,
-                "minimize": self.plan.minimize,
-                "best": best.job if best is not None else None,
-                "jobs": [asdict(row) for row in self.rows],
-                "over": self.over if self.settings else None,
-                "settings": [asdict(setting) for setting in self.settings],
-            }
-        )
-        return found
+        data = {
+            "schema_version": SCHEMA_VERSION,
+            "objective": self.plan.objective,
+            "minimize": self.plan.minimize,
+            "best": best.job if best is not None else None,
+            "jobs": [asdict(row) for row in self.rows],
+            "over": self.over if self.settings else None,
+            "settings": [asdict(setting) for setting in self.settings],
+        }
+        return dict(json_ready(data))
 
     def write(self) -> None:
         """Writes `sweep.json`."""
@@ -216,21 +208,38 @@ def _check_overridden(key: str, jobs: Iterable[Sequence[str]], path: Path) -> No
         )
 
 
+def pooled(runs: Sequence[RunSummary]) -> RunSummary:
+    """Pools one or more runs of one setting. The attempts of each run count as further attempts at the same tasks.
+
+    Tasks with several seeds are a nested design, whose interval resamples tasks, each with the results of all of its
+    seeds. Davison & Hinkley (1997, "Bootstrap Methods and their Application", section 3.8) show that resampling seeds
+    as well would count their variation twice. The interval of the pooled run is the closed form. It does not contain
+    effects that all tasks of a run share, as with checkpoints of several training runs.
+    """
+    stride = 1 + max((result.attempt for run in runs for result in run.results), default=0)
+    results = (
+        replace(result, attempt=number * stride + result.attempt)
+        for number, run in enumerate(runs)
+        for result in run.results
+    )
+    return RunSummary(sum(run.planned for run in runs), tuple(results), threshold=runs[0].threshold)
+
+
 def _setting(overrides: Mapping[str, str], jobs: Sequence[tuple[Row, JobFolder]], objective: str) -> Setting:
     summaries = [job.summary for _, job in jobs if job.summary is not None]
     whole = _row("", JobFolder(jobs[0][1].path, pooled(summaries) if summaries else None), overrides, objective)
     single = [row.objective for row, _ in jobs if row.objective is not None]
     return Setting(
-        overrides,
-        tuple(row.job for row, _ in jobs),
-        len(summaries),
-        whole.planned,
-        whole.finished,
-        whole.objective,
-        whole.low,
-        whole.high,
-        min(single, default=None),
-        max(single, default=None),
+        overrides=overrides,
+        jobs=tuple(row.job for row, _ in jobs),
+        started=len(summaries),
+        planned=whole.planned,
+        finished=whole.finished,
+        objective=whole.objective,
+        low=whole.low,
+        high=whole.high,
+        lowest=min(single, default=None),
+        highest=max(single, default=None),
     )
 
 
@@ -266,7 +275,6 @@ LEFT_OUT_WHERE_NARROW = ("tokens", "cost", "outcomes", "episodes")
 
 def render_report(report: SweepReport, stream: TextIO) -> None:
     """Writes the summary of a sweep."""
-    width = shutil.get_terminal_size().columns if stream.isatty() else PIPE_COLUMNS
     rows = report.rows[:MAX_ROWS]
     best = report.equals
     keys = dict.fromkeys(key for row in rows for key in row.overrides)
@@ -287,8 +295,8 @@ def render_report(report: SweepReport, stream: TextIO) -> None:
         del columns["tokens"]
     if not any(row.cost for row in rows):
         del columns["cost"]
-    fitting = columns_that_fit(columns, width, leave_out=[name for name in LEFT_OUT_WHERE_NARROW if name in columns])
-    write(stream, "\n" + draw(make_table(fitting, texts={"outcomes", *map(one_line, keys)}), stream, width=width))
+    leave_out = [name for name in LEFT_OUT_WHERE_NARROW if name in columns]
+    _write_table(columns, {"outcomes", *map(one_line, keys)}, leave_out, stream)
     write(stream, wrapped("\n".join(_lines(report)), stream) + "\n")
     if report.settings:
         render_settings(report, stream)
@@ -297,7 +305,6 @@ def render_report(report: SweepReport, stream: TextIO) -> None:
 
 def render_settings(report: SweepReport, stream: TextIO) -> None:
     """Writes a table with a row for each setting, the mean of its jobs."""
-    width = shutil.get_terminal_size().columns if stream.isatty() else PIPE_COLUMNS
     rows = report.settings[:MAX_ROWS]
     keys = dict.fromkeys(key for row in rows for key in row.overrides)
     columns = {
@@ -309,12 +316,19 @@ def render_settings(report: SweepReport, stream: TextIO) -> None:
             "-" if row.lowest is None else f"{_number(row.lowest)} to {_number(row.highest)}" for row in rows
         ],
     }
-    fitting = columns_that_fit(columns, width, leave_out=["range of jobs", "episodes"])
-    write(stream, "\n" + draw(make_table(fitting, texts={*map(one_line, keys)}), stream, width=width))
+    _write_table(columns, {*map(one_line, keys)}, ["range of jobs", "episodes"], stream)
     if len(report.settings) > MAX_ROWS:
         write(stream, f"and {len(report.settings) - MAX_ROWS} more settings, with --json\n")
     settings = count_of(len(report.settings), "setting")
     write(stream, f"{settings} over `{one_line(report.over)}`; 95 % intervals over tasks and jobs, errors as zero\n")
+
+
+def _write_table(
+    columns: Mapping[str, Sequence[str]], texts: Collection[str], leave_out: Sequence[str], stream: TextIO
+) -> None:
+    width = shutil.get_terminal_size().columns if stream.isatty() else PIPE_COLUMNS
+    table = make_table(columns_that_fit(columns, width, leave_out=leave_out), texts=texts)
+    write(stream, "\n" + draw(table, stream, width=width))
 
 
 def _lines(report: SweepReport) -> Iterator[str]:
@@ -322,8 +336,7 @@ def _lines(report: SweepReport) -> Iterator[str]:
         yield f"and {len(report.rows) - MAX_ROWS} more jobs, in sweep.json"
     counts = Counter(row.state for row in report.rows)
     states = ", ".join(f"{counts[state]} {state.value}" for state in JobState if counts[state])
-    jobs = "1 job" if len(report.rows) == 1 else f"{len(report.rows)} jobs"
-    yield f"{jobs}: {states}; {report.plan.objective} with 95 % intervals, errors as zero"
+    yield f"{count_of(len(report.rows), 'job')}: {states}; {report.plan.objective} with 95 % intervals, errors as zero"
     best, equals = report.best, report.equals
     if best is not None and not equals:
         yield f"No job is the best: all have {report.plan.objective} {_number(best.objective)}"

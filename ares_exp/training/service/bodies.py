@@ -41,13 +41,15 @@ class PolicyBody(Body):
         wire: Format of the calls. `ids` continues conversations with token ids.
         base_url: URL of the endpoint, including the version. Required by `endpoint`.
         model: Name of the model.
-        tokenizer: Directory or hub name of the tokenizer, for `ids` and `relay`. Defaults to `model`.
+        tokenizer: Directory or hub name of the tokenizer, for `ids`, `relay` and `on_abort: continue`. Defaults to
+            `model`.
         key: API key: `env:NAME` for an environment variable of the server, or the key itself, which is never stored.
         headers: HTTP headers of each call. `{rollout_id}` is replaced by the id of the rollout.
         sampling: Sampling parameters, which take precedence over the agent's parameters.
         extra_body: Additional fields of each call.
-        on_abort: Effect of a response that the engine aborted: the call is repeated, or the episode fails. With
-            `relay`, an aborted response is continued.
+        on_abort: Effect of a response that the engine aborted: the call is repeated, the response is continued from its
+            sampled ids, or the episode fails. `continue` requires the wire `ids` or `sglang`, and a tokenizer. `relay`
+            always continues.
     """
 
     mode: Literal["endpoint", "relay"] = "endpoint"
@@ -59,7 +61,12 @@ class PolicyBody(Body):
     headers: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,100}$")], Annotated[str, Field(max_length=4096)]] = {}
     sampling: dict[str, Any] = {}
     extra_body: dict[str, Any] = {}
-    on_abort: Literal["resample", "fail"] = "resample"
+    on_abort: Literal["resample", "continue", "fail"] = "resample"
+
+    @property
+    def needs_tokenizer(self) -> bool:
+        """Whether the service renders prompts as token ids."""
+        return self.mode == "relay" or self.wire == "ids" or self.on_abort == "continue"
 
 
 class RolloutLimits(Body):
@@ -270,7 +277,13 @@ class TasksQuery(Body):
 
 
 class TaskFacts(Body):
-    """A task, with the digest of its files as metadata."""
+    """A task.
+
+    Attributes:
+        name: Name of the task.
+        metadata: Facts about the task, if they are known: its `digest`, its origin, and for a task in the Harbor format
+            the table `metadata` of its `task.toml`.
+    """
 
     name: str
     metadata: dict[str, Any]

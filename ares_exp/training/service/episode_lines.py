@@ -49,10 +49,7 @@ def error_of(result: EpisodeResult) -> ErrorFacts | None:
 def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature: float | None) -> dict[str, Any]:
     """Returns the fields of a line that depend only on the episode. Uses much CPU time for long episodes.
 
-    Args:
-        episode: The episode.
-        body: Submission of the episode.
-        temperature: Temperature at which the tokens were sampled; `None` if it is unknown.
+    `temperature` is the temperature at which the tokens were sampled; `None` if it is unknown.
     """
     result, error = episode.result, error_of(episode.result)
     content: dict[str, Any] = {}
@@ -73,9 +70,7 @@ def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature:
         "error": error.model_dump() if error is not None else None,
         "versions": list(episode.versions),
         "finish": "submitted" if result.outcome is Outcome.COMPLETED else result.limit,
-        "rows": content.get("rows"),
-        "calls": content.get("calls"),
-        "trajectory": content.get("trajectory"),
+        **content,
         "times": {
             "queue": begun,  # the caller subtracts the time of the submission
             "start": round(spent.get("start", 0.0), 3),
@@ -88,11 +83,7 @@ def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature:
 
 
 def _content(trajectory: EpisodeTrajectory | None, body: SubmissionBody, temperature: float | None) -> dict[str, Any]:
-    """Returns the requested content of an episode.
-
-    Raises:
-        UntrainableError: The calls of the episode cannot be trained on, or were not recorded.
-    """
+    """Returns the requested content; raises `UntrainableError` if the calls cannot be used or were not recorded."""
     if trajectory is None:
         raise UntrainableError("The episode has no trajectory.")
     if body.want == "trajectory":

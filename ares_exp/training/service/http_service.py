@@ -16,7 +16,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from ares_exp import __version__
-from ares_exp.cancellation import happened
+from ares_exp.cancellation import happened, in_thread
 from ares_exp.errors import UserError, WireFormatError
 from ares_exp.records.secrets import mask_known_secrets
 from ares_exp.records.validation import explain_validation
@@ -49,42 +49,18 @@ logger = logging.getLogger(__name__)
 class HttpService:
     """Serves the rollouts of a run over HTTP."""
 
-    def __init__(self, rollouts: ServedRollouts, run: TrainedRun, *, agent: str, key: str | None) -> None:
-        """Stores the arguments.
-
-        Args:
-            rollouts: Rollouts of the service.
-            run: The run.
-            agent: Name of the agent.
-            key: Key that every request must have; `None` accepts requests to a loopback address without a key.
-        """
+    def __init__(self, rollouts: ServedRollouts, run: TrainedRun, key: str | None) -> None:
+        """Stores the arguments. With the key `None`, only requests to a loopback address are accepted."""
         self._rollouts = rollouts
         self._run = run
-        self._agent = agent
         self._key = key
 
     @asynccontextmanager
     async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
         """Serves requests at an open socket while the body of the `with` statement runs, then ends all requests."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guarded])
-        handlers: dict[str, Handler] = {
-            "info": self._info,
-            "tasks": self._tasks,
-            "submit": self._submit,
-            "episodes": self._episodes,
-            "ack": self._ack,
-            "rollout": self._rollout,
-            "cancel_rollout": self._cancel_rollout,
-            "cancel_submission": self._cancel_submission,
-            "requests": self._requests,
-            "respond": self._respond,
-            "version": self._version,
-            "pause": self._pause,
-            "resume": self._resume,
-            "state": self._state,
-            "document": self._document,
-        }
-        app.add_routes([web.route(one.method, one.path, handlers[one.name]) for one in OPERATIONS])
+        # Each operation has a method of its name.
+        app.add_routes([web.route(one.method, one.path, getattr(self, f"_{one.name}")) for one in OPERATIONS])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         await runner.setup()
         try:
@@ -119,11 +95,7 @@ class HttpService:
             return _error(500, type(error).__name__, str(error))
 
     def _check(self, request: web.Request) -> None:
-        """Rejects requests without the key, and requests that a web page sent.
-
-        Raises:
-            HTTPException: The request is rejected.
-        """
+        """Rejects requests without the key, and requests that a web page sent, with an `HTTPException`."""
         if "Origin" in request.headers:
             raise web.HTTPForbidden(text="Expected a request of a program, got a request of a web page.")
         if self._key is None:
@@ -142,12 +114,12 @@ class HttpService:
             bodies.Info(
                 protocol=bodies.PROTOCOL,
                 ares_exp_version=__version__,
-                version=self._rollouts.version,
+                version=self._rollouts.policies.version,
                 tasks=len(self._run.task_names),
-                agent=self._agent,
+                agent=self._run.agent_name,
                 modes=["endpoint", "relay"],
                 wires=["chat", "responses", "messages", "ids", "sglang"],
-                capacity=bodies.Capacity(running=running, waiting=waiting, limit=self._rollouts.queue),
+                capacity=bodies.Capacity(running=running, waiting=waiting, limit=self._rollouts.options.queue),
                 unacknowledged=unacknowledged,
                 run_dir=str(self._run.run_dir.path),
             )
@@ -156,14 +128,13 @@ class HttpService:
     async def _tasks(self, request: web.Request) -> web.StreamResponse:
         query = _query(request, bodies.TasksQuery)
         names = list(self._run.task_names)
-        start = 0
-        if query.after is not None:
-            if query.after not in names:
-                raise UnknownError(f"There is no task {query.after!r}.")
-            start = names.index(query.after) + 1
+        if query.after is not None and query.after not in names:
+            raise UnknownError(f"There is no task {query.after!r}.")
+        start = 0 if query.after is None else names.index(query.after) + 1
         page = names[start : start + query.limit]
         has_more = start + query.limit < len(names)
-        tasks = [bodies.TaskFacts(name=name, metadata={}) for name in page]
+        described = await in_thread(lambda: [dict(self._run.describe(name)) for name in page])
+        tasks = [bodies.TaskFacts(name=name, metadata=facts) for name, facts in zip(page, described, strict=True)]
         return _json(bodies.TaskPage(tasks=tasks, next=page[-1] if has_more else None))
 
     async def _submit(self, request: web.Request) -> web.StreamResponse:
@@ -239,12 +210,14 @@ class HttpService:
         submission = rollouts.submission(query.submission) if query.submission is not None else None
         rollouts.renew(_named(submission, rollouts))
         ids = None if submission is None else {one.rollout_id for one in submission.rollouts}
-        found = await rollouts.relay.requests(query.wait, query.max, ids)
+        found = await rollouts.policies.relay.requests(query.wait, query.max, ids)
         rollouts.renew(_named(submission, rollouts))
         return web.json_response({"requests": found})
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
-        return _json(bodies.Accepted(accepted=self._rollouts.relay.respond(await _body(request, bodies.SampledBody))))
+        return _json(
+            bodies.Accepted(accepted=self._rollouts.policies.relay.respond(await _body(request, bodies.SampledBody)))
+        )
 
     async def _version(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, bodies.VersionBody)
@@ -280,12 +253,6 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
 
 
 async def _body(request: web.Request, kind: type[B]) -> B:
-    """Reads the JSON body of a request.
-
-    Raises:
-        HTTPException: The body is not sent as JSON, or is too large.
-        ValidationError: The body is invalid.
-    """
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text=f"Expected application/json, got {request.content_type}.")
     async with asyncio.timeout(WRITE_SEC):

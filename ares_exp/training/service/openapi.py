@@ -24,8 +24,6 @@ class Operation:
     """One operation (method and path) of the service.
 
     Attributes:
-        name: Name of the operation.
-        method: HTTP method.
         path: Path, with parameters in braces.
         about: Effect of the operation.
         returns: Type of the response.
@@ -161,12 +159,18 @@ def openapi() -> dict[str, Any]:
 
 def _operation(one: Operation) -> dict[str, Any]:
     schema = {} if one.returns is None else _ref(one.returns)
+    parameters: list[dict[str, Any]] = []
+    if "{id}" in one.path:
+        parameters = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    for name, value in one.query.model_json_schema()["properties"].items() if one.query is not None else ():
+        value.pop("title")
+        parameters.append({"name": name, "in": "query", "required": False, "schema": value})
     error = {"content": {JSON: {"schema": _ref(bodies.ErrorBody)}}}
     statuses = sorted({400, 401, 403, *one.errors})
     made: dict[str, Any] = {
         "operationId": one.name,
         "summary": one.about,
-        "parameters": [*_path_parameters(one), *_query_parameters(one)],
+        "parameters": parameters,
         "responses": {
             str(one.status): {"description": HTTPStatus(one.status).phrase, "content": {one.media: {"schema": schema}}},
             **{str(status): {"description": HTTPStatus(status).phrase, **error} for status in statuses},
@@ -175,22 +179,6 @@ def _operation(one: Operation) -> dict[str, Any]:
     if one.body is not None:
         made["requestBody"] = {"content": {JSON: {"schema": _ref(one.body)}}}
     return made
-
-
-def _path_parameters(one: Operation) -> list[dict[str, Any]]:
-    if "{id}" not in one.path:
-        return []
-    return [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
-
-
-def _query_parameters(one: Operation) -> list[dict[str, Any]]:
-    if one.query is None:
-        return []
-    properties = one.query.model_json_schema()["properties"]
-    return [
-        {"name": name, "in": "query", "required": False, "schema": {k: v for k, v in value.items() if k != "title"}}
-        for name, value in properties.items()
-    ]
 
 
 def _ref(kind: type[BaseModel]) -> dict[str, str]:

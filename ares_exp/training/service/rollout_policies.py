@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,14 @@ from ares_exp.config.parts import has_members
 from ares_exp.errors import ConfigError, EndpointError, PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
+from ares_exp.policies.anthropic import AnthropicPolicy
 from ares_exp.policies.asked_ahead import concurrency_of
-from ares_exp.policies.endpoint_policy import EndpointPolicy
+from ares_exp.policies.chat_completions import OpenAIPolicy
+from ares_exp.policies.endpoint_policy import OWN_SAMPLING, EndpointPolicy
+from ares_exp.policies.in_process.token_client import ABORT, MAX_ABORTED
 from ares_exp.policies.policy import AdvancingClient, EpisodeSpec, Policy
+from ares_exp.policies.responses import OpenAIResponsesPolicy
+from ares_exp.policies.token_endpoint import SglangPolicy, TokenEndpointPolicy, VllmPolicy
 from ares_exp.records.secrets import protect
 from ares_exp.records.validation import explain_validation
 from ares_exp.training.service.bodies import PolicyBody
@@ -30,9 +36,6 @@ if TYPE_CHECKING:
 ENV = "env:"
 FIELDS = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "stop": "stop_sequences"}
 """Sampling parameters whose names differ in the policies."""
-ABORT, MAX_ABORTED = "abort", 16
-"""Finish reason of an aborted response, and the maximum number of times that a call is repeated because of it."""
-OWN_FIELDS = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
 
 logger = logging.getLogger(__name__)
 
@@ -40,22 +43,19 @@ logger = logging.getLogger(__name__)
 def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
     """Creates the policy of an endpoint, and checks its settings without a connection. Blocking.
 
-    Args:
-        body: The endpoint.
-        needs_tokens: Whether the responses must have token ids.
-
     Raises:
         UserError: A setting is missing or invalid.
     """
-    from ares_exp.policies.anthropic import AnthropicPolicy
-    from ares_exp.policies.chat_completions import OpenAIPolicy
-    from ares_exp.policies.responses import OpenAIResponsesPolicy
-    from ares_exp.policies.token_endpoint import SglangPolicy, VllmPolicy
-
     if body.base_url is None:
         raise ConfigError('Expected `policy.base_url` with `mode: "endpoint"`, got none. Set the URL of the endpoint.')
+    continues = body.on_abort == "continue"
+    if continues and body.wire not in ("ids", "sglang"):
+        raise ConfigError(
+            f'Expected `policy.wire` "ids" or "sglang" with `on_abort: "continue"`, got "{body.wire}". Set '
+            'the wire, or use `on_abort: "resample"`.'
+        )
     named = {FIELDS.get(name, name): value for name, value in body.sampling.items()}
-    own = {name: named.pop(name) for name in OWN_FIELDS if name in named}
+    own = {name: named.pop(name) for name in OWN_SAMPLING if name in named}
     kind: type[EndpointPolicy] = OpenAIPolicy
     key, more = body.key or "", dict[str, Any]()
     match body.wire:
@@ -65,10 +65,9 @@ def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
             kind = OpenAIResponsesPolicy
         case "messages":
             kind = AnthropicPolicy
-        case "ids":
-            kind, more = VllmPolicy, {"continue_tokens": True, "tokenizer": body.tokenizer}
-        case "sglang":
-            kind = SglangPolicy
+        case "ids" | "sglang":
+            kind = VllmPolicy if body.wire == "ids" else SglangPolicy
+            more = {"continue_tokens": body.needs_tokenizer, "tokenizer": body.tokenizer}
     try:
         policy = kind(
             model=body.model,
@@ -82,6 +81,8 @@ def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
         )
     except ValidationError as error:
         raise ConfigError(f"The policy of the submission is invalid: {explain_validation(error)}.") from None
+    if isinstance(policy, TokenEndpointPolicy):
+        policy.continues_aborted = continues
     if key and not key.startswith(ENV):
         protect([key])
         policy.use_key(key)
@@ -105,23 +106,16 @@ class RolloutPolicies(Policy):
     Attributes:
         in_flight: Number of calls that wait for a response from an endpoint or a trainer.
         relay: Requests of the rollouts in the mode `relay`.
+        version: Current version of the weights, for responses without a version.
     """
 
     def __init__(self) -> None:
         self.in_flight = 0
         self.relay = Relay()
+        self.version: str | None = None
         self._changed = asyncio.Event()
         self._rollouts: dict[tuple[str, int], Rollout] = {}
         self._shared: dict[str, _Shared] = {}
-
-    @property
-    def version(self) -> str | None:
-        """Current version of the weights, for responses without a version."""
-        return self.relay.version
-
-    @version.setter
-    def version(self, version: str) -> None:
-        self.relay.version = version
 
     async def check(self, bodies: list[PolicyBody], *, needs_tokens: bool) -> None:
         """Checks the policies of a submission.
@@ -132,10 +126,12 @@ class RolloutPolicies(Policy):
         different = {_key_of(body, needs_tokens): body for body in bodies}
         for body in different.values():
             if body.mode == "relay":
-                await self.relay.check(body.tokenizer or body.model, body.sampling)
-                continue
-            policy = await asyncio.to_thread(endpoint_policy, body, needs_tokens=needs_tokens)
-            await policy.close()
+                self.relay.check(body.sampling)
+            else:
+                policy = await asyncio.to_thread(endpoint_policy, body, needs_tokens=needs_tokens)
+                await policy.close()
+            if body.needs_tokenizer:
+                await self.relay.templates.of(body.tokenizer or body.model)
 
     def add(self, slot: tuple[str, int], rollout: Rollout) -> None:
         """Registers an attempt, whose calls are then sent to the endpoint of its rollout."""
@@ -162,11 +158,12 @@ class RolloutPolicies(Policy):
         if rollout is None:
             raise PolicyError(f"No rollout has the attempt {episode.attempt} at {episode.task_name}.")
         body = rollout.policy
-        may_ask = episode.may_ask or _allowed
+        may_ask = episode.may_ask
         episode = replace(
             episode,
             headers={name: text.replace("{rollout_id}", rollout.rollout_id) for name, text in body.headers.items()},
             may_ask=self._uncounted(may_ask),
+            version=lambda: self.version,
         )
         if body.mode == "relay":
             model = body.tokenizer or body.model
@@ -177,13 +174,11 @@ class RolloutPolicies(Policy):
 
     async def drained(self, seconds: float) -> int:
         """Waits until no call is in flight, for at most `seconds`. Returns the number of calls in flight."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.in_flight:
                     self._changed.clear()
                     await self._changed.wait()
-        except TimeoutError:
-            pass
         return self.in_flight
 
     def count(self, change: int) -> None:
@@ -205,6 +200,8 @@ class RolloutPolicies(Policy):
                 policy = endpoint_policy(rollout.policy, needs_tokens=needs_tokens)
             except Exception as error:  # for example, the key was removed from the environment
                 raise PolicyError(str(error)) from None
+            if isinstance(policy, TokenEndpointPolicy):
+                policy.templates = self.relay.templates
             shared = self._shared[key] = _Shared(policy)
         shared.users.add(rollout.rollout_id)
         return shared.policy
@@ -224,7 +221,7 @@ class RolloutPolicies(Policy):
 
 @dataclass(eq=False, slots=True)
 class _Counted:
-    """A client that counts the calls of a rollout, and adds the current version to responses without one."""
+    """A client that counts the calls of a rollout, and repeats aborted calls."""
 
     policies: RolloutPolicies
     rollout: Rollout
@@ -236,34 +233,24 @@ class _Counted:
         return concurrency_of(self.client)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        version, response = await self._sampled(request)
-        for _ in range(MAX_ABORTED):
-            if response.finish_reason != ABORT or self.rollout.policy.on_abort == "fail":
-                break
-            await self.may_ask()  # an engine that aborts calls usually loads weights
-            version, response = await self._sampled(request)
-        if response.finish_reason == ABORT:
-            raise EndpointError("The engine aborted the call.", code=ABORT, retryable=True)
-        self.rollout.calls += 1
-        return response if response.policy_version is not None else replace(response, policy_version=version)
-
-    async def _sampled(self, request: LLMRequest) -> tuple[str | None, LLMResponse]:
-        """Sends the request. Returns the version of the weights when it was sent, and the response."""
-        version = self.policies.version
-        self.policies.count(1)
-        try:
-            return version, await self.client(request)
-        finally:
-            self.policies.count(-1)
+        tries = MAX_ABORTED if self.rollout.policy.on_abort == "resample" else 1
+        for number in range(tries):
+            if number:
+                await self.may_ask()  # an engine that aborts calls usually loads weights
+            self.policies.count(1)
+            try:
+                response = await self.client(request)
+            finally:
+                self.policies.count(-1)
+            if response.finish_reason != ABORT:
+                self.rollout.calls += 1
+                return response
+        raise EndpointError("The engine aborted the call.", code=ABORT, retryable=True)
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
         self.rollout.calls += 1
         if has_members(self.client, AdvancingClient):
             self.client.advance(request, response)
-
-
-async def _allowed() -> None:
-    """Returns immediately, for runs that cannot be paused."""
 
 
 def _key_of(body: PolicyBody, needs_tokens: bool) -> str:

@@ -13,7 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -25,7 +25,7 @@ from ares_exp.records.run_dir import dump_json
 from ares_exp.records.secrets import MASK, scrub
 from ares_exp.records.validation import explain_validation
 from ares_exp.runs.scheduler import PlannedEpisode, episode_seed, plan_attempt
-from ares_exp.runs.trainer import PauseScope
+from ares_exp.runs.trainer import PauseScope, Slot
 from ares_exp.training.driver import CANCEL_LIMIT_SEC, DrivenEpisode, EpisodeDriver
 from ares_exp.training.service.bodies import (
     ErrorFacts,
@@ -39,15 +39,19 @@ from ares_exp.training.service.bodies import (
 from ares_exp.training.service.episode_lines import episode_fields, error_of, state_of
 from ares_exp.training.service.rollout_policies import ENV, RolloutPolicies
 from ares_exp.training.service.service_record import ServiceRecord
-from ares_exp.training.service.token_relay import Relay
+
+if TYPE_CHECKING:
+    from ares_exp.training.service.serving import ServeOptions
 
 LEASE_CHECK_SEC = 1.0
 MAX_REPLACED = 16
 """Maximum number of replaced attempts of a rollout."""
 LEASE_EXPIRED = "LeaseExpired"
 CANCELLED = "Cancelled"
-
-Slot = tuple[str, int]
+MESSAGES = {
+    CANCELLED: "The rollout was cancelled.",
+    LEASE_EXPIRED: "The trainer sent no call before its lease expired.",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +73,7 @@ class ServedSubmission:
     """Rollouts that were submitted together.
 
     Attributes:
-        submission_id: Id of the submission.
         body: The submission. Keys are replaced by a mask in a resumed run.
-        rollouts: Rollouts of the submission, in order.
         waiting: Rollouts that were not yet passed to the scheduler.
         ready: Rollouts whose episodes are available and not acknowledged, by cursor, in order.
         given: Number of rollouts with an attempt that is queued or running in the scheduler.
@@ -101,20 +103,14 @@ class Rollout:
     """One rollout.
 
     Attributes:
-        rollout_id: Id of the rollout.
-        submission: Submission of the rollout.
-        task: Name of the task.
         attempt: Number of the current attempt at the task.
         seed: Seed of the current attempt.
         policy: Endpoint of the rollout's LLM calls.
         submitted_at: Time of the submission, in epoch seconds.
         planned: Plan that continues the current attempt in a resumed run; `None` for a new attempt.
-        state: State of the rollout.
         is_given: Whether the current attempt is queued or running in the scheduler.
         calls: Number of responses in the current attempt.
         cursor: Cursor of the episode; `None` until it is available.
-        losses: Replaced attempts.
-        error: Error of the episode.
         cancelled_by: Reason of the cancellation; `None` if the rollout is not cancelled.
         keep: Content of the episode of a cancelled rollout.
         ended: Event that is set when the episode is available.
@@ -153,58 +149,29 @@ class ServedRollouts:
     """All rollouts of a service. Must be used on the event loop of the run.
 
     Attributes:
-        submissions: Submissions by id.
-        rollouts: Rollouts by id.
+        policies: Policy of the run.
+        options: Options of the service.
         changed: Event that is set, and replaced, when an episode becomes available.
         failure: Future that receives the first error when an episode could not be stored, which ends the service.
     """
 
     def __init__(
-        self,
-        driver: EpisodeDriver,
-        record: ServiceRecord,
-        policies: RolloutPolicies,
-        *,
-        queue: int,
-        unacknowledged: int,
-        lease_sec: float,
+        self, driver: EpisodeDriver, record: ServiceRecord, policies: RolloutPolicies, options: ServeOptions
     ) -> None:
-        """Creates a service without rollouts.
-
-        Args:
-            driver: Driver of the run.
-            record: Files of the service.
-            policies: Policy of the run.
-            queue: Maximum number of rollouts that are waiting or running.
-            unacknowledged: Maximum number of finished rollouts without an acknowledgement. Each submission must fit
-                into the rest.
-            lease_sec: Default lease of a submission.
-        """
+        """Creates a service without rollouts."""
         self.submissions: dict[str, ServedSubmission] = {}
         self.rollouts: dict[str, Rollout] = {}
         self.changed = asyncio.Event()
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.queue = queue
+        self.options = options
         self._driver = driver
         self._record = record
-        self._policies = policies
-        self._most_unacked = unacknowledged
-        self._lease_sec = lease_sec
+        self.policies = policies
         self._submitting, self._publishing = asyncio.Lock(), asyncio.Lock()
         self._cursor, self._is_closing = 0, False
         self._indices: dict[str, int] = {}
         self._pauses: dict[PauseScope, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def version(self) -> str | None:
-        """The current version of the weights; `None` if no trainer has set one."""
-        return self._policies.version
-
-    @property
-    def relay(self) -> Relay:
-        """The requests of the rollouts in the mode `relay`."""
-        return self._policies.relay
 
     async def submit(self, body: SubmissionBody) -> ServedSubmission:
         """Accepts a submission, or returns the earlier one with the same ids.
@@ -227,7 +194,7 @@ class ServedRollouts:
                 )
             self._check_room(len(tasks))
             policies = [_policy_of(body, one) for one in ids]
-            await self._policies.check(policies, needs_tokens=submission.needs_tokens)
+            await self.policies.check(policies, needs_tokens=submission.needs_tokens)
             for name in dict.fromkeys(tasks):
                 self._driver.check(name)
             now = time.time()
@@ -249,7 +216,7 @@ class ServedRollouts:
             return submission
 
     async def restore(self) -> None:
-        """Reads the rollouts of earlier sessions, and continues those without an episode.
+        """Reads the rollouts of earlier sessions, and continues rollouts without an episode.
 
         Raises:
             ConfigError: The record cannot be read.
@@ -299,24 +266,16 @@ class ServedRollouts:
             self._free(int(line["acked"]), line["of"])
         elif "version" in line:
             self._indices[str(line["version"])] = int(line["index"])
-            self._policies.version = str(line["version"])
+            self.policies.version = str(line["version"])
 
     def submission(self, submission_id: str) -> ServedSubmission:
-        """Returns a submission.
-
-        Raises:
-            UnknownError: The submission does not exist.
-        """
+        """Returns a submission; raises `UnknownError` if it does not exist."""
         if (found := self.submissions.get(submission_id)) is None:
             raise UnknownError(f"There is no submission {submission_id!r:.200}.")
         return found
 
     def rollout(self, rollout_id: str) -> Rollout:
-        """Returns a rollout.
-
-        Raises:
-            UnknownError: The rollout does not exist.
-        """
+        """Returns a rollout; raises `UnknownError` if it does not exist."""
         if (found := self.rollouts.get(rollout_id)) is None:
             raise UnknownError(f"There is no rollout {rollout_id!r:.200}.")
         return found
@@ -325,7 +284,7 @@ class ServedRollouts:
         """Renews the leases of submissions."""
         now = asyncio.get_running_loop().time()
         for one in submissions:
-            one.lease_until = now + (one.body.lease_sec or self._lease_sec)
+            one.lease_until = now + (one.body.lease_sec or self.options.lease_sec)
 
     async def watch_leases(self) -> None:
         """Cancels the rollouts of submissions whose lease has expired. Never returns."""
@@ -337,13 +296,10 @@ class ServedRollouts:
                     logger.warning(
                         "The trainer of submission %s sent no call for %g s. Its rollouts are cancelled.",
                         one.submission_id,
-                        one.body.lease_sec or self._lease_sec,
+                        one.body.lease_sec or self.options.lease_sec,
                     )
                     one.lease_until = now + CANCEL_LIMIT_SEC
-                    self._spawn(self._cancel_expired(left))
-
-    async def _cancel_expired(self, rollouts: Sequence[Rollout]) -> None:
-        await self.cancel(rollouts, keep="nothing", why=LEASE_EXPIRED)
+                    self._spawn(self.cancel(left, keep="nothing", why=LEASE_EXPIRED))
 
     async def cancel(self, rollouts: Sequence[Rollout], *, keep: Keep, why: str = CANCELLED) -> None:
         """Cancels rollouts, and waits until their containers are released, for at most `CANCEL_LIMIT_SEC`. Idempotent.
@@ -411,9 +367,9 @@ class ServedRollouts:
         number = index if index is not None else _index(version)
         if number is None:
             number = max(self._indices.values(), default=-1) + 1
-        await self._write({"version": version, "index": number})
-        self._indices[version] = number
-        self._policies.version = version
+        line = {"version": version, "index": number}
+        await self._write(line)
+        self._apply(line)
 
     async def pause(self, scope: PauseScope, *, drain_sec: float, for_sec: float) -> None:
         """Pauses calls or starts for `for_sec`, and waits up to `drain_sec` until no call is in flight."""
@@ -421,7 +377,7 @@ class ServedRollouts:
         self._driver.run.pause(scope)
         self._pauses[scope] = asyncio.get_running_loop().call_later(for_sec, self.resume, scope)
         if drain_sec:
-            await self._policies.drained(drain_sec)
+            await self.policies.drained(drain_sec)
 
     def resume(self, scope: PauseScope) -> None:
         """Ends a pause, if any."""
@@ -433,7 +389,7 @@ class ServedRollouts:
         """Returns the current pauses, the number of calls in flight and the version of the weights."""
         now = asyncio.get_running_loop().time()
         paused: dict[str, float] = {scope: round(timer.when() - now, 3) for scope, timer in self._pauses.items()}
-        return ServiceState(in_flight=self._policies.in_flight, paused=paused, version=self.version)
+        return ServiceState(in_flight=self.policies.in_flight, paused=paused, version=self.policies.version)
 
     def counts(self) -> tuple[int, int, int]:
         """Returns the numbers of running rollouts, waiting rollouts, and episodes that are not acknowledged."""
@@ -472,16 +428,15 @@ class ServedRollouts:
         now = asyncio.get_running_loop().time()
         running, waiting, _ = self.counts()
         kept = sum(len(one.ready) for one in self.submissions.values() if one.lease_until >= now)
-        if count > self.queue:
+        queue, most = self.options.queue, self.options.unacknowledged
+        if count > queue:
             raise ConfigError(
-                f"Expected a submission of at most {self.queue} rollouts, got {count}. Split it, or set `serve.queue`."
+                f"Expected a submission of at most {queue} rollouts, got {count}. Split it, or set `serve.queue`."
             )
-        if running + waiting + count > self.queue:
-            raise FullError(f"{running + waiting} of at most {self.queue} rollouts are open (`serve.queue`).")
-        if kept + count > self._most_unacked:
-            raise FullError(
-                f"{kept} of at most {self._most_unacked} episodes are not acknowledged (`serve.unacknowledged`)."
-            )
+        if running + waiting + count > queue:
+            raise FullError(f"{running + waiting} of at most {queue} rollouts are open (`serve.queue`).")
+        if kept + count > most:
+            raise FullError(f"{kept} of at most {most} episodes are not acknowledged (`serve.unacknowledged`).")
 
     def _register(self, submission: ServedSubmission) -> None:
         self.submissions[submission.submission_id] = submission
@@ -490,7 +445,7 @@ class ServedRollouts:
         self.renew([submission])
 
     def _fill(self, submission: ServedSubmission) -> None:
-        """Starts waiting rollouts, as long as fewer than `concurrency` are in the scheduler or not yet delivered."""
+        """Starts waiting rollouts, while fewer than `concurrency` are in the scheduler or wait for delivery."""
         unread = sum(cursor > submission.delivered for cursor in submission.ready)
         for _ in range(len(submission.waiting)):
             if submission.given + unread >= self._driver.run.concurrency:
@@ -506,7 +461,7 @@ class ServedRollouts:
         planned = replace(planned, limits=self._limits(rollout.submission.body))
         rollout.calls, rollout.is_given = 0, True
         rollout.submission.given += 1
-        self._policies.add(rollout.slot, rollout)
+        self.policies.add(rollout.slot, rollout)
         self._driver.execute(planned, lambda _, episode: self._spawn(self._settle(rollout, episode)))
 
     def _limits(self, body: SubmissionBody) -> EpisodeLimits:
@@ -524,7 +479,7 @@ class ServedRollouts:
         try:
             rollout.submission.given -= rollout.is_given
             rollout.is_given = False
-            await self._policies.remove(rollout.slot)
+            await self.policies.remove(rollout.slot)
             is_unfinished = episode is None or episode.result.outcome in UNFINISHED
             is_ending = self._is_closing or self._driver.run.is_ending
             if is_unfinished and rollout.cancelled_by is None and is_ending:
@@ -535,9 +490,10 @@ class ServedRollouts:
                 loss = Loss(attempt=rollout.attempt, state=state, error=error_of(episode.result))
                 planned = self._driver.plan(rollout.task)
                 again = {"attempt": planned.attempt, "seed": planned.seed, "loss": loss.model_dump()}
-                await self._write({"replaced": rollout.rollout_id, **again})
-                rollout.losses.append(loss)
-                rollout.attempt, rollout.seed, rollout.planned = planned.attempt, planned.seed, None
+                line = {"replaced": rollout.rollout_id, **again}
+                await self._write(line)
+                self._apply(line)
+                rollout.planned = None
                 self._start(rollout)
                 return
             await self._publish(rollout, state, episode)
@@ -565,12 +521,11 @@ class ServedRollouts:
         return (state == "failed" and failed < body.replace_failed) or (state == "stale" and body.on_stale == "replace")
 
     def _staleness(self, episode: DrivenEpisode) -> int | None:
-        known, newest = self._ages(episode), self._indices.get(self._policies.version or "")
+        known, newest = self._ages(episode), self._indices.get(self.policies.version or "")
         return max(0, newest - min(known)) if known and newest is not None else None
 
     def _ages(self, episode: DrivenEpisode) -> list[int]:
-        named = (name for version in episode.versions for name in version.split("+"))
-        found = [self._indices.get(name, _index(name)) for name in named]
+        found = [self._indices.get(name, _index(name)) for name in episode.versions]
         return [one for one in found if one is not None]
 
     async def _publish(self, rollout: Rollout, state: State, episode: DrivenEpisode | None) -> None:
@@ -603,19 +558,13 @@ class ServedRollouts:
             made["times"]["queue"] = round(max(0.0, made["times"]["queue"] - rollout.submitted_at), 3)
         if state == "cancelled":
             why = rollout.cancelled_by or CANCELLED
-            made["error"] = {"stage": "agent", "type": why, "message": _WHY.get(why, why), "transient": False}
+            made["error"] = {"stage": "agent", "type": why, "message": MESSAGES.get(why, why), "transient": False}
         no_times = dict.fromkeys(("queue", "start", "engine", "tools", "verify"), 0.0)
         empty: dict[str, Any] = {
+            **dict.fromkeys(("episode_id", "reward", "error", "finish", "rows", "calls", "trajectory")),
             "attempt": rollout.attempt,
-            "episode_id": None,
-            "reward": None,
             "rewards": {},
-            "error": None,
             "versions": [],
-            "finish": None,
-            "rows": None,
-            "calls": None,
-            "trajectory": None,
             "times": no_times,
             "tokens": {"prompt": 0, "sampled": 0},
         }
@@ -646,23 +595,12 @@ class ServedRollouts:
         task.add_done_callback(self._tasks.discard)
 
 
-_WHY = {
-    CANCELLED: "The rollout was cancelled.",
-    LEASE_EXPIRED: "The trainer sent no call before its lease expired.",
-}
-
-
 def _index(version: str) -> int | None:
-    """Returns the version as an integer; `None` if it is not a decimal number."""
     return int(version) if version.isascii() and version.isdecimal() and len(version) < 16 else None
 
 
 def _policy_of(body: SubmissionBody, rollout_id: str) -> PolicyBody:
-    """Returns the policy of a rollout, with its own fields from `policies`.
-
-    Raises:
-        ConfigError: A field of `policies` is invalid.
-    """
+    """Returns the policy of a rollout; raises `ConfigError` if its own fields in `policies` are invalid."""
     own = body.policies.get(rollout_id)
     if own is None:
         return body.policy
@@ -673,7 +611,7 @@ def _policy_of(body: SubmissionBody, rollout_id: str) -> PolicyBody:
 
 
 def _without_keys(body: SubmissionBody) -> dict[str, Any]:
-    """Returns the submission as data with masked API keys. Names of environment variables are not masked."""
+    """Returns the submission as data with masked API keys, except for names of environment variables."""
     data = body.model_dump()
     for policy in (data["policy"], *data["policies"].values()):
         if policy.get("key") and not str(policy["key"]).startswith(ENV):

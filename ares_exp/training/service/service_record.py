@@ -28,7 +28,7 @@ class ServiceRecord:
         self._path = folder / "record.jsonl"
 
     def read(self) -> Iterator[Mapping[str, Any]]:
-        """Yields the lines of earlier sessions. Skips an incomplete line, which a dying process was writing.
+        """Yields the lines of earlier sessions, except for an incomplete line, which a dying process was writing.
 
         Raises:
             ConfigError: The record cannot be read.
@@ -50,20 +50,12 @@ class ServiceRecord:
         if whole < self._path.stat().st_size:
             os.truncate(self._path, whole)
 
-    def append(self, *lines: Mapping[str, Any]) -> None:
-        """Appends lines and flushes them to the disk, so that they survive a power cut.
-
-        Raises:
-            OSError: The lines could not be written.
-        """
-        append_durably(self._path, "".join(f"{dump_json(line)}\n" for line in lines), flags=os.O_CREAT)
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Appends a line and flushes it to the disk, so that it survives a power cut. Raises `OSError`."""
+        append_durably(self._path, f"{dump_json(line)}\n", flags=os.O_CREAT)
 
     def add_episode(self, cursor: int, text: str, line: Mapping[str, Any]) -> None:
-        """Stores the line of an episode, so that it survives the end of this process.
-
-        Raises:
-            OSError: The files could not be written.
-        """
+        """Stores the line of an episode, so that it survives the end of this process. Raises `OSError`."""
         with atomic_file(self._folder / f"{cursor}.json", sync=False) as file:
             file.write(text.encode())
         append_text(self._path, f"{dump_json(line)}\n")

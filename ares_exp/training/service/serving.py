@@ -100,17 +100,11 @@ class Service:
         assert self._listener is not None
         try:
             async with EpisodeDriver(run) as driver:
-                rollouts = ServedRollouts(
-                    driver,
-                    ServiceRecord(run.run_dir.service),
-                    self.policy,
-                    queue=self._options.queue,
-                    unacknowledged=self._options.unacknowledged,
-                    lease_sec=self._options.lease_sec,
-                )
+                record = ServiceRecord(run.run_dir.service)
+                rollouts = ServedRollouts(driver, record, self.policy, self._options)
                 await rollouts.restore()
                 watching = asyncio.create_task(rollouts.watch_leases())
-                service = HttpService(rollouts, run, agent=run.agent_name, key=self._key)
+                service = HttpService(rollouts, run, self._key)
                 try:
                     async with service.listening(self._listener):
                         self._announce()

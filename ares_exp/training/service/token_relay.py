@@ -8,22 +8,21 @@ import math
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from ares_exp.cancellation import in_thread
+from ares_exp.cancellation import happened
 from ares_exp.errors import ConfigError, ContextOverflowError, WireFormatError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.llms.wire import WarnOnce
-from ares_exp.policies.in_process.chat_template import ChatTemplate, load_tokenizer
+from ares_exp.policies.in_process.chat_template import ChatTemplates
 from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, PROCESSED_LOGPROBS
 from ares_exp.policies.in_process.token_client import TokenClient, TokenRequest, sampled_text, sampling_of
 from ares_exp.policies.policy import EpisodeSpec
-from ares_exp.policies.waiting import nobody_waits, reported
+from ares_exp.policies.waiting import reported
 from ares_exp.records.validation import validated
 from ares_exp.training.service.bodies import SampledBody
 
@@ -50,6 +49,7 @@ class _OpenRequest:
     rollout_id: str
     prompt: Sequence[int]
     sampling: Mapping[str, Any]
+    spec: EpisodeSpec
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     lease_end: float = -math.inf
     version: str | None = None
@@ -63,36 +63,27 @@ class Relay:
     A polled request has a lease. It is returned again if no response arrives before the lease ends.
 
     Attributes:
-        version: Version of the weights for responses without a version.
+        templates: Chat templates of the models, also for endpoints with token ids.
+        lease_sec: Time in seconds that a sampler has to respond to a request.
     """
 
     def __init__(self, lease_sec: float = REQUEST_LEASE_SEC) -> None:
-        """Creates a relay without requests.
-
-        Args:
-            lease_sec: Time in seconds that a sampler has to respond to a request.
-        """
-        self.version: str | None = None
-        self._lease_sec = lease_sec
+        """Creates a relay without requests."""
+        self.lease_sec = lease_sec
         self._open: dict[str, _OpenRequest] = {}
         self._changed = asyncio.Event()
-        self._templates: dict[str, ChatTemplate] = {}
-        self._loading = asyncio.Lock()
+        self.templates = ChatTemplates()
         self._warn_once = WarnOnce(logger)
 
     async def requests(
         self, wait: float, limit: int, rollout_ids: Collection[str] | None = None
     ) -> list[dict[str, Any]]:
-        """Returns open requests, from the oldest to the newest. Waits if there are no open requests.
+        """Returns open requests, with the fields of `TokenRequestFacts`, from the oldest to the newest.
 
         Args:
-            wait: Maximum wait in seconds. After it, the list is empty.
+            wait: Maximum wait in seconds for a request. After it, the list is empty.
             limit: Maximum number of requests.
             rollout_ids: Rollouts whose requests are returned. `None` means all rollouts.
-
-        Returns:
-            JSON-ready requests: `request_id`, `rollout_id`, `prompt_ids`, `sampling`, and `deadline`, the end of the
-            lease in Unix time.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + wait
@@ -104,15 +95,10 @@ class Relay:
             if until <= clock():
                 return []
             self._changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(due - clock()):
-                    await self._changed.wait()
+            await happened(self._changed, due - clock())
 
     def respond(self, response: SampledBody) -> bool:
-        """Passes a sampler's response to the episode that waits for it.
-
-        Returns:
-            Whether the response was used. It is dropped if the request already has a response, or is no longer open.
+        """Passes a sampler's response to the episode that waits for it. Returns whether the response was used.
 
         Raises:
             WireFormatError: The response is longer than requested. The request stays open.
@@ -140,52 +126,38 @@ class Relay:
         sampler = _Sampler(self, rollout_id, model, sampling)
         return TokenClient(
             spec=spec or EpisodeSpec(""),
-            load=lambda: self.template(model),
+            load=lambda: self.templates.of(model),
             prepare=sampler.prepare,
             sample=sampler.sample,
             warn=self._warn_once,
             max_concurrency_per_episode=MAX_CONCURRENCY_PER_EPISODE,
+            continues_aborted=True,
         )
 
-    async def check(self, model: str, sampling: Mapping[str, Any]) -> None:
-        """Checks that `policy_for` accepts these arguments.
+    def check(self, sampling: Mapping[str, Any]) -> None:
+        """Checks the sampling parameters of `policy_for`.
 
         Raises:
-            UserError: A sampling parameter is invalid, or the tokenizer cannot be loaded.
+            ConfigError: A parameter is invalid.
         """
         try:
             validated(_Limits, sampling)
         except ValueError as error:
             raise ConfigError(f"The sampling parameters of the submission are invalid: {error}.") from None
-        await self.template(model)
-
-    async def template(self, model: str) -> ChatTemplate:
-        """Returns the chat template of a model, which is loaded once.
-
-        Raises:
-            PreflightError: The tokenizer cannot be loaded, or has no chat template.
-        """
-        async with self._loading:
-            if model not in self._templates:
-                tokenizer = await in_thread(lambda: load_tokenizer(model, chat_template=None, trust_remote_code=False))
-                self._templates[model] = ChatTemplate(tokenizer)
-        return self._templates[model]
 
     async def sampled(
         self, rollout_id: str, prompt: Sequence[int], sampling: Mapping[str, Any], spec: EpisodeSpec
     ) -> tuple[SampledBody, str | None]:
-        """Adds a request and waits for its response. Time until a sampler takes the request counts as waiting.
+        """Adds a request. Returns its response, and the version of the weights.
 
-        Returns:
-            The response, and the version of its weights.
+        Time until a sampler takes the request does not count towards the time limits of the episode.
         """
-        if spec.may_ask is not None:
-            await spec.may_ask()
-        one = _OpenRequest(rollout_id, prompt, sampling)
+        await spec.may_ask()
+        one = _OpenRequest(rollout_id, prompt, sampling, spec)
         self._open[one.request_id] = one
         self._changed.set()
         try:
-            with reported(spec.on_wait or nobody_waits):
+            with reported(spec.on_wait):
                 await one.taken.wait()
             response = await one.response
         finally:
@@ -193,21 +165,21 @@ class Relay:
         return response, response.version or one.version
 
     def _hand_out(self, one: _OpenRequest) -> dict[str, Any]:
-        one.lease_end = asyncio.get_running_loop().time() + self._lease_sec
-        one.version = self.version
+        one.lease_end = asyncio.get_running_loop().time() + self.lease_sec
+        one.version = one.spec.version()
         one.taken.set()
         return {
             "request_id": one.request_id,
             "rollout_id": one.rollout_id,
             "prompt_ids": [*one.prompt],
             "sampling": {**one.sampling},
-            "deadline": time.time() + self._lease_sec,
+            "deadline": time.time() + self.lease_sec,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampler:
-    """Requests the sampled responses of one rollout through the relay."""
+    """The sampler of one rollout."""
 
     relay: Relay
     rollout_id: str
@@ -215,41 +187,33 @@ class _Sampler:
     sampling: Mapping[str, Any]
 
     def prepare(self, request: LLMRequest) -> LLMRequest:
-        return request
+        tokens = self.sampling.get("max_tokens", request.max_output_tokens)
+        stop = self.sampling.get("stop", request.stop_sequences)
+        return replace(request, max_output_tokens=tokens, stop_sequences=stop)
 
     async def sample(self, asked: TokenRequest) -> LLMResponse:
-        """Requests a response. Continues an aborted response from its sampled ids, perhaps with other weights."""
         started = time.perf_counter()
         request = asked.request
         sampling = {
             **sampling_of(request),
+            **self.sampling,
             "max_tokens": request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,
             "stop": [*(request.stop_sequences or ())],
-            **self.sampling,
         }
-        ids: list[int] = []
-        logprobs: list[float] = []
-        versions: dict[str, None] = {}
-        stop = "abort"
-        while stop == "abort" and len(ids) < sampling["max_tokens"]:
-            left = {**sampling, "max_tokens": sampling["max_tokens"] - len(ids)}
-            part, version = await self.relay.sampled(self.rollout_id, [*asked.prompt, *ids], left, asked.spec)
-            ids += part.ids
-            logprobs += part.logprobs
-            versions |= {version: None} if version is not None and part.ids else {}
-            stop = part.stop
-        if not ids:
+        sampled, version = await self.relay.sampled(self.rollout_id, asked.prompt, sampling, asked.spec)
+        if not sampled.ids and sampled.stop == "length":
             raise ContextOverflowError(f"The prompt has {len(asked.prompt)} tokens and leaves no room for a response.")
-        template = await self.relay.template(self.model)
+        template = await self.relay.templates.of(self.model)
         return LLMResponse.from_text(
-            sampled_text(template, ids, template.ends, sampling["stop"]),
-            usage=Usage(len(asked.prompt), len(ids)),
+            sampled_text(template, sampled.ids, template.ends, sampling["stop"]),
+            usage=Usage(len(asked.prompt), len(sampled.ids)),
             prompt_token_ids=asked.prompt,
-            completion_token_ids=ids,
-            logprobs=logprobs,
-            finish_reason="length" if stop == "abort" else stop,
+            completion_token_ids=sampled.ids,
+            logprobs=sampled.logprobs,
+            finish_reason=sampled.stop,
             model=self.model,
             latency_sec=time.perf_counter() - started,
             sampling={**sampling, **PROCESSED_LOGPROBS},  # trainers use the sampling temperature for them
-            policy_version="+".join(versions) or None,
+            policy_version=version,
+            policy_version_from=None if version is None else "body" if sampled.version else "announced",
         )

@@ -1,6 +1,6 @@
 """A small MCP server over stdin and stdout, or with a port over HTTP; its count tells it from another one.
 
-With the argument `plain`, it offers one valid tool and keeps to the specification.
+With the first argument `plain`, it offers one valid tool and keeps to the specification.
 """
 
 import json
@@ -8,7 +8,8 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 count = 0
-PLAIN = sys.argv[1:] == ["plain"]
+PLAIN = sys.argv[1:2] == ["plain"]
+PORTS = [int(word) for word in sys.argv[1:] if word != "plain"]
 SCHEMA = {"type": "object", "properties": {"by": {"type": "integer"}}, "required": ["by"]}
 
 
@@ -47,6 +48,9 @@ def reply(message):
 
 
 class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_error(405)
+
     def do_POST(self):
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if message["method"] != "initialize" and self.headers["Mcp-Session-Id"] != "s-1":
@@ -67,8 +71,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-if sys.argv[1:] and not PLAIN:
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+if PORTS:
+    ThreadingHTTPServer(("127.0.0.1", PORTS[0]), Handler).serve_forever()
 for line in sys.stdin:
     said = json.loads(line)
     print(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {}}), flush=True)

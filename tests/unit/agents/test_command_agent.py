@@ -10,6 +10,7 @@ import pytest
 
 import ares_exp
 from ares_exp.agents.installed.command import CommandAgentFactory
+from ares_exp.agents.installed.recipe import mcp_json
 from ares_exp.commands.cli.main import run_word
 from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.containers.local import LocalContainerFactory
@@ -18,6 +19,7 @@ from ares_exp.errors import SnapshotUnsupportedError, UserError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.tasks.environment_section import McpServer
 from ares_exp.training.sampled_calls import conversations_of
 from ares_exp.trajectories import load
 from ares_exp.trajectories.exports.atif_writer import to_atif
@@ -29,17 +31,12 @@ from tests.leaks import processes
 
 trajectories = partial(run_word, program="ares-exp")
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("here")]
 
 AGENT = Path(__file__).parents[2] / "data" / "agents" / "chat_agent.py"
 TASK = ("env=harbor", "env.tasks=write-greeting", "tracker=none")
 COMMAND = ("agent=command", "agent.command='python3 /opt/agent.py'", f"agent.files={{/opt/agent.py: {AGENT}}}")
 GREET = "echo Hello, harbor! > /app/greeting.txt"
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def replies(*texts: str) -> tuple[str, str]:
@@ -384,6 +381,14 @@ def test_inline_files_have_values_mode_and_context(tmp_path: Path) -> None:
     Path("run").rename("done")
     with pytest.raises(UserError, match=r"\$ARES_MCP_FILE and \$ARES_SKILLS"):
         execute(*words[:2], *replies("DONE"))
+
+
+@pytest.mark.parametrize(("transport", "kind"), [("streamable-http", "http"), ("sse", "sse")])
+def test_remote_servers_are_in_the_mcp_file(transport: Any, kind: str) -> None:
+    server = McpServer(name="web", transport=transport, url="http://web/mcp", headers={"X-A": "a"})
+    assert json.loads(mcp_json([server])) == {
+        "mcpServers": {"web": {"type": kind, "url": "http://web/mcp", "headers": {"X-A": "a"}}}
+    }
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ async def test_run_can_be_paused_and_resumed(live: Live) -> None:
 @pytest.mark.local
 async def test_settings_change_and_episodes_are_cancelled(live: Live) -> None:
     code, said = await live.ctl("set", "concurrency=3", "budget.cost=2.5", "--reason", "more")
-    assert (code, "In force: concurrency=3, budget.cost=2.5." in said) == (0, True)
+    assert (code, "The run now uses concurrency=3, budget.cost=2.5." in said) == (0, True)
     assert "budget.cost=2.5: 0 spent" in (await live.ctl("status"))[1]
     assert (await live.ctl("set", "seed=3"))[0] == 1
     told = json.loads((await live.ctl("status", "--json"))[1])["status"]

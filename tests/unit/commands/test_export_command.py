@@ -179,7 +179,7 @@ def test_existing_files_are_overwritten_only_with_force(run: Path, capsys: pytes
     out.write_text("precious")
     assert export(run, out, "parquet") == 2
     assert out.read_text() == "precious"
-    assert "`--force` overwrites it" in capsys.readouterr().err
+    assert "Use `--force` to overwrite it" in capsys.readouterr().err
     assert export(run, out, "parquet", "--force") == 0
     assert pq.read_table(out).num_rows == 12
     folder.mkdir()

@@ -4,9 +4,20 @@ from typing import Any
 
 import pytest
 
-from ares_exp.commands.task import FILES, IMAGE, _rewards, make_task
-from ares_exp.commands.task_runs import NOTHING, SOLUTION, Candidate, CheckedRun, find_candidates, with_problems
-from ares_exp.commands.task_verdict import Fault, TaskVerdict, _printed, judge
+from ares_exp.commands.task import FILES, IMAGE, make_task
+from ares_exp.commands.task_check import (
+    NOTHING,
+    SOLUTION,
+    Candidate,
+    CheckedRun,
+    Fault,
+    TaskVerdict,
+    _printed,
+    _rewards,
+    find_candidates,
+    judge,
+    with_problems,
+)
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome

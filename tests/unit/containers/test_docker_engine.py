@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.docker.engine import connect, in_thread
-from ares_exp.containers.docker.podman import PodmanContainerFactory
+from ares_exp.containers.docker.factory import PodmanContainerFactory
 from ares_exp.errors import PreflightError
 
 SOON_SEC = 60.0

@@ -5,15 +5,17 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.images.dockerfile_reading import (
+from ares_exp.containers.images.dockerfile_steps import (
     Base,
     CopyStep,
     Dockerfile,
     MakeDirectoryStep,
     RunStep,
+    check_sources,
+    find_sources,
     read_dockerfile,
+    stage_context,
 )
-from ares_exp.containers.images.dockerfile_steps import check_sources, find_sources, stage_context
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import TaskError, UnsupportedTaskError
 

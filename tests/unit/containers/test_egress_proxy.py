@@ -257,8 +257,9 @@ async def test_endless_head_is_refused(dial: Dial, origin: tuple[Origin, str, in
     assert await answer(dial, b"CONNECT a.example:80 HT", end=True) == ""
 
 
-async def test_slow_client_is_disconnected() -> None:
-    async with started(EgressProxy(allowing(), head_timeout_sec=0.2)) as dial:
+async def test_slow_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(egress_proxy, "HEAD_TIMEOUT_SEC", 0.2)
+    async with started(EgressProxy(allowing())) as dial:
         reader, writer = await dial()
         writer.write(b"CONNECT a.exa")
         assert await hung_up(reader)
@@ -292,19 +293,17 @@ async def test_flood_of_connections_is_dropped(monkeypatch: pytest.MonkeyPatch, 
     assert await hung_up(reader)
 
 
-async def test_idle_tunnel_is_closed(origin: tuple[Origin, str, int]) -> None:
-    async with started(EgressProxy(allowing(origin[1]), idle_timeout_sec=0.2)) as dial:
-        reader, _ = await tunnel(dial, *origin[1:])
-        assert await hung_up(reader)
-
-
-async def test_busy_tunnel_outlives_the_idle_time(origin: tuple[Origin, str, int]) -> None:
-    async with started(EgressProxy(allowing(origin[1]), idle_timeout_sec=2.5)) as dial:
-        reader, writer = await tunnel(dial, *origin[1:])
-        for _ in range(5):
-            await asyncio.sleep(0.6)
-            writer.write(b"x")
-            assert await asyncio.wait_for(reader.read(1), BOUND_SEC) == b"x"
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_idle_tunnel_is_closed(
+    monkeypatch: pytest.MonkeyPatch, dial: Dial, origin: tuple[Origin, str, int], is_busy: bool
+) -> None:
+    monkeypatch.setattr(egress_proxy, "IDLE_TIMEOUT_SEC", 2.5 if is_busy else 0.2)
+    reader, writer = await tunnel(dial, *origin[1:])
+    for _ in range(5 if is_busy else 0):
+        await asyncio.sleep(0.6)
+        writer.write(b"x")
+        assert await asyncio.wait_for(reader.read(1), BOUND_SEC) == b"x"
+    assert await hung_up(reader)
 
 
 @pytest.mark.parametrize("policy", [NO_NETWORK, PUBLIC, allowing("192.0.2.99")])

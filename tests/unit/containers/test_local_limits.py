@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +14,12 @@ from typing import Any, TypeVar
 import pytest
 
 from ares_exp.containers.container import ContainerSpec, ExecResult
-from ares_exp.containers.local import LocalContainerFactory
+from ares_exp.containers.local import LocalContainerFactory, container_process
 from ares_exp.containers.local.cgroup import Controller, groups_of, oom_kills, usable_cgroup_paths
 from ares_exp.containers.local.container import LocalContainer
+from ares_exp.containers.local.container_process import _SERVE
 from ares_exp.errors import ContainerDiedError, ContainerError
+from tests.leaks import until
 from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = needs_local
@@ -168,6 +172,45 @@ async def test_time_limit_kills_a_fork_bomb() -> None:
 
 
 @limited_by("pids")
+async def test_killed_processes_no_longer_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their first process, stopped here, may reap them late. A later command could then not fork."""
+    monkeypatch.setattr(container_process, "_REAP_SEC", 60.0)
+    async with small() as container:
+        await asyncio.gather(*(run(container, "sleep 0.1") for _ in range(3)))  # shells for the bomb and for its end
+        bomb = asyncio.create_task(container.exec("while :; do sleep 600 & done", timeout_sec=2))
+        await until(lambda: len(alive(container)) >= PIDS)
+        first = container._process._namespaces()["child-pid"]
+        os.kill(first, signal.SIGSTOP)
+        try:
+            await until(lambda: len(alive(container)) < PIDS // 2)
+            await asyncio.sleep(0.5)
+        finally:
+            os.kill(first, signal.SIGCONT)
+        assert (await bomb).timed_out
+        assert int(setting(container, "pids.current")) < PIDS // 2
+
+
+def alive(container: LocalContainer) -> list[str]:
+    """The processes of the container that have not ended."""
+    return [pid for pid in setting(container, "cgroup.procs").split() if Path(f"/proc/{pid}/exe").exists()]
+
+
+def test_restarted_first_process_reaps_zombies(tmp_path: Path) -> None:
+    """It starts again if it cannot fork; processes that end meanwhile would use up the limit for ever."""
+    (tmp_path / "serve").write_text(_SERVE.replace("CHANNELS", str(tmp_path)))
+    end = "child = os.fork() or os._exit(0); os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)"
+    script = f"import os, sys; {end}; os.execv('/bin/bash', ['bash', sys.argv[1]])"
+    words = [sys.executable, "-c", script, tmp_path / "serve"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        deadline = time.monotonic() + 60
+        while Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.stdin.close()
+
+
+@limited_by("pids")
 async def test_commands_run_while_all_processes_are_used() -> None:
     async with small() as container:
         await run(container, "(setsid bash -c 'while :; do sleep 600 & done' >/dev/null 2>&1 &)")
@@ -190,12 +233,6 @@ async def frees(container: LocalContainer) -> bool:
         await container.exec("kill -9 -1", timeout_sec=3)
         return (await container.exec("echo next", timeout_sec=3)).output.endswith("next\n")
     return False
-
-
-@limited_by("pids")
-async def test_default_process_limit_matches_docker() -> None:
-    async with local_container() as container:
-        assert setting(container, "pids.max") == "4096\n"
 
 
 @limited_by("pids", "memory", "cpu")

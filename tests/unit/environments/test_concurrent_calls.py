@@ -28,7 +28,7 @@ from ares_exp.trajectories.collector import EpisodeCollector
 from ares_exp.trajectories.recorded_responses import responses
 from ares_exp.trajectories.response_log import LoggedEpisode, logged_episodes
 from ares_exp.wrappers.async_gym import drive_async_gym
-from ares_exp.wrappers.gym_in_thread import drive_sync_gym
+from ares_exp.wrappers.sync_gym import drive_sync_gym
 from tests.unit.environments.snapshots import agent_of, ask
 from tests.unit.runs.resume.logs import log_in
 

@@ -51,4 +51,4 @@ def test_changed_file_changes_the_task_record(tmp_path: Path) -> None:
     assert before == recorded(extra_instruction_paths=[hint])
     hint.write_text("two")
     assert changed_files(before, recorded(extra_instruction_paths=[hint])) == [str(hint)]
-    assert content_of(before) == recorded()
+    assert content_of(before) == recorded() == content_of(recorded())

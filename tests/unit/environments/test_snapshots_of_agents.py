@@ -25,7 +25,7 @@ from ares_exp.errors import (
 )
 from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.verification.time_limits import TimeLimits
-from tests.agents.stateful_agent import ForgetfulAgentFactory, StatefulAgent, StatefulAgentFactory
+from tests.agents.stateful_agent import StatefulAgent, StatefulAgentFactory
 from tests.unit.environments.conftest import MakeEnvironment
 from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, running_boxes, say
 
@@ -65,18 +65,6 @@ async def test_forks_outlive_the_original(make_environment: Any) -> None:
     await env.close()
     assert (await fork.step(run("echo 42 > /answer"))).mid()
     assert (await fork.step(SUBMIT)).reward == 1.0
-
-
-async def test_fork_of_a_fork_records_its_lineage(make_environment: Any) -> None:
-    env = make_environment()
-    await env.reset()
-    [first] = await env.fork(1)
-    await first.step(run("true"))
-    _, second = await first.fork(2)
-    assert first.lineage["branch"] == 0
-    assert (first.lineage["step"], second.lineage["step"], second.lineage["branch"]) == (0, 1, 1)
-    assert second.lineage["root"] == first.lineage["root"]
-    await close_all(first, _, second)
 
 
 async def draws(container: Any, llm: Any) -> None:
@@ -182,7 +170,8 @@ async def test_nested_forks_share_root_but_not_parent(make_environment: MakeEnvi
         below = [one for fork in forks for one in await forked(fork, 1)]
 
         [first, second] = [fork.lineage for fork in forks]
-        assert (first["root"], first["parent"], first["step"]) == (second["root"], second["parent"], second["step"])
+        assert (first["root"], first["parent"]) == (second["root"], second["parent"])
+        assert [fork.lineage["step"] for fork in forks] == [0, 0]
         assert [fork.lineage["branch"] for fork in forks] == [0, 1]
         assert {one.lineage["root"] for one in below} == {first["root"]}
         assert len({first["parent"], *(one.lineage["parent"] for one in below)}) == 3
@@ -314,14 +303,6 @@ async def test_agent_that_rejects_the_state_is_an_error(
     make_environment: Any, restore: Restore, store: Path, kind: type[Any], error: type[Exception], told: str
 ) -> None:
     await refused(make_environment, restore, store, with_agents_of(kind), error, told)
-
-
-async def test_incomplete_state_is_found(make_environment: Any, restore: Restore, store: Path) -> None:
-    env = make_environment(agent=ForgetfulAgentFactory())
-    await env.reset()
-    await env.step(say("true"))
-    with pytest.raises(DivergenceError, match="sends another request"):
-        await restore(await env.export_state(store), code_agent_factory=ForgetfulAgentFactory())
 
 
 async def test_episode_limits_apply_to_stateful_agents(make_environment: Any) -> None:

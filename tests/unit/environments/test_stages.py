@@ -12,7 +12,7 @@ from ares_exp.containers.filesystem.zstd import zstd
 from ares_exp.containers.local.isolation import is_privileged
 from ares_exp.environments.recorded_setup import EpisodeFacts
 from ares_exp.errors import SnapshotMetadataError
-from ares_exp.snapshots.document import with_checksum
+from ares_exp.snapshots.snapshot import with_checksum
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
@@ -110,34 +110,35 @@ async def test_broken_journal_of_past_stage_is_found(make_environment: Any, make
     assert not SnapshotStore(store).verify(snapshot.snapshot_id).ok
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"name": "two"},
-        {"step_count": -1},
-        {"step_count": 1000},
-        {"verdict": {"reward": "nan", "rewards": {}}},
-        {"verdict": {"reward": 1.0, "rewards": {"reward": "inf"}}},
-        {"verdict": {"reward": "much", "rewards": {}}},
-        {"truncated_by": "magic"},
-        {"started_at": "nan"},
-        {"seed": None},
-        {"journal": ["0" * 64]},
-        {"journal": ["../../etc/passwd"]},
-    ],
-)
+CHANGES: list[dict[str, Any]] = [
+    {"name": "two"},
+    {"step_count": -1},
+    {"step_count": 1000},
+    {"verdict": {"reward": "nan", "rewards": {}}},
+    {"verdict": {"reward": 1.0, "rewards": {"reward": "inf"}}},
+    {"verdict": {"reward": "much", "rewards": {}}},
+    {"truncated_by": "magic"},
+    {"started_at": "nan"},
+    {"seed": None},
+    {"journal": ["0" * 64]},
+    {"journal": ["../../etc/passwd"]},
+]
+
+
 async def test_changed_stage_is_refused(
-    make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path, change: dict[str, Any]
+    make_environment: Any, make_steps: MakeSteps, restore: Restore, store: Path
 ) -> None:
     env = make_environment(make_steps(files={"steps/one/tests/test.sh": PASSES}))
     await env.reset()
     await env.step(SUBMIT)
     file = (await env.export_state(store)).snapshot_dir / "snapshot.json"
-    data = json.loads(file.read_text())
-    data["episode"]["past_stages"][0].update(change)
-    file.write_text(json.dumps(with_checksum(data)))
-    with pytest.raises(SnapshotMetadataError):
-        await restore(file)
+    text = file.read_text()
+    for change in CHANGES:
+        data = json.loads(text)
+        data["episode"]["past_stages"][0].update(change)
+        file.write_text(json.dumps(with_checksum(data)))
+        with pytest.raises(SnapshotMetadataError):
+            await restore(file)
 
 
 SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"

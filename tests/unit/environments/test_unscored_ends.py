@@ -18,7 +18,7 @@ pytestmark = pytest.mark.local
 SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
 
 
-@pytest.mark.parametrize("pause_sec", [0.0, 0.01, 0.03, 0.1, 0.3])
+@pytest.mark.parametrize("pause_sec", [0.0, 0.03, 0.3])
 async def test_separate_verifier_is_stopped(make_environment: Any, make_task: Any, pause_sec: float) -> None:
     env = make_environment(make_task(toml=SEPARATE, test="#!/bin/sh\nsleep 300\n"))
     await env.reset()
@@ -115,6 +115,8 @@ async def test_cancelled_episode_collects_artifacts(make_environment: Any, make_
     stepping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stepping
+    with pytest.raises(EpisodeStateError):
+        await env.step(SUBMIT)
     assert (tmp_path / "artifacts/logs/artifacts/x").read_text() == "kept\n"
     assert not running_boxes()
 
@@ -127,18 +129,6 @@ async def test_collection_ends_at_its_time_limit(
     await env.reset()
     async with asyncio.timeout(60):
         await env.close()
-    assert not running_boxes()
-
-
-async def test_cancellation_ends_the_collection(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
-    env = make_environment(make_task(toml=HANGS), output_dir=tmp_path)
-    await env.reset()
-    closing = asyncio.create_task(env.close())
-    await asyncio.sleep(0)
-    closing.cancel()
-    async with asyncio.timeout(60):
-        with pytest.raises(asyncio.CancelledError):
-            await closing
     assert not running_boxes()
 
 
@@ -167,3 +157,4 @@ async def test_cancelled_close_still_signals_the_release(make_environment: Any, 
         with pytest.raises(asyncio.CancelledError):
             await closing
     assert released.is_set()
+    assert not running_boxes()

@@ -45,12 +45,11 @@ async def test_obstacles_are_tolerated_in_each_step(make_environment: Any, make_
     assert (await env.step(SUBMIT)).reward == 0.75
 
 
-@pytest.mark.parametrize("command", ["rm -rf /work", "rm -rf /work; touch /work"])
-async def test_deleted_working_directory_gives_a_reward(make_environment: Any, make_task: Any, command: str) -> None:
+async def test_replaced_working_directory_gives_a_reward(make_environment: Any, make_task: Any) -> None:
     env = make_environment(make_task(test=LISTS, toml="[environment]\nworkdir = '/srv'\n"))
     await env.reset()
-    gone = command.replace("/work", "/srv")
-    assert (await env.step(run(f"cd /; {gone}; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"))).reward == 0
+    gone = "cd /; rm -rf /srv; touch /srv"
+    assert (await env.step(run(f"{gone}; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"))).reward == 0
 
 
 async def test_tests_in_the_image_are_restored(make_environment: Any, make_task: Any, tmp_path: Path) -> None:

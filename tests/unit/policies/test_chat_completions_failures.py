@@ -41,9 +41,15 @@ from tests.loopback_endpoint import (
     raw,
     slow,
 )
-from tests.unit.policies.conftest import Make
+from tests.unit.policies.conftest import KEY, Make
 
 HI = LLMRequest([{"role": "user", "content": "hi"}])
+
+
+async def failure(make: Make, *, max_retries: int) -> EndpointError:
+    with pytest.raises(EndpointError) as raised:
+        await make(max_retries=max_retries)(HI)
+    return raised.value
 
 
 @pytest.mark.parametrize("behaviour", [
@@ -187,114 +193,88 @@ def test_invalid_retry_after_header_is_ignored() -> None:
     assert retry_after_sec({}) is None
 
 
-KEY = "sk-loopback-0123456789"
-
-
-def policy_for(url: str, api_key_env: str | None = "LOOPBACK_KEY") -> OpenAIPolicy:
-    return OpenAIPolicy(model="m", base_url=url, api_key_env=api_key_env, preflight_timeout_sec=2)
-
-
-@pytest.fixture(autouse=True)
-def _key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOOPBACK_KEY", KEY)
-
-
-async def test_preflight_passes_without_a_paid_request(endpoint: LoopbackEndpoint) -> None:
-    await policy_for(endpoint.url).preflight()
-    assert [(other.method, other.path) for other in endpoint.others] == [("GET", "/v1/models")]
-    assert endpoint.others[0].headers["authorization"] == f"Bearer {KEY}"
-    assert not endpoint.requests, "the preflight must not pay for a response"
-
-
-@pytest.mark.parametrize("status", [404, 405, 429, 500, 501])
-async def test_endpoint_without_a_model_list_passes(endpoint: LoopbackEndpoint, status: int) -> None:
-    endpoint.models = error(status)
-    await policy_for(endpoint.url).preflight()
-
-
-async def test_model_list_without_json_passes(endpoint: LoopbackEndpoint) -> None:
-    endpoint.models = raw(b"<html>", content_type="text/html")
-    await policy_for(endpoint.url).preflight()
+@pytest.mark.parametrize("models", [*map(error, (404, 405, 429, 500, 501)), raw(b"<html>", content_type="text/html")])
+async def test_endpoint_without_a_model_list_passes(endpoint: LoopbackEndpoint, make: Make, models: Behaviour) -> None:
+    endpoint.models = models
+    await make().preflight()
 
 
 @pytest.mark.parametrize(
     ("listed", "is_known"), [(["a", "b"], False), (["m"], True), (["models/m:latest"], True), ([], True)]
 )
 async def test_preflight_warns_of_unlisted_model(
-    endpoint: LoopbackEndpoint, caplog: pytest.LogCaptureFixture, listed: list[str], is_known: bool
+    endpoint: LoopbackEndpoint, make: Make, caplog: pytest.LogCaptureFixture, listed: list[str], is_known: bool
 ) -> None:
     endpoint.models = json_body({"data": [{"id": name} for name in listed]})
-    await policy_for(endpoint.url).preflight()
+    await make().preflight()
     said = f"{endpoint.url} does not list the model `m`. It lists a, b. Set `policy.model=…`."
     assert caplog.messages == ([] if is_known else [said])
 
 
-def test_base_url_with_path_of_requests_raises() -> None:
+async def test_base_url_with_path_of_requests_raises(make: Make) -> None:
     with pytest.raises(ConfigError, match=r"without `/chat/completions`. Set `policy\.base_url=http://h/v1`"):
-        policy_for("http://h/v1/chat/completions/")
+        make(base_url="http://h/v1/chat/completions/")
 
 
 @pytest.mark.parametrize("value", ["", "  ", None])
 async def test_missing_key_is_a_preflight_error(
-    endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch, value: str | None
+    endpoint: LoopbackEndpoint, make: Make, monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
     if value is None:
         monkeypatch.delenv("LOOPBACK_KEY")
     else:
         monkeypatch.setenv("LOOPBACK_KEY", value)
     with pytest.raises(PreflightError, match=r"LOOPBACK_KEY for the API key of .* is not set") as raised:
-        await policy_for(endpoint.url).preflight()
+        await make().preflight()
     assert "policy.api_key_env=null" in str(raised.value)
     assert not endpoint.others
 
 
-async def test_key_invalid_in_headers_is_rejected(endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_key_invalid_in_headers_is_rejected(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOPBACK_KEY", "sk-ключ")
     with pytest.raises(PreflightError, match="LOOPBACK_KEY contains characters") as raised:
-        await policy_for(endpoint.url).preflight()
+        await make().preflight()
     assert "ключ" not in str(raised.value)
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_refused_key_is_a_preflight_error(endpoint: LoopbackEndpoint, status: int) -> None:
+async def test_refused_key_is_a_preflight_error(endpoint: LoopbackEndpoint, make: Make, status: int) -> None:
     endpoint.models = error(status, f"Incorrect API key provided: {KEY}")
     with pytest.raises(PreflightError, match=rf"returned {status}: .*\*\*\*.* key in LOOPBACK_KEY") as raised:
-        await policy_for(endpoint.url).preflight()
+        await make().preflight()
     assert KEY not in str(raised.value)
 
 
-async def test_closed_port_is_a_preflight_error() -> None:
+async def test_closed_port_is_a_preflight_error(make: Make) -> None:
     with closed_port() as port:
         url = f"http://127.0.0.1:{port}/v1"
         with pytest.raises(PreflightError, match=r"Connect call failed|refused") as raised:
-            await policy_for(url).preflight()
+            await make(base_url=url).preflight()
     assert f"GET {url}/models failed" in str(raised.value)
     assert "policy.base_url" in str(raised.value)
     assert raised.value.__cause__ is None
 
 
-async def test_tls_failure_is_a_preflight_error(endpoint: LoopbackEndpoint) -> None:
-    url = endpoint.url.replace("http://", "https://")
+async def test_tls_failure_is_a_preflight_error(endpoint: LoopbackEndpoint, make: Make) -> None:
     with pytest.raises(PreflightError, match="SSL"):
-        await policy_for(url).preflight()
+        await make(base_url=endpoint.url.replace("http://", "https://")).preflight()
 
 
-async def test_missing_response_is_a_preflight_error(endpoint: LoopbackEndpoint) -> None:
+async def test_missing_response_is_a_preflight_error(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.models = slow(30)
     started = time.perf_counter()
-    policy = OpenAIPolicy(model="m", base_url=endpoint.url, api_key_env=None, preflight_timeout_sec=0.2)
     with pytest.raises(PreflightError, match=r"no response within 0\.2 s"):
-        await policy.preflight()
+        await make(preflight_timeout_sec=0.2).preflight()
     assert time.perf_counter() - started < 25
 
 
 def test_preflight_and_run_may_use_different_loops(endpoint: LoopbackEndpoint) -> None:
-    policy = policy_for(endpoint.url)
+    policy = OpenAIPolicy(model="m", base_url=endpoint.url, api_key_env=None)
     asyncio.run(policy.preflight())
 
     async def run() -> str:
         try:
-            return (await policy(LLMRequest([{"role": "user", "content": "hi"}]))).text
+            return (await policy(HI)).text
         finally:
             await policy.close()
 
@@ -387,54 +367,34 @@ def oai(**fields: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 async def test_error_response_decides_the_class(
-    endpoint: LoopbackEndpoint, status: int, body: Any, kind: type[EndpointError]
+    endpoint: LoopbackEndpoint, make: Make, status: int, body: Any, kind: type[EndpointError]
 ) -> None:
     endpoint.otherwise = json_body(body, status=status)
-    raised = await failure(endpoint, max_retries=0)
+    raised = await failure(make, max_retries=0)
     assert type(raised) is kind
     assert raised.status == status
     assert f"returned {status}: " in str(raised)
     assert len(endpoint.requests) == 1
 
 
-async def test_error_body_replaces_a_good_status(endpoint: LoopbackEndpoint) -> None:
+async def test_error_body_replaces_a_good_status(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.then(json_body({"error": {"code": 502, "message": "the model is down"}}))
-    policy = make(endpoint, max_retries=1)
-    assert (await policy(HI)).text == "hello"
-    await policy.close()
+    assert (await make(max_retries=1)(HI)).text == "hello"
     endpoint.otherwise = json_body({"error": {"code": 402, "message": "no credit"}})
-    raised = await failure(endpoint, max_retries=5)
+    raised = await failure(make, max_retries=5)
     assert type(raised) is QuotaError
     assert raised.status == 402
     assert len(endpoint.requests) == 3
 
 
-async def test_response_with_an_error_is_used(endpoint: LoopbackEndpoint) -> None:
+async def test_response_with_an_error_is_used(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = json_body(completion("paid for") | {"error": {"code": 502, "message": "cut off"}})
-    policy = make(endpoint, max_retries=0)
-    assert (await policy(HI)).text == "paid for"
-    await policy.close()
+    assert (await make(max_retries=0)(HI)).text == "paid for"
 
 
-async def test_error_suggests_the_fix(endpoint: LoopbackEndpoint) -> None:
+async def test_error_suggests_the_fix(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = json_body(SGLANG, status=400)
-    said = str(await failure(endpoint, max_retries=0))
+    said = str(await failure(make, max_retries=0))
     assert (
         "is longer than the model's context length (40960 tokens). The conversation is too long for the model" in said
     )
-
-
-def make(endpoint: LoopbackEndpoint, *, max_retries: int) -> OpenAIPolicy:
-    return OpenAIPolicy(
-        model="m", base_url=endpoint.url, api_key_env=None, retry_base_sec=0.01, max_retries=max_retries
-    )
-
-
-async def failure(endpoint: LoopbackEndpoint, *, max_retries: int) -> EndpointError:
-    policy = make(endpoint, max_retries=max_retries)
-    try:
-        with pytest.raises(EndpointError) as raised:
-            await policy(HI)
-    finally:
-        await policy.close()
-    return raised.value

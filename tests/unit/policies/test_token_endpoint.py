@@ -1,5 +1,6 @@
 """Engines that report the tokens that they read and sampled, with bodies in the schemas of vLLM and SGLang."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,9 @@ from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
 from ares_exp.policies.policy import EpisodeSpec, UpdatablePolicy
 from ares_exp.policies.token_endpoint import SglangPolicy, TokenEndpointPolicy, VllmPolicy
 from ares_exp.testing.policy_contract import PolicyContract
+from tests.byte_tokenizer import use_byte_tokenizer
 from tests.loopback_endpoint import LoopbackEndpoint, Received, completion, error, json_body
+from tests.token_engine import samples, text_completion
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 LOGPROBS = [
@@ -37,24 +40,6 @@ def chat_body(engine: str) -> dict[str, Any]:
         spans = [{"version": "4", "start": 0, "end": 2}]
         body |= {"metadata": {"weight_version": "4", "weight_versions": spans}}
     return body | {"choices": [choice]}
-
-
-def completion_body(engine: str, prompt: list[int], text: str, ids: list[int], finish: str = "stop") -> dict[str, Any]:
-    """A text completion of token ids."""
-    tokens = {"tokens": ["?"] * len(ids), "token_logprobs": [-0.5] * len(ids), "text_offset": [], "top_logprobs": []}
-    choice = {"index": 0, "text": text, "logprobs": tokens, "finish_reason": finish}
-    choice |= {"token_ids": ids, "prompt_token_ids": prompt}
-    choice |= {"stop_reason": None} if engine == "vllm" else {"matched_stop": ids[-1]}
-    usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
-    body = {
-        "id": "cmpl-1",
-        "object": "text_completion",
-        "created": 1,
-        "model": "m",
-        "choices": [choice],
-        "usage": usage,
-    }
-    return body if engine == "vllm" else {**body, "metadata": {"weight_version": "default"}}
 
 
 @pytest.fixture(params=ENGINES)
@@ -141,7 +126,7 @@ async def test_processed_logprobs_are_checked_and_recorded(
     async def respond(_: web.Request, received: Received) -> web.StreamResponse:
         if received.path == "/v1/chat/completions":
             return web.json_response(chat_body(engine))
-        body = completion_body(engine, [1], "x", [5])
+        body = text_completion([1], "x", [5])
         value = -1.0 if received.body["temperature"] == 1 else sharp
         body["choices"][0]["logprobs"]["top_logprobs"] = None if sharp is None else [{"x": value, "y": -9.0}]
         return web.json_response(body)
@@ -176,6 +161,42 @@ async def test_both_versions_of_changing_weights_are_recorded(endpoint: Loopback
     policy = policy_of(engine, endpoint)
     assert (await policy(ask())).policy_version == "4+5"
     await policy.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "header", "expected"),
+    [
+        ({"policy_version": "1"}, "2", ("1", "body")),
+        ({"weight_version": "1"}, "2", ("1", "body")),
+        ({"metadata": {"weight_version": "3"}}, "2", ("2", "header")),
+        ({"metadata": {"weight_version": "3"}}, None, ("3", "metadata")),
+        ({"metadata": {"weight_version": "default"}}, None, ("4", "announced")),
+    ],
+)
+async def test_version_is_recorded_with_its_origin(
+    endpoint: LoopbackEndpoint, engine: str, sent: dict[str, Any], header: str | None, expected: tuple[str, str]
+) -> None:
+    async def respond(_: web.Request, received: Received) -> web.StreamResponse:
+        body = chat_body("vllm") | sent
+        return web.json_response(body, headers={} if header is None else {"X-Policy-Version": header})
+
+    endpoint.then(respond)
+    policy = policy_of(engine, endpoint)
+    response = await policy.for_episode(EpisodeSpec("t", version=lambda: "4"))(ask())
+    await policy.close()
+    assert (response.policy_version, response.policy_version_from) == expected
+
+
+async def test_concurrent_episodes_load_the_tokenizer_once(
+    endpoint: LoopbackEndpoint, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = use_byte_tokenizer(monkeypatch)
+    endpoint.otherwise = samples("yes")
+    policy = policy_of(engine, endpoint, continue_tokens=True)
+    responses = await asyncio.gather(*(policy.for_episode(EpisodeSpec("t", number))(ask()) for number in range(4)))
+    await policy.close()
+    assert [response.text for response in responses] == ["yes"] * 4
+    assert loaded == ["m"]
 
 
 async def test_update_loads_new_weights(engine: str, endpoint: LoopbackEndpoint, tmp_path: Path) -> None:
@@ -239,7 +260,7 @@ class Sampler:
         text = self._says.pop(0) if received.body.get("return_token_ids") else "x"
         ids = self._tokenizer(text)["input_ids"]
         # The engine writes invalid bytes as one character: its text differs from the sampled tokens.
-        body = completion_body(self._engine, received.body["prompt"], text.replace("é", "�"), [*ids, 256])
+        body = text_completion(received.body["prompt"], text.replace("é", "�"), [*ids, 256])
         return web.json_response(body)
 
 
@@ -318,7 +339,7 @@ async def test_malformed_responses_are_rejected(
     endpoint: LoopbackEndpoint, engine: str, tokenizer: Any, tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
     tokenizer.save_pretrained(tmp_path)
-    body = completion_body(engine, [1], "x", [5])
+    body = text_completion([1], "x", [5])
     body["choices"][0] |= changed
     endpoint.then(json_body(body), error(500), json_body({"choices": []}))
     policy = policy_of(engine, endpoint, continue_tokens=True, tokenizer=str(tmp_path))

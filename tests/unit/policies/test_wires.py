@@ -126,6 +126,15 @@ class Server:
     def fails(self, status: int, kind: str, message: str = "no") -> None:
         self.endpoint.then(json_body(self.wire.error(kind, message), status=status))
 
+    async def solve(self, **more: Any) -> RehearsalContainer:
+        policy, container = self.policy(**more), RehearsalContainer()
+        try:
+            client = policy.for_episode(EpisodeSpec("t"))
+            await ToolsAgentFactory()(container=container, llm_client=client).run("Do it.")
+        finally:
+            await policy.close()
+        return container
+
     async def ask(self, request: LLMRequest = HI, **more: Any) -> LLMResponse:
         policy = self.policy(**more)
         try:
@@ -151,13 +160,7 @@ async def test_agent_of_parallel_calls_runs_through_failures(server: Server) -> 
         drop(),
         json_body(wire.respond("", {"submit": "{}"})),
     )
-    policy = server.policy()
-    container = RehearsalContainer()
-    try:
-        client = policy.for_episode(EpisodeSpec("t"))
-        await ToolsAgentFactory()(container=container, llm_client=client).run("Do it.")
-    finally:
-        await policy.close()
+    container = await server.solve()
     assert [one.path for one in endpoint.requests] == [wire.path] * 5
     first, *_, last = endpoint.requests
     assert len(first.body["tools"]) == 3
@@ -240,7 +243,7 @@ def events_of(wire: Any, whole: LLMResponse, *, fails_with: str | None = None) -
     """A stream, in its items; the last one ends it."""
     asked_for = {"model": "m", "stream": True, "max_tokens": 9, **wire.policy.wire.stream_fields}
     said_to_it = [{"role": "user", "content": "hi"}]
-    asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": said_to_it}, {})
+    asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": said_to_it})
     ends = [failure(wire, fails_with)] if fails_with else wire.served.events(asked, whole, 1)
     return [wire.served.opening(asked), wire.served.keepalive(asked, 1), *ends]
 
@@ -263,13 +266,7 @@ async def test_agent_with_parallel_calls_survives_failed_streams(server: Server)
         streamed(middle, then_silent=True),
         streamed(b"".join(last)),
     )
-    policy = server.policy(stream=True, stream_idle_sec=0.5)
-    container = RehearsalContainer()
-    try:
-        client = policy.for_episode(EpisodeSpec("t"))
-        await ToolsAgentFactory()(container=container, llm_client=client).run("Do it.")
-    finally:
-        await policy.close()
+    container = await server.solve(stream=True, stream_idle_sec=0.5)
     first, *others = endpoint.requests
     assert len(others) == 6
     assert all(one.body == others[0].body for one in others)
@@ -325,7 +322,7 @@ async def test_missing_end_of_stream_is_not_awaited(server: Server) -> None:
 @given(said=responses, wire=st.sampled_from(WIRES))
 def test_stream_reads_like_a_whole_response(said: LLMResponse, wire: Any) -> None:
     asked_for = {"model": "m", "stream": True, "max_tokens": 9, **wire.policy.wire.stream_fields}
-    asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": []}, {})
+    asked = wire.served.read({**asked_for, "input" if wire is Responses else "messages": []})
     written = b"".join([wire.served.opening(asked), *wire.served.events(asked, said, 0)])
     reader, response_stream = EventReader(), wire.policy.wire.streamed()
     for start in range(0, len(written), 1000):
@@ -340,26 +337,20 @@ def test_stream_reads_like_a_whole_response(said: LLMResponse, wire: Any) -> Non
 async def test_preflight_asks_with_the_key(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     await server.policy().preflight()
     [asked] = server.endpoint.others
+    assert not server.endpoint.requests, "the preflight must not pay for a response"
     assert (asked.path, asked.headers[server.wire.key_header[0]]) == ("/v1/models", server.wire.key_header[1])
     monkeypatch.delenv("TEST_KEY")
     with pytest.raises(errors.PreflightError, match="TEST_KEY"):
         await server.policy().preflight()
 
 
-@pytest.mark.parametrize("wire", [Responses, Anthropic])
-async def test_sealed_reasoning_is_sent_back_in_order(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEST_KEY", KEY)
-    with LoopbackEndpoint(otherwise=json_body(wire.respond("", {"submit": "{}"}))) as endpoint:
-        server = Server(wire, endpoint)
-        endpoint.then(json_body(wire.respond("I look.", TWO_CALLS, "First both.")))
-        policy = server.policy()
-        try:
-            client = policy.for_episode(EpisodeSpec("t"))
-            await ToolsAgentFactory()(container=RehearsalContainer(), llm_client=client).run("Do it.")
-        finally:
-            await policy.close()
-        body = endpoint.requests[1].body
-    if wire is Anthropic:
+@pytest.mark.parametrize("server", [Responses, Anthropic], indirect=True)
+async def test_sealed_reasoning_is_sent_back_in_order(server: Server) -> None:
+    looks, submits = server.wire.respond("I look.", TWO_CALLS, "First both."), server.wire.respond("", {"submit": "{}"})
+    server.endpoint.then(json_body(looks), json_body(submits))
+    await server.solve()
+    body = server.endpoint.requests[1].body
+    if server.wire is Anthropic:
         assistant = next(one for one in body["messages"] if one["role"] == "assistant")
         assert assistant["content"][0] == {"type": "thinking", "thinking": "First both.", "signature": "SEALED"}
         assert [block["type"] for block in assistant["content"]] == ["thinking", "text", "tool_use", "tool_use"]
@@ -370,14 +361,9 @@ async def test_sealed_reasoning_is_sent_back_in_order(wire: Any, monkeypatch: py
         assert (body["store"], body["include"]) == (False, ["reasoning.encrypted_content"])
 
 
+@pytest.mark.parametrize("server", [Anthropic], indirect=True)
 class TestAnthropic:
     """The cases of only that wire."""
-
-    @pytest.fixture
-    def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-        monkeypatch.setenv("TEST_KEY", KEY)
-        with LoopbackEndpoint(otherwise=json_body(Anthropic.respond("hello", {}))) as endpoint:
-            yield Server(Anthropic, endpoint)
 
     async def test_prompt_is_marked_for_the_cache(self, server: Server) -> None:
         roles = ("user", "assistant") * 3 + ("user",)
@@ -405,11 +391,9 @@ class TestAnthropic:
         assert "authorization" not in server.endpoint.requests[0].headers
 
 
-async def test_responses_wire_has_no_stop_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEST_KEY", KEY)
-    with LoopbackEndpoint(otherwise=json_body(Responses.respond("hello", {}))) as endpoint:
-        server = Server(Responses, endpoint)
-        with pytest.raises(errors.UnsendableRequestError, match="stop_sequences"):
-            await server.ask(stop_sequences=["x"])
-        assert (await server.ask(stop_sequences=["x"], strict=False, reasoning_effort="low")).text == "hello"
-        assert endpoint.requests[0].body["reasoning"] == {"effort": "low"}
+@pytest.mark.parametrize("server", [Responses], indirect=True)
+async def test_responses_wire_has_no_stop_sequences(server: Server) -> None:
+    with pytest.raises(errors.UnsendableRequestError, match="stop_sequences"):
+        await server.ask(stop_sequences=["x"])
+    assert (await server.ask(stop_sequences=["x"], strict=False, reasoning_effort="low")).text == "hello"
+    assert server.endpoint.requests[0].body["reasoning"] == {"effort": "low"}

@@ -16,6 +16,8 @@ from ares_exp.records.recorded_results import MAX_ROW_BYTES, read_results
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome, Replayed
 from ares_exp.records.run_dir import GatheredCalls, append_durably, append_lines, syncing_together
 
+pytestmark = pytest.mark.usefixtures("here")
+
 RESULT = EpisodeResult(
     "a-0",
     "a",
@@ -128,12 +130,6 @@ def start(place: str, *started: object) -> Path:
         lines = [json.dumps({"started": time, "pid": 7}) for time in started]
         (path / "sessions.jsonl").write_text("\n".join([*lines, '{"ended": 9e9}', ""]))
     return path
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_latest_is_the_most_recently_started_run(

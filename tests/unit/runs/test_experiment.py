@@ -46,7 +46,7 @@ from ares_exp.trajectories.exports.atif_writer import to_atif
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import load
 from ares_exp.wrappers.async_gym import drive_async_gym
-from ares_exp.wrappers.gym_in_thread import drive_sync_gym
+from ares_exp.wrappers.sync_gym import drive_sync_gym
 
 REQUEST = LLMRequest([{"role": "user", "content": "?"}])
 
@@ -155,14 +155,14 @@ class Endless(OneStep):
         return transition(REQUEST)
 
 
-@pytest.mark.parametrize("wrapper", [complete, drive_async_gym, drive_sync_gym])
 @pytest.mark.parametrize(
-    ("limits", "name", "steps"),
+    ("limits", "name", "steps", "wrapper"),
     [
-        (EpisodeLimits(steps=2), "steps", 2),
-        (EpisodeLimits(tokens=30), "tokens", 3),
-        (EpisodeLimits(cost=0.25), "cost", 1),
-        (EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.2)), "time", None),
+        (EpisodeLimits(steps=2), "steps", 2, complete),
+        (EpisodeLimits(tokens=30), "tokens", 3, drive_async_gym),
+        (EpisodeLimits(cost=0.25), "cost", 1, drive_sync_gym),
+        (EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.2)), "time", None, complete),
+        (EpisodeLimits(time=TimeLimits(agent_timeout_sec=0.2)), "time", None, drive_sync_gym),
     ],
 )
 async def test_limits_apply_to_an_environment_without_limits(

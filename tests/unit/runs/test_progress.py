@@ -148,14 +148,9 @@ def test_plain_lines_appear_at_intervals() -> None:
     assert set(lines) == {"0/2 done | 1 running | 0.0 s"}
 
 
-def test_stop_is_idempotent_and_needs_no_start() -> None:
-    stream = io.StringIO()
-    progress = Progress(State(1).read, stream=stream)
-    progress.stop()
-    assert stream.getvalue() == ""
-    progress.start()
-    progress.stop()
-    progress.stop()
+def test_thread_ends_with_the_context() -> None:
+    with Progress(State(1).read, stream=io.StringIO()):
+        pass
     assert "progress" not in _threads()
 
 

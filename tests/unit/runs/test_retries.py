@@ -1,13 +1,11 @@
 """Which errors are tried again, how often, and after how long."""
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ares_exp import errors
-from ares_exp.backoff import backoff_sec
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.targets import instantiate_node
 from ares_exp.errors import (
@@ -88,10 +86,6 @@ def test_seeded_waits_are_equal_and_may_be_zero() -> None:
     first, second = ([RetryRules(errored=1, seed=s).wait_sec(OSError(), Outcome.ERRORED, 1)] for s in (5, 5))
     assert first == second
     assert RetryRules(errored=1, base_sec=0).wait_sec(OSError(), Outcome.ERRORED, 1) == 0.0
-
-
-def test_backoff_never_overflows() -> None:
-    assert 50 <= backoff_sec(10**9, base_sec=1e-9, max_sec=100.0, rng=random.Random(0)) <= 100
 
 
 def test_retry_after_is_used_up_to_the_bound() -> None:

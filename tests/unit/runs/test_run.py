@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -16,19 +15,14 @@ import pytest
 import ares_exp
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.records.results import Outcome
+from tests.conftest import rows
 from tests.leaks import wait_until
-from tests.warm_start import warm_command
+from tests.warm_start import WarmProcess, warm_command
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("here")]
 TWO = ["env.tasks=[write-greeting,count-records]", "tracker=none"]
 SLOW = ["env.tasks=write-greeting", "tracker=none", "policy=scripted"]
 SLOW += ['policy.replies=["```bash\nsleep 60\n```"]']
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_run_writes_the_files_of_the_command(here: Path) -> None:
@@ -41,7 +35,7 @@ def test_run_writes_the_files_of_the_command(here: Path) -> None:
     assert Path("mine/.hydra/overrides.yaml").read_text() == Path("theirs/.hydra/overrides.yaml").read_text()
     assert Path("mine/config.yaml").read_text() == Path("theirs/config.yaml").read_text().replace("theirs", "mine")
     assert "INFO ares_exp" in Path("mine/run.log").read_text()
-    lines = [json.loads(line) for line in Path("mine/episodes.jsonl").read_text().splitlines()]
+    lines = rows(Path("mine"))
     assert {line["episode_id"] for line in lines} == {row.episode_id for row in results.rows}
 
 
@@ -153,24 +147,25 @@ async def test_cancelling_ends_the_run_which_can_be_resumed(here: Path) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    [row] = [json.loads(line) for line in Path("mine/episodes.jsonl").read_text().splitlines()]
+    [row] = rows(Path("mine"))
     assert row["outcome"] == "cancelled"
     assert json.loads(Path("mine/sessions.jsonl").read_text().splitlines()[-1])["interrupted"]
     assert (await ares_exp.arun(["env.tasks=write-greeting", "tracker=none"], quiet=True)).complete
 
 
 def test_ctrl_c_ends_the_run_and_is_raised(here: Path) -> None:
-    script = f"""
+    script = here / "script.py"
+    script.write_text(f"""
 import ares_exp
 try:
     ares_exp.run({[*SLOW, "hydra.run.dir=mine"]!r}, quiet=True)
 except KeyboardInterrupt:
     print("interrupted")
-"""
-    with subprocess.Popen([sys.executable, "-c", script], cwd=here, stdout=subprocess.PIPE, text=True) as process:
+""")
+    with WarmProcess([], cwd=here, module=str(script)) as process:
         assert wait_until(lambda: list(here.glob("mine/responses/*")))
-        os.kill(process.pid, signal.SIGINT)
+        process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
     assert (said, process.returncode) == ("interrupted\n", 0)
-    [row] = [json.loads(line) for line in Path("mine/episodes.jsonl").read_text().splitlines()]
+    [row] = rows(Path("mine"))
     assert row["outcome"] == "cancelled"

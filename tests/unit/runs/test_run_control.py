@@ -20,7 +20,7 @@ from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.control import run_control
 from ares_exp.runs.control.orders import Order, Verb, watch, write_order
 from ares_exp.runs.control.status import RunStatus, read_status
-from ares_exp.runs.executors.executor import LocalExecutor, Place
+from ares_exp.runs.executors.executor import LocalExecutor, Place, make_here
 from tests.closed_port import closed_port
 from tests.unit.runs.test_experiment import OneStep, Ready, Responses, Source, execute, experiment, rows
 
@@ -275,7 +275,7 @@ async def test_concurrency_changes_without_interrupting_episodes(tmp_path: Path)
     async with controlled(tmp_path, count=12, concurrency=2) as run:
         await run.until(lambda: len(run.policy.asked) == 2)
         noted = await run.order("set", values={"concurrency": 8})
-        assert noted["says"] == "In force: concurrency=8."
+        assert noted["says"] == "The run now uses concurrency=8."
         await run.until(lambda: len(run.policy.asked) == 8)
         await run.order("set", values={"concurrency": 1})
         await run.until(lambda: run.status is not None and run.status.concurrency == 1)
@@ -348,7 +348,7 @@ class Rooms(LocalExecutor):
     async def room(self, task_name: str, *, losses: int = 0) -> AsyncIterator[Place]:
         if task_name != "task-0":
             await self.free.wait()
-        yield self
+        yield make_here
 
 
 async def test_queued_tries_are_cancellable_and_respect_pauses(tmp_path: Path) -> None:

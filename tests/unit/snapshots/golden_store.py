@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from ares_exp.snapshots.garbage import LOCK_FILE
 from ares_exp.snapshots.snapshot import SCHEMA
-from ares_exp.snapshots.store import SnapshotStore
+from ares_exp.snapshots.store import LOCK_FILE, SnapshotStore
 from tests.unit.snapshots.stores import add
 
 GOLDEN = Path(__file__).parent / "golden" / "_".join(("schema", *map(str, SCHEMA)))

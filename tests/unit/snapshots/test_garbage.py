@@ -11,9 +11,8 @@ from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES
 from ares_exp.containers.filesystem.zstd import zstd
 from ares_exp.errors import SnapshotError
-from ares_exp.snapshots.garbage import RemovedObjects
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.snapshots.store import SnapshotStore
+from ares_exp.snapshots.store import RemovedObjects, SnapshotStore
 from tests.unit.snapshots.stores import EPISODE, add, changes, file, make, remove_all_but
 
 
@@ -97,7 +96,7 @@ def test_unreadable_snapshot_prevents_collection(store: SnapshotStore, kind: str
 
 
 def test_snapshot_being_written_prevents_collection(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ares_exp.snapshots.garbage.COLLECTOR_WAITS_SEC", 0.01)
+    monkeypatch.setattr("ares_exp.snapshots.store.COLLECTOR_WAITS_SEC", 0.01)
     with store.writing():
         snapshot = make(store, step=1)
         freed = SnapshotStore(store.path).gc(grace_sec=0)

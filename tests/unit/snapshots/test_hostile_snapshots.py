@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.containers.filesystem.zstd import zstd
 from ares_exp.errors import SnapshotError, SnapshotMetadataError
-from ares_exp.snapshots.document import MAX_FILE_BYTES
-from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.snapshots.snapshot import MAX_FILE_BYTES, EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 from tests.examples import examples
 from tests.unit.snapshots.golden_store import GOLDEN

@@ -18,8 +18,7 @@ from ares_exp.errors import (
     SnapshotVersionError,
 )
 from ares_exp.records.secrets import protect
-from ares_exp.snapshots.document import MAX_FILE_BYTES, with_checksum
-from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.snapshots.snapshot import MAX_FILE_BYTES, EnvironmentSnapshot, with_checksum
 from ares_exp.snapshots.store import SnapshotStore
 from tests.unit.snapshots.golden_store import GOLDEN
 from tests.unit.snapshots.stores import EPISODE, add, make

@@ -1,9 +1,6 @@
 """`ares-exp snapshots`."""
 
 import json
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -38,13 +35,6 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def failed(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
     assert main([*map(str, arguments)]) == code
     return capsys.readouterr().err
-
-
-def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ares_exp", "snapshots", *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, check=False,
-    )  # fmt: skip
 
 
 def test_snapshots_of_a_run_are_listed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

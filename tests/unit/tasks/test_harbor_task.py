@@ -170,7 +170,7 @@ def test_warnings_name_the_task(make_task: MakeTask) -> None:
 
 
 def test_description_contains_the_metadata(make_task: MakeTask) -> None:
-    task = load_task(make_task(toml="[task]\nname = 'org/name'\nversion = '2'"))
+    task = load_task(make_task(toml="[task]\nname = 'org/name'\nversion = '2'\n[metadata]\nday = 2026-01-02"))
     assert task.describe() == {
         "format": "harbor",
         "name": "a-task",
@@ -181,6 +181,7 @@ def test_description_contains_the_metadata(make_task: MakeTask) -> None:
         "package_version": "2",
         "origin": None,
         "extra_instructions": [],
+        "metadata": {"day": "2026-01-02"},
     }
 
 
@@ -255,32 +256,6 @@ def test_complete_conversation_is_read(tmp_path: Path, steps: list[dict[str, Any
     assert read_prior_context(tmp_path / "trajectory.json") == freeze(messages)
 
 
-def test_exported_conversation_is_read(tmp_path: Path) -> None:
-    from ares_exp.llms.request import LLMRequest
-    from ares_exp.llms.response import LLMResponse
-    from ares_exp.records.results import Outcome
-    from ares_exp.trajectories.exports.atif_writer import write_atif
-    from ares_exp.trajectories.records import (
-        EpisodeTrajectory,
-        StepRecord,
-        serialize_llm_request,
-        serialize_llm_response,
-    )
-
-    asked = serialize_llm_request(LLMRequest([TOLD[0]], system_prompt="You operate a shell."))
-    response = serialize_llm_response(LLMResponse.from_text("There are 42."))
-    steps = (StepRecord(0, "FIRST", asked, None, None, None, 1.0), StepRecord(1, "LAST", None, response, 1.0, 0.0, 2.0))
-    trajectory = EpisodeTrajectory(
-        episode_id="e", task_name="t", steps=steps, start_time=1.0, end_time=2.0, total_reward=1.0, num_steps=1,
-        truncated=False, outcome=Outcome.COMPLETED, metadata={},
-    )  # fmt: skip
-    write_atif(tmp_path / "trajectory.json", trajectory)
-    assert read_prior_context(tmp_path / "trajectory.json") == (
-        TOLD[0],
-        {"role": "assistant", "content": "There are 42."},
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -315,11 +290,3 @@ def test_mutated_conversation_is_read_or_refused(tmp_path: Path, data: st.DataOb
     path.write_text(json.dumps(replaced))
     with contextlib.suppress(TaskError):  # any other error is a defect
         read_prior_context(path)
-
-
-def test_conversation_belongs_to_the_first_step(make_task: MakeTask) -> None:
-    toml = "[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'"
-    files = {"steps/one/instruction.md": "", "steps/two/instruction.md": "", "trajectory.json": "broken"}
-    assert load_task(make_task(toml=toml, files=files)).context.messages == ()
-    files |= {"steps/one/trajectory.json": document(USER), "steps/two/trajectory.json": "broken"}
-    assert load_task(make_task("other", toml, files)).context.messages == (TOLD[0],)

@@ -132,9 +132,3 @@ def test_shards_are_a_partition_of_even_sizes(count: int) -> None:
 def test_invalid_positions_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected an index 5"):
         parse_position(text)
-
-
-def test_positions_out_of_range_are_lookup_errors() -> None:
-    for text in ("10", "10:", "@0/11"):
-        with pytest.raises(LookupError):
-            parse_position(text)(NAMES)

@@ -53,28 +53,19 @@ def test_valid_values_are_accepted(text: str, field: str, expected: object) -> N
 
 
 REFUSED = [
-    ("schema_version = 1", "schema_version"),
     ("[task]", "task.name"),
     ('[task]\nname = "örg/a"', "task.name"),
     ('[task]\nname = "org/a\\n"', "task.name"),
-    ('[task]\nname = "org/a"\nauthors = [{email = "x"}]', "task.authors[0].name"),
     ("[verifier]\ntimeout_sec = -5", "verifier.timeout_sec: expected a number of seconds, 0 or more, got -5.0"),
     ("[agent]\nuser = [1]", "agent.user"),
     ("[environment]\ndocker_image = 5", "environment.docker_image"),
-    ('[environment]\nos = "beos"', "environment.os"),
-    ('[environment]\ntpu = {type = "v5e", topology = "4"}', "environment.tpu.topology"),
-    ("[environment.healthcheck]", "environment.healthcheck.command"),
     ('[environment]\nmemory = "infG"', "environment: memory:"),
     ('[environment]\nmemory = "2G"\nmemory_mb = 4096', "environment: memory = '2G' contradicts memory_mb = 4096"),
-    ('[environment]\nmemory = "4G"\nmemory_mb = "4096"', "environment: memory = '4G' contradicts memory_mb = '4096'"),
     ('[environment]\nstorage = "1T"', "environment: storage:"),
     ('[environment]\nallow_internet = false\nallowed_hosts = ["a"]', "allowed_hosts needs network_mode"),
     ("[verifier]\nallowed_hosts = []", "verifier: allowed_hosts needs network_mode"),
     ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["http://a"]', "environment.allowed_hosts[0]"),
     ('[verifier]\nenvironment_mode = "shared"\n[verifier.environment]', "verifier: [verifier.environment] needs"),
-    ('[verifier]\nenvironment_mode = "both"', "verifier.environment_mode"),
-    ("[[verifier.collect]]", "verifier.collect[0].command"),
-    ('artifacts = ["/a/../b"]', "artifacts[0]"),
     ('artifacts = [{source = "a", service = "db"}]', "artifacts[0]: expected an absolute source"),
     ('[[environment.mcp_servers]]\nname = "a"', "needs url"),
     ('[[environment.mcp_servers]]\nname = "a"\ntransport = "stdio"', "needs command"),
@@ -85,7 +76,6 @@ REFUSED = [
     ("[[steps]]", "steps[0].name"),
     ('[[steps]]\nname = "a"\n[[steps]]\nname = "A"', "expected different step names"),
     (f"[[steps]]\nname = '{'é' * 128}'", "steps[0].name"),
-    ('[[steps]]\nname = "a"\nmin_reward = "high"', "steps[0].min_reward"),
     ("[agent", "expected TOML 1.0"),
 ]
 

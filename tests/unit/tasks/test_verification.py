@@ -135,9 +135,6 @@ async def test_caller_can_time_out_verification(make_task: MakeTask, factory: Co
 
 STEP = "[[steps]]\nname = 'a'\n"
 STEP_FILES = {"steps/a/instruction.md": ""}
-SEPARATE = "environment_mode = 'separate'\n"
-
-
 NONE = "network_mode = 'no-network'\n"
 
 

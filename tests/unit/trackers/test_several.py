@@ -13,7 +13,7 @@ from ares_exp.trackers import several
 from ares_exp.trackers.jsonl_tracker import JsonlTracker
 from ares_exp.trackers.several import SeveralTrackers
 from ares_exp.trackers.tensorboard_tracker import TensorboardTracker
-from ares_exp.trackers.tracker import NullTracker, RunInfo, TrackerBase
+from ares_exp.trackers.tracker import RunInfo, TrackerBase
 from tests.unit.trackers.tracked_run import RESULTS, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS
 from tests.unit.trajectories.chats import chat
@@ -106,13 +106,6 @@ def test_older_tracker_gets_only_known_calls(tmp_path: Path) -> None:
     execute(trackers, tmp_path)
     assert older.told == ["e1", "finish"]
     assert trackers.failures == 0
-
-
-def test_trackers_are_a_mapping_by_name() -> None:
-    none = NullTracker()
-    trackers = SeveralTrackers({"none": none, "jsonl": JsonlTracker()})
-    assert [*trackers] == ["none", "jsonl"]
-    assert (trackers["none"], len(trackers)) == (none, 2)
 
 
 def test_all_finish_at_the_same_time(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ares_exp.runs.control import run_control
 from ares_exp.runs.control.orders import Order, write_order
 from ares_exp.training.driver import EpisodeDriver
 from ares_exp.trajectories.response_log import ResponseLog
+from tests.conftest import rows
 from tests.unit.training.counted_tasks import TASKS, Counted, options
 
 
@@ -65,10 +66,6 @@ async def driver(policy: Any, *overrides: str, **arguments: Any) -> AsyncIterato
         yield driver
 
 
-def rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path("run/episodes.jsonl").read_text().splitlines()]
-
-
 async def test_attempts_are_numbered_per_task(policy: Responses) -> None:
     async with driver(policy) as driving:
         first = [episode async for episode in driving.submit(["apple", "bread"], n=2)]
@@ -77,7 +74,7 @@ async def test_attempts_are_numbered_per_task(policy: Responses) -> None:
     assert [one.slot for one in second] == [("apple", 2)]
     assert repr(second[0]).endswith(", completed, reward=1.0, versions=('0',))")
     assert all(one.reward == 1.0 and one.versions == ("0",) for one in (*first, *second))
-    assert len({row["seed"] for row in rows()}) == len(rows()) == 5
+    assert len({row["seed"] for row in rows(Path("run"))}) == len(rows(Path("run"))) == 5
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["planned"], summary["scored"], summary["mean_reward"]) == (5, 5, 1.0)
 
@@ -86,7 +83,7 @@ async def test_driver_does_not_run_ahead_of_consumer(policy: Responses) -> None:
     async with driver(policy) as driving:
         held, other = driving.submit(["apple"], n=8), driving.submit(["bread"], n=3)
         assert len([episode async for episode in other]) == 3  # what the first holds back delays no other
-        assert [row["task_name"] for row in rows()].count("apple") == 2
+        assert [row["task_name"] for row in rows(Path("run"))].count("apple") == 2
         assert len([episode async for episode in held]) == 8
 
 
@@ -99,7 +96,7 @@ async def test_cancelled_submission_does_not_affect_others(policy: Responses) ->
         policy.gate.set()
         assert [episode async for episode in first] == []
         assert [episode.reward async for episode in second] == [1.0]
-    outcomes = sorted((row["task_name"], row["outcome"]) for row in rows())
+    outcomes = sorted((row["task_name"], row["outcome"]) for row in rows(Path("run")))
     assert outcomes == [("apple", "cancelled"), ("apple", "cancelled"), ("bread", "completed")]
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["planned"], summary["scored"]) == (1, 1)  # nothing is owed that the trainer does not want
@@ -126,7 +123,7 @@ async def test_queued_attempts_are_cancelled_at_the_end(policy: Responses) -> No
         driving.submit(["apple"], n=2)
         await policy.was_asked(2)
         driving.submit(["bread"], n=2)
-    assert {row["task_name"] for row in rows()} == {"apple"}
+    assert {row["task_name"] for row in rows(Path("run"))} == {"apple"}
 
 
 async def test_incomplete_trajectory_repeats_no_responses(policy: Responses, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +142,7 @@ async def test_incomplete_trajectory_repeats_no_responses(policy: Responses, mon
     assert again.trajectory is not None
     assert episode.trajectory is not None
     assert [one.action for one in again.trajectory.steps] == [one.action for one in episode.trajectory.steps]
-    assert [row["retry"] for row in rows()] == [0, 1]
+    assert [row["retry"] for row in rows(Path("run"))] == [0, 1]
 
 
 async def test_exception_in_the_body_cancels_episodes(policy: Responses) -> None:
@@ -159,7 +156,7 @@ async def test_exception_in_the_body_cancels_episodes(policy: Responses) -> None
 
     with pytest.raises(ZeroDivisionError):
         await leave()
-    assert [row["outcome"] for row in rows()] == ["cancelled", "cancelled"]
+    assert [row["outcome"] for row in rows(Path("run"))] == ["cancelled", "cancelled"]
 
 
 async def test_updated_weights_are_used_and_staleness_reported(policy: Responses) -> None:
@@ -187,7 +184,7 @@ async def test_too_stale_episode_is_run_again(policy: Responses) -> None:
         [episode] = [episode async for episode in submission]
         assert (episode.slot, episode.versions, episode.staleness) == (("apple", 1), ("1",), 0)
         assert driving.staleness.refused == 1
-    assert len(rows()) == 2
+    assert len(rows(Path("run"))) == 2
 
 
 async def test_training_can_be_resumed(policy: Responses) -> None:
@@ -207,7 +204,7 @@ async def test_training_can_be_resumed(policy: Responses) -> None:
         ("bread", 0): 1.0,
     }
     assert all(one.trajectory is not None and len(one.trajectory.steps) == 3 for one in episodes.values())
-    ran = [(row["task_name"], row["outcome"]) for row in rows()]
+    ran = [(row["task_name"], row["outcome"]) for row in rows(Path("run"))]
     assert ran.count(("apple", "completed")) == 3  # two were finished, and were not run again
     assert ran.count(("bread", "completed")) == 1
 

@@ -53,7 +53,7 @@ def test_continued_calls_become_one_row() -> None:
     assert row.response_ids == (10, 11, 4, 5, 20)
     assert row.response_mask == (1, 1, 0, 0, 1)
     assert row.response_logprobs == (*FIRST.logprobs, 0, 0, *SECOND.logprobs)
-    assert (report.clean, report.realigned, report.forked, report.calls) == (1, 0, 0, 2)
+    assert (report.made, report.calls) == ({"clean": 1}, 2)
 
 
 def test_retokenized_calls_fork_without_duplicate_training() -> None:
@@ -62,7 +62,7 @@ def test_retokenized_calls_fork_without_duplicate_training() -> None:
     assert (kept.ids, kept.mask) == ((1, 2, 3, 10, 11), (0, 0, 0, 1, 1))
     assert (forked.ids, forked.mask) == ((1, 2, 3, 1011, 4, 5, 20, 21), (0, 0, 0, 0, 0, 0, 1, 1))
     assert (kept.made, forked.made) == ("clean", "forked")
-    assert (report.clean, report.realigned, report.forked) == (1, 0, 1)
+    assert report.made == {"clean": 1, "forked": 1}
 
 
 def test_rewritten_history_forks_into_separate_rows() -> None:
@@ -86,7 +86,7 @@ def test_row_end_is_realigned_if_allowed() -> None:
     report = sequences_of(episode([FIRST, other_end]), realign_tokens=1)
     (row,) = report.rows
     assert (row.ids, row.mask) == ((1, 2, 3, 10, 99, 4, 20), (0, 0, 0, 1, 0, 0, 1))
-    assert (row.made, report.realigned, report.untrained_tokens) == ("realigned", 1, 1)
+    assert (row.made, report.made, report.untrained_tokens) == ("realigned", {"realigned": 1}, 1)
     assert check_rule(report.rows, [FIRST, other_end]) == 2
     assert len(sequences_of(episode([FIRST, other_end])).rows) == 2
     assert "1 sampled token" in report.sentences()[1]
@@ -163,7 +163,7 @@ def test_policies_record_all_sampling_parameters() -> None:
 
 
 def test_neutral_values_of_token_endpoints_are_trainable() -> None:
-    assert sequences_of(episode([FIRST], sampling=NEUTRAL_SAMPLING)).clean == 1
+    assert sequences_of(episode([FIRST], sampling=NEUTRAL_SAMPLING)).made == {"clean": 1}
 
 
 def test_unrecorded_sampling_defaults_to_the_request() -> None:
@@ -184,12 +184,12 @@ def test_altered_sampling_is_accepted_only_on_request() -> None:
     neutral = {"temperature": 1, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": True, "max_tokens": 5}
     assert sequences_of(episode([FIRST], sampling=neutral)).unstated_sampling == 0
     altered = episode([FIRST], sampling={"temperature": 0.7, "top_p": 0.9})
-    assert sequences_of(altered, temperature=0.7, altered_sampling=True).clean == 1
-    assert sequences_of(altered, temperature=None, altered_sampling=True).clean == 1
+    assert sequences_of(altered, temperature=0.7, altered_sampling=True).made == {"clean": 1}
+    assert sequences_of(altered, temperature=None, altered_sampling=True).made == {"clean": 1}
     with pytest.raises(UntrainableError, match="--logprobs-mode processed_logprobs"):
         sequences_of(altered, temperature=0.7)
     processed = {"temperature": 0.7, **PROCESSED_LOGPROBS}
-    assert sequences_of(episode([FIRST], sampling=processed), temperature=0.7).clean == 1
+    assert sequences_of(episode([FIRST], sampling=processed), temperature=0.7).made == {"clean": 1}
     with pytest.raises(UntrainableError, match="top_p"):
         sequences_of(episode([FIRST], sampling={**processed, "top_p": 0.9}), temperature=0.7)
 
@@ -239,7 +239,6 @@ def test_rule_holds_for_any_history(calls: list[Call], realign_tokens: int) -> N
     trained = check_rule(report.rows, calls)
     assert trained == sum(len(call.completion) for call in calls) - report.untrained_tokens
     assert report.untrained_tokens == 0 or realign_tokens
-    assert report.clean + report.realigned + report.forked == len(report.rows)
     assert sorted(step for row in report.rows for step in row.steps) == list(range(1, len(calls) + 1))
     for row in report.rows:
         assert all(row.mask[at] and not any(row.mask[: row.starts[0]]) for at in row.starts)

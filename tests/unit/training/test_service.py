@@ -19,9 +19,10 @@ from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.training.service.openapi import openapi
 from ares_exp.training.service.service_record import ServiceRecord
 from ares_exp.training.service.serving import ServeOptions, Service
+from tests.byte_tokenizer import use_byte_tokenizer
 from tests.loopback_endpoint import LoopbackEndpoint, completion, json_body
 from tests.service_contract import BOUND_SEC, ServiceContract, calling
-from tests.token_engine import TokenEngine
+from tests.token_engine import TokenEngine, samples
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tasks": [{"name": "aple"}]}, "Did you mean `apple`?"),
@@ -30,6 +31,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"policy": {"model": "m"}}, "Expected `policy.base_url`"),
     ({"policy": {"model": "m", "base_url": "ftp://x"}}, "base_url"),
     ({"policy": {"model": "m", "base_url": "http://x", "key": "env:ABSENT_KEY"}}, "ABSENT_KEY"),
+    ({"policy": {"model": "m", "base_url": "http://x", "wire": "ids", "tokenizer": "/absent"}}, "tokenizer"),
+    ({"policy": {"model": "m", "base_url": "http://x", "on_abort": "continue"}}, '"ids" or "sglang"'),
     ({"policies": {"a": {"modle": 1}}, "rollout_ids": ["a"]}, "expected `a.modle` to be absent"),
 ]
 """Submissions, and parts of their rejections."""
@@ -59,6 +62,7 @@ class TestService(ServiceContract):
         async with self.served() as service:
             page = await service.get("tasks?limit=2")
             assert ([one["name"] for one in page["tasks"]], page["next"]) == (["apple", "bread"], "bread")
+            assert page["tasks"][1]["metadata"] == {"digest": "digest of bread"}
             assert (await service.get("tasks?after=bread"))["next"] is None
             made = await service.submit(endpoint.url, rollout_ids=["x"])
             await service.episodes(made["submission_id"])
@@ -102,10 +106,10 @@ class TestService(ServiceContract):
     ) -> None:
         append, writing, may_go_on = ServiceRecord.append, threading.Event(), threading.Event()
 
-        def slowly(record: ServiceRecord, *lines: Any) -> None:
+        def slowly(record: ServiceRecord, line: Any) -> None:
             writing.set()
             assert may_go_on.wait(BOUND_SEC)
-            append(record, *lines)
+            append(record, line)
 
         monkeypatch.setattr(ServiceRecord, "append", slowly)
         async with self.served() as service:
@@ -148,6 +152,25 @@ class TestService(ServiceContract):
             made = await service.submit(endpoint.url, policy=policy)
             [episode] = await service.episodes(made["submission_id"])
             assert (episode["state"], episode["error"]["stage"], len(endpoint.requests)) == ("failed", "policy", 3)
+
+    @pytest.mark.parametrize("wire", ["ids", "sglang"])
+    async def test_aborted_response_is_continued(
+        self, endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch, wire: str
+    ) -> None:
+        use_byte_tokenizer(monkeypatch)
+        aborts = [samples("", "abort"), samples("y", "abort", policy_version="16")]
+        endpoint.then(*aborts, samples("es"), samples("yes"))
+        policy = {"base_url": endpoint.url, "model": "m", "wire": wire, "on_abort": "continue"}
+        async with self.served() as service:
+            await service.post("versions", {"version": "17"})
+            made = await service.submit(endpoint.url, want="rows", policy={**policy, "sampling": {"max_tokens": 9}})
+            [episode] = await service.episodes(made["submission_id"])
+        first, second, third, fourth = (one.body for one in endpoint.requests)
+        assert (episode["reward"], episode["versions"]) == (1.0, ["16", "17"])
+        assert second["prompt"] == first["prompt"]
+        assert (third["prompt"], third["max_tokens"]) == ([*first["prompt"], ord("y")], 8)
+        [row] = episode["rows"]
+        assert (row["made"], row["ids"][: len(fourth["prompt"])]) == ("clean", fourth["prompt"])
 
 
 def unpacked(kind: str, text: str) -> array[Any]:

@@ -49,8 +49,7 @@ async def test_second_response_is_dropped() -> None:
 
 async def test_request_is_handed_out_again_after_lease() -> None:
     relay = Relay(lease_sec=0.01)
-    waiting, asked = await opened(relay)
-    relay.version = "5"
+    waiting, asked = await opened(relay, version=lambda: "5")
     (again,) = await relay.requests(30, 8)
     assert again["request_id"] == asked["request_id"]
     assert again["deadline"] > asked["deadline"]
@@ -98,9 +97,9 @@ async def test_invalid_response_leaves_request_open(changed: dict[str, Any], mes
 
 
 @pytest.mark.parametrize("sampling", [{"max_tokens": 0}, {"max_tokens": "9"}, {"stop": "END"}, {"stop": [""]}])
-async def test_invalid_sampling_is_rejected(sampling: dict[str, Any]) -> None:
+def test_invalid_sampling_is_rejected(sampling: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="sampling"):
-        await Relay().check("model", sampling)
+        Relay().check(sampling)
 
 
 def test_changed_weights_count_as_two_versions() -> None:

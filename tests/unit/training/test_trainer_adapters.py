@@ -60,7 +60,7 @@ async def test_client_returns_the_rows_of_submitted_rollouts(endpoint: LoopbackE
         episodes = await client.run(["bread", TASK], 2, policy=policy_of(endpoint), group_id="g")
         assert [episode.task for episode in episodes] == ["bread", "bread", TASK, TASK]
         assert {(episode.state, episode.reward, episode.group_id) for episode in episodes} == {("finished", 1.0, "g")}
-        assert [episode.report.clean for episode in episodes] == [1] * 4
+        assert [episode.report.made for episode in episodes] == [{"clean": 1}] * 4
         info = await client.info()
         assert (info.capacity.running, info.unacknowledged) == (0, 0)
 

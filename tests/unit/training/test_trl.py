@@ -101,11 +101,16 @@ def test_sampled_tokens_have_exact_logprobs() -> None:
         accelerator=SimpleNamespace(unwrap_model=lambda model: model),
         state=SimpleNamespace(global_step=3),
     )
-    sampling = {"temperature": 0.7, "max_tokens": 5}
-    requests = [Request("r", "r", [7] * length, sampling) for length in (4, 9, 5000, 1)]
+    facts: dict[str, Any] = {
+        "request_id": "r",
+        "rollout_id": "r",
+        "sampling": {"temperature": 0.7, "max_tokens": 5},
+        "deadline": 0,
+    }
+    requests = [Request(prompt_ids=[7] * length, **facts) for length in (4, 9, 5000, 1)]
     responses = generate(trainer, requests)
     assert (responses[2].ids, responses[2].stop, responses[2].version) == ([], "length", "3")
-    rows = []
+    rows: list[Any] = []
     for request, response in zip(requests, responses, strict=True):
         before = len(request.prompt_ids)
         mask, logprobs = [0] * before + [1] * len(response.ids), [0.0] * before + [*response.logprobs]

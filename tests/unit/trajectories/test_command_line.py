@@ -13,13 +13,6 @@ from tests.unit.trajectories.chats import chat, write
 HEAVY = ("rich", "pyarrow", "numpy", "backports.zstd", "gymnasium", "hydra")
 
 
-def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ares_exp", *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, env={**os.environ, **environment},
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("arguments", [("show",), ("compare", "--nothing"), ("show", "x", "--nothing")])
 def test_wrong_command_line_is_explained(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -41,25 +34,25 @@ def test_closed_pipe_ends_quietly(tmp_path: Path) -> None:
         assert process.returncode == 141
 
 
-def test_pipe_gets_plain_text_in_any_encoding(tmp_path: Path) -> None:
+def test_pipe_gets_plain_text_in_any_encoding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "e.json", chat(task="Grüße ✓"))
-    done = command("show", path, TERM="xterm-256color", COLUMNS="40")
-    assert "Grüße ✓" in done.stdout
+    assert run_word(["show", str(path)], "ares-exp") == 0
+    assert "Grüße ✓" in capsys.readouterr().out
+    done = subprocess.run(
+        [sys.executable, "-m", "ares_exp", "show", str(path)], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "40", "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "Gr\\xfc\\xdfe \\u2713" in done.stdout
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) > 40
-    ascii_only = command("show", path, PYTHONIOENCODING="ascii")
-    assert ascii_only.returncode == 0
-    assert "Gr\\xfc\\xdfe \\u2713" in ascii_only.stdout
 
 
 def test_commands_start_without_heavy_imports() -> None:
-    for name in ("commands.show", "commands.compare", "commands.snapshots"):
-        load = f"import ares_exp.{name}, sys"
-        done = subprocess.run(
-            [sys.executable, "-c", f"{load}; print(sorted({set(HEAVY)} & set(sys.modules)))"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert done.stdout == "[]\n", name
+    load = "import ares_exp.commands.show, ares_exp.commands.compare, ares_exp.commands.snapshots, sys"
+    code = f"{load}; print(sorted({set(HEAVY)} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_impossible_file_name_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

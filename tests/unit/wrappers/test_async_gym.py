@@ -149,7 +149,7 @@ def test_allow_running_loop_is_for_the_blocking_wrapper():
 
 ACTIONS = (gym_environments.ACTION, gym_environments.ACTION)
 fork = pytest.param("fork", marks=pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"))
-KINDS = ["sync", fork, "spawn", "forkserver"]
+KINDS = ["sync", fork, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("spawn", "forkserver"))]
 FACTORIES = [
     functools.partial(gym_environments.make_counting_gym_of, 2),
     functools.partial(gym_environments.make_counting_gym_of, 4),
@@ -162,7 +162,7 @@ def vector(kind, factories, mode):
     return AsyncVectorEnv(factories, shared_memory=False, context=kind, autoreset_mode=mode)
 
 
-@pytest.fixture(params=["sync", fork, *(pytest.param(one, marks=pytest.mark.nightly) for one in KINDS[2:])])
+@pytest.fixture(params=KINDS)
 def start(request):
     """Makes vector environments of one kind; whatever happens they are closed, and their processes have ended."""
     made = []
@@ -246,7 +246,7 @@ def make_breaking_gym():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # how Gymnasium tells of the workers that it shuts down
-@pytest.mark.parametrize("kind", [*KINDS[:3], pytest.param("forkserver", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", KINDS)
 def test_worker_error_preserves_class_and_message(kind):
     envs = vector(kind, [make_breaking_gym] * 2, AutoresetMode.NEXT_STEP)
     envs.reset()

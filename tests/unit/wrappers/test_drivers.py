@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 
 from ares_exp.environment import EnvironmentWrapper, complete
 from ares_exp.errors import ContainerDiedError
-from ares_exp.wrappers import gym_in_thread, loop_thread
+from ares_exp.wrappers import loop_thread, sync_gym
 from ares_exp.wrappers.async_gym import drive_async_gym
-from ares_exp.wrappers.gym_in_thread import drive_sync_gym
+from ares_exp.wrappers.sync_gym import drive_sync_gym
 from tests.unit.wrappers.gym_environments import (
     ACTION,
     BareEnvironment,
@@ -107,7 +107,7 @@ async def test_environment_sees_a_cancelled_body(drive):
 
 @pytest.mark.parametrize("loop_turns", [0, 1, 2, 5, 20])
 async def test_cancellation_at_any_moment_is_delivered(drive, loop_turns, monkeypatch):
-    for module in (gym_in_thread, loop_thread):
+    for module in (sync_gym, loop_thread):
         monkeypatch.setattr(module, "CANCEL_GRACE_SEC", 60.0)
     env = BlockingEnvironment()
     async with drive(env) as driver:
@@ -124,11 +124,11 @@ async def test_cancellation_at_any_moment_is_delivered(drive, loop_turns, monkey
 
 
 async def test_episode_cancelled_at_any_moment_is_closed():
-    environments = [CountingEnvironment(length=30) for _ in range(40)]
+    environments = [CountingEnvironment(length=30) for _ in range(20)]
     drivers = [drive_sync_gym(env) for env in environments]  # kept: not the safety net is under test
     for number, driver in enumerate(drivers):
         episode = asyncio.create_task(execute(driver))
-        while environments[number].count < number and not episode.done():  # noqa: ASYNC110 - another thread counts
+        while environments[number].count < 2 * number and not episode.done():  # noqa: ASYNC110 - another thread counts
             await asyncio.sleep(0)
         episode.cancel()
         await asyncio.gather(episode, return_exceptions=True)
@@ -156,7 +156,7 @@ async def test_cancelled_close_of_sync_driver_completes():
 
 
 async def test_step_ignoring_cancellation_is_abandoned(monkeypatch):
-    for module in (gym_in_thread, loop_thread):
+    for module in (sync_gym, loop_thread):
         monkeypatch.setattr(module, "CANCEL_GRACE_SEC", 0.5)
     env = StubbornEnvironment()
     before = set(threading.enumerate())

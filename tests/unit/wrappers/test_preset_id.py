@@ -28,13 +28,6 @@ def test_selector_chooses_tasks(text: str, expected: str) -> None:
     assert str(asked) == text
 
 
-@pytest.mark.parametrize("shards", [1, 3, 7, 10])
-def test_shards_divide_the_tasks(shards: int) -> None:
-    parts = [PresetId.parse(f"p@{index}/{shards}")(TASKS) for index in range(shards)]
-    assert [task for part in parts for task in part] == TASKS
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -64,7 +64,7 @@ def test_made_environment_has_the_selected_tasks(preset_id: str, expected: list[
     ("preset_id", "kind", "message"),
     [
         ("harbr", LookupError, "Did you mean `harbor`"),
-        ("harbor-shel", LookupError, "not `shel`. Did you mean `shell`"),
+        ("harbor-shel", LookupError, "no agent `shel`. Did you mean `shell`"),
         ("nothing_like_it", LookupError, "Presets: .*harbor"),
         ("harbor:x", ValueError, "got 'harbor:x'"),
         (5, ValueError, "got 5"),

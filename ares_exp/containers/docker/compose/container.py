@@ -35,15 +35,10 @@ NO_SNAPSHOTS = "the services of its compose file have separate state"
 
 
 def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
-    """Checks before the start that a task with a compose file can be run. Blocking.
+    """Checks before the start that a task with a compose file can be run. Returns warnings. Blocking.
 
-    Returns:
-        Warnings about ignored keys.
-
-    Raises:
-        UnsupportedTaskError: No compose program is installed, or the file violates the security policy, or it needs
-            networks that cannot be switched.
-        TaskError: The file is malformed.
+    Raises `UnsupportedTaskError` if no compose program is installed, the file violates the security policy, or it needs
+    networks that cannot be switched, and `TaskError` if it is malformed.
     """
     assert spec.compose_file is not None
     try:
@@ -65,12 +60,9 @@ class ComposeContainer(EngineContainer):
 
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
         super().__init__(spec, options)
-        self._project = ComposeProject(unique_name(spec.name), spec, options)
+        self.project_name = unique_name(spec.name)
+        self._project = ComposeProject(self.project_name, spec, options)
         self._services: dict[str, Service] = {}
-
-    @property
-    def project_name(self) -> str:
-        return self._project.name
 
     async def start(self) -> None:
         try:

@@ -45,10 +45,9 @@ SERVICE = "com.docker.compose.service"
 
 
 class ComposeProject:
-    """The containers, networks and volumes of one attempt at a task.
+    """The containers, networks and volumes of one attempt at a task. `name` prefixes all names in it.
 
     Attributes:
-        name: Name of the project, and prefix of all names in it.
         containers: Name of each service's container (the first of several) after the start.
         addresses: Names by which the services reach each other, after the start.
         built: Names of the images that were built for the project.
@@ -56,13 +55,6 @@ class ComposeProject:
     """
 
     def __init__(self, name: str, spec: ContainerSpec, options: DockerOptions) -> None:
-        """Starts nothing yet.
-
-        Args:
-            name: A unique name in lower case.
-            spec: The task's container, with a compose file.
-            options: Settings that do not depend on the task.
-        """
         assert spec.compose_file is not None
         self.name = name
         self.containers: dict[str, str] = {}
@@ -78,9 +70,7 @@ class ComposeProject:
     async def start(self, engine: Engine) -> None:
         """Builds or pulls the images, starts the services, and waits until they are ready. The caller bounds the time.
 
-        Raises:
-            ContainerStartError: A service or the compose program failed. The message names the service or the error.
-            UserError: The file is malformed or violates the security policy, or no compose program is installed.
+        Raises `ContainerStartError` if a service or the compose program fails, and other `UserError`s for the file.
         """
         folder = self._file.parent
         tool = await asyncio.to_thread(find_compose)
@@ -111,11 +101,6 @@ class ComposeProject:
     async def _make_images(
         self, engine: Engine, tool: ComposeTool, services: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, str]:
-        """Builds and pulls the missing images; returns the image of each service, by name.
-
-        Raises:
-            ContainerStartError: An image could not be built or pulled. The message names the service and the reason.
-        """
         images, renamed = dict[str, str](), dict[str, str]()
         for name, service in services.items():
             if service.get("build"):
@@ -133,11 +118,7 @@ class ComposeProject:
         return images
 
     async def _build(self, engine: Engine, tool: ComposeTool, name: str, build: Mapping[str, Any]) -> str:
-        """Builds the image of the service `name`, and returns the name of the image.
-
-        A build with only a context and its `Dockerfile` is shared by all services that need it. Other builds rely on
-        the engine's cache.
-        """
+        """Builds the image of the service `name`, and returns its name. Equal plain builds share an image."""
         task, keep, folder = f"{self._spec.name}-{name}", self._options.keep_image, self._file.parent
         context = Path(str(build["context"]).replace("$$", "$")) if "context" in build else None
         is_plain = set(build) <= {"context", "dockerfile"} and build.get("dockerfile") in (None, "Dockerfile")
@@ -172,11 +153,7 @@ class ComposeProject:
         return {service: name.lstrip("/") for service, name in sorted(found, reverse=True)}
 
     async def remove(self, engine: Engine) -> str:
-        """Kills and removes the whole project. Idempotent.
-
-        Returns:
-            The reasons why resources remain; `""` if all are gone.
-        """
+        """Kills and removes the project. Returns why resources remain; `""` if all are gone. Idempotent."""
         if not self._exists:
             return ""
         until = time.monotonic() + APPEARS_WITHIN_SEC
@@ -246,12 +223,9 @@ def containers_of(api: APIClient, project: str) -> list[dict[str, Any]]:
 
 
 async def is_ready(engine: Engine, project: str) -> bool:
-    """Returns whether each service is running and passes its health check.
+    """Returns whether each service is running and healthy, or, except for `main`, has exited with 0.
 
-    Services other than `main` may have exited with 0.
-
-    Raises:
-        ContainerStartError: A service has failed or is unhealthy. The message has its name and the end of its output.
+    Raises `ContainerStartError` if one has failed. The message has its name and the end of its output.
     """
     found = await in_thread(lambda: _states(engine.api, project), abandon=True)
     for one in found:

@@ -1,7 +1,7 @@
 """The file of a compose project: the task's file, with our additions.
 
-The compose program merges the task's file on top of ours (`base_document`) and prints the result. `complete` then sets
-the values that the task cannot choose: labels, networks, images, the variables of `main`.
+The compose program merges the task's file on top of `base_document`. `complete` then sets the values that the task
+cannot choose: labels, networks, images, the variables of `main`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ def is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
 
 
 def base_document(spec: ContainerSpec) -> dict[str, Any]:
-    """Returns the compose document with which the task's file is merged. Blocking.
-
-    It has the service `main`, with the image or build of the task, and with its first process.
-    """
+    """Returns the compose document with the service `main`, with which the task's file is merged. Blocking."""
     main: dict[str, Any] = {"command": FIRST_COMMAND}
     if spec.docker_image is not None:
         main["image"] = literal(spec.docker_image)
@@ -63,10 +60,6 @@ def complete(
         options: Settings that do not depend on the task.
         images: Image of each service, by name.
         capabilities: The engine's capabilities.
-
-    Raises:
-        UnsupportedTaskError: The task needs GPUs that the engine lacks.
-        ContainerStartError: The service `main` is missing, or has several containers.
     """
     closed = is_closed(spec.network, options)
     whole = copy.deepcopy(dict(document))
@@ -105,7 +98,6 @@ def names_of(document: Mapping[str, Any]) -> list[str]:
 
 
 def _owned(thing: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a network or volume with a generated name and our labels."""
     rest = {key: value for key, value in thing.items() if key != "name"}
     return {**rest, "labels": {**_table(rest.get("labels")), **owner_labels()}}
 
@@ -141,7 +133,6 @@ def _complete_service(service: dict[str, Any], options: DockerOptions, *, closed
 
 
 def _bound_memory(service: dict[str, Any], memory_mb: int, swap_mb: int) -> None:
-    """Sets the memory limit of a service without one."""
     if "mem_limit" not in service:
         service["mem_limit"] = f"{memory_mb * _MiB}b"
         service["memswap_limit"] = f"{(memory_mb + swap_mb) * _MiB}b"
@@ -175,7 +166,6 @@ def _complete_main(
 
 
 def _networks(service: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the networks of a service, with their options."""
     if service.get("network_mode"):
         return {}
     found = service.get("networks") or {_DEFAULT: None}

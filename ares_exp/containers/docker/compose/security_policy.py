@@ -1,9 +1,9 @@
 """The security policy for a task's compose file: its containers cannot reach the host, and their resources are bounded.
 
 A user who trusts the file can disable the policy. Keys that are not known to be harmless are rejected, including new
-keys of later Compose versions. The policy is first applied to the file as written, before the compose program runs. The
-program reads the local files of `env_file`, `extends` and `include`, and its output no longer has these keys. The
-policy is then applied again to the program's output, with variables and extended files filled in.
+keys of later Compose versions. The policy is first applied to the file as written, before the compose program runs,
+which reads the local files of `env_file`, `extends` and `include`. It is then applied again to the program's output,
+with variables and extended files filled in.
 """
 
 from __future__ import annotations
@@ -50,15 +50,10 @@ _MEMORY_LIMITS = ("mem_limit", "deploy.resources.limits.memory")
 
 
 def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
-    """Applies the policy to a task's compose file as written. Blocking.
+    """Applies the policy to a task's compose file as written. Returns warnings about ignored keys. Blocking.
 
-    Returns:
-        Warnings about ignored keys.
-
-    Raises:
-        UnsupportedTaskError: The file violates the policy, or refers to a variable that is not filled in; see
-            `refuse_obeyed`.
-        TaskError: The file cannot be read, or is not a compose file.
+    Raises `UnsupportedTaskError` if the file violates the policy or `refuse_obeyed` rejects it, and `TaskError` if it
+    cannot be read, or is not a compose file.
     """
     path = spec.compose_file
     assert path is not None
@@ -85,9 +80,7 @@ def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
 def refuse_violations(path: Path, document: Mapping[str, Any], options: DockerOptions) -> None:
     """Rejects a document that violates the policy, as written or as printed by the compose program. Blocking.
 
-    Raises:
-        UnsupportedTaskError: The document violates the policy. The message names every key that does.
-        TaskError: The file does not have the form of a compose file.
+    Raises `UnsupportedTaskError` with all keys that violate it, or `TaskError` if the file is not a compose file.
     """
     if options.compose_trusted:
         return

@@ -1,17 +1,16 @@
 """The compose program of this machine: the plugin `docker compose`, or the program `docker-compose`.
 
 It fills in the `$NAME`s of a task's file from its environment. Our environment is not passed on, because a file could
-copy any API key into a container. The program gets the variables of the task (`[environment.env]`) and the variables
-that Harbor defines.
+copy any API key into a container. The program gets the variables of the task (`[environment.env]`) and of Harbor.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,20 +29,14 @@ ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "DOCKER_CONFIG")
 _OLDEST = (1, 28)  # the first version that reads both older formats and files without a version, and has --ansi
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _LAST_LINES = 20
-_MAX_LINE_BYTES = 4096
+_LAST_BYTES = 16 * 1024
 _END_SEC = 10.0
 _REQUEST_SEC = "120"  # version 1 gives up on the engine after 60
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a run of the program.
-
-    Attributes:
-        exit_code: Exit code.
-        output: Its stdout.
-        complaint: Last lines of its stderr.
-    """
+    """The exit code of a run of the program, its stdout, and the last lines of its stderr."""
 
     exit_code: int
     output: str
@@ -52,12 +45,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ComposeTool:
-    """A compose program.
-
-    Attributes:
-        command: Its command line.
-        version: Its version, for example `2.26.1`.
-    """
+    """The command line of a compose program, and its version, for example `2.26.1`."""
 
     command: tuple[str, ...]
     version: str
@@ -72,8 +60,7 @@ class ComposeTool:
     ) -> Answer:
         """Runs the program. Kills it with its children if the caller is cancelled or this process is killed.
 
-        Raises:
-            ContainerStartError: The program could not be started, or printed more than `_MAX_ANSWER_BYTES`.
+        Raises `ContainerStartError` if it does not start, or prints more than `_MAX_ANSWER_BYTES`.
         """
         life, held = os.pipe()
         process: asyncio.subprocess.Process | None = None
@@ -115,30 +102,25 @@ async def _whole(stream: asyncio.StreamReader) -> str:
 
 
 async def _end(stream: asyncio.StreamReader) -> str:
-    """Reads the last lines. If a line is too long, reads only its last bytes."""
-    lines, last = deque[bytes](maxlen=_LAST_LINES), b""
+    """Returns the last lines."""
+    last = b""
     while data := await stream.read(64 * 1024):
-        *whole, last = (last + data).split(b"\n")
-        lines.extend(line[-_MAX_LINE_BYTES:] for line in whole[-_LAST_LINES:])
-        last = last[-_MAX_LINE_BYTES:]
-    return b"\n".join((*lines, last)).decode("utf-8", "replace").strip()
+        last = (last + data)[-_LAST_BYTES:]
+    return "\n".join(last.decode("utf-8", "replace").splitlines()[-_LAST_LINES:]).strip()
 
 
 async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    try:
+    with contextlib.suppress(ConnectionError):  # it ended without reading everything: the exit code shows why
         stream.write(data)
         await stream.drain()
         stream.close()
         await stream.wait_closed()
-    except ConnectionError:
-        pass  # it ended without reading everything: the exit code shows why
 
 
 def find_compose() -> ComposeTool:
     """Finds the compose program, once per environment. Blocking, usually for less than a second.
 
-    Raises:
-        PreflightError: No compose program is installed, or only an old one.
+    Raises `PreflightError` if no compose program is installed, or only an old one.
     """
     return _found(tuple(os.environ.get(name, "") for name in ENVIRONMENT))
 
@@ -163,7 +145,6 @@ def _found(environment: tuple[str, ...]) -> ComposeTool:
 
 
 def _version(command: tuple[str, ...]) -> str | None:
-    """Returns a program's version; `None` if it is not a compose program."""
     found = re.match(r"v?(\d{1,6}\.\d{1,6}(\.\d{1,6})?)", output_of(*command, "version", "--short"))
     return found[1] if found else None
 
@@ -178,12 +159,9 @@ _OBEYED = re.compile(
 
 
 def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
-    """Rejects a file that refers to variables of the task that also control programs on this machine.
+    """Raises `UnsupportedTaskError` if a file has variables of the task that control programs on this machine.
 
     The compose program does not get such variables, so it cannot fill them in. Containers may still have them.
-
-    Raises:
-        UnsupportedTaskError: The file uses such variables. The message names them.
     """
     found = [name for name in spec.env if _OBEYED.fullmatch(name) and re.search(rf"\$\{{?{re.escape(name)}\b", text)]
     if found:

@@ -73,7 +73,7 @@ FULL = LLMResponse(
 
 def test_stream_has_the_documented_order(server: WireServer) -> None:
     server.response, server.keepalives = FULL, 1
-    asked = WIRE.read({**HELLO, "stream": True, "stream_options": {"include_usage": True}}, {})
+    asked = WIRE.read({**HELLO, "stream": True, "stream_options": {"include_usage": True}})
     written = server.written(WIRE, asked)
     assert written[1] == b": keepalive\n"
     assert written[-1] == b"data: [DONE]\n\n"
@@ -95,12 +95,12 @@ def test_stream_has_the_documented_order(server: WireServer) -> None:
 
 
 def test_usage_ends_a_stream_only_on_request() -> None:
-    asked = WIRE.read({**HELLO, "stream": True}, {})
+    asked = WIRE.read({**HELLO, "stream": True})
     assert all("usage" not in chunk for chunk in event_data(b"".join(WIRE.events(asked, FULL, 0))))
 
 
 def test_body_contains_only_documented_fields() -> None:
-    body = json.loads(WIRE.whole(WIRE.read(HELLO, {}), FULL))
+    body = json.loads(WIRE.whole(WIRE.read(HELLO), FULL))
     assert set(body) == {"id", "object", "created", "model", "choices", "usage"}
     assert set(body["choices"][0]) == {"index", "message", "finish_reason"}
     assert "cost" not in body["usage"]
@@ -109,7 +109,7 @@ def test_body_contains_only_documented_fields() -> None:
 def test_call_ids_are_unique_in_the_conversation() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
     said = [{"role": "assistant", "content": None, "tool_calls": [call]}]
-    asked = WIRE.read({**HELLO, "messages": HELLO["messages"] + said}, {})
+    asked = WIRE.read({**HELLO, "messages": HELLO["messages"] + said})
     response = LLMResponse([ToolCallData(name, "bash", "{}") for name in ("c1", "", "c9", "c9")])
     once, again = (
         [one["id"] for one in json.loads(WIRE.whole(asked, response))["choices"][0]["message"]["tool_calls"]]
@@ -138,7 +138,6 @@ def test_sampling_and_dropped_fields_are_named() -> None:
                 {"role": "user", "content": "hello", "cache_control": {"type": "ephemeral"}},
             ],
         },
-        {},
     )
     request, origin = asked.request, asked.request.origin
     assert origin.sampling == {"max_tokens": 64_000, "temperature": 0, "reasoning_effort": "high"}
@@ -149,7 +148,7 @@ def test_sampling_and_dropped_fields_are_named() -> None:
 
 
 def test_empty_tools_are_omitted() -> None:
-    request = WIRE.read({**HELLO, "tools": [], "tool_choice": "auto"}, {}).request
+    request = WIRE.read({**HELLO, "tools": [], "tool_choice": "auto"}).request
     assert (request.tools, request.tool_choice) == (None, None)
 
 
@@ -171,7 +170,7 @@ def test_empty_tools_are_omitted() -> None:
 )
 def test_unsupported_fields_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
-        WIRE.read({**HELLO, **change}, {})
+        WIRE.read({**HELLO, **change})
 
 
 def test_refused_and_failed_requests_are_client_errors(server: WireServer, client: OpenAI) -> None:

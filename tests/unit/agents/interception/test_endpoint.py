@@ -92,6 +92,7 @@ async def test_key_is_accepted_in_every_header(port: Port, name: str) -> None:
         ("/v1/chat/completions", b"{no json", 400, "JSON"),
         ("/v1/chat/completions", {"model": "m"}, 400, "messages"),
         (f"{GOOGLE}:generateContent", [], 400, "the request"),
+        ("/v1/messages/count_tokens", [], 400, "the request"),
         ("/v1/nothing", {}, 404, "Use one of /v1/chat/completions"),
     ],
 )

@@ -55,7 +55,7 @@ def kept(chunks: list[Any], *, drops_thoughts: bool) -> list[dict[str, Any]]:
 @examples(60)
 @given(response=responses | mixed_responses)
 def test_repeated_response_is_the_same_message(response: LLMResponse, drops_thoughts: bool) -> None:
-    asked = WIRE.read({**HELLO, "model": "policy", "stream": True}, {})
+    asked = WIRE.read({**HELLO, "model": "policy", "stream": True})
     streamed, whole = event_data(b"".join(WIRE.events(asked, response, 0))), json.loads(WIRE.whole(asked, response))
     assert "".join(told(streamed, "text")) == "".join(told([whole], "text"))
     assert told(streamed, "functionCall") == told([whole], "functionCall")
@@ -66,7 +66,7 @@ def test_repeated_response_is_the_same_message(response: LLMResponse, drops_thou
     )
     for chunks in (streamed, [whole]):
         said = {"role": "model", "parts": kept(chunks, drops_thoughts=drops_thoughts)}
-        request = WIRE.read({"contents": [*HELLO["contents"], said]}, {}).request
+        request = WIRE.read({"contents": [*HELLO["contents"], said]}).request
         assert canonical_messages(request)[-1] == canonical_response(response, asked.request)
         if not (drops_thoughts and parts and "thought" in parts[-1]):  # no part follows, which could have the signature
             assert tuple(reasoning_of_message(request.messages[-1], pytest.fail)) == response.thinking
@@ -85,7 +85,7 @@ FULL = LLMResponse(
 
 
 def test_stream_has_one_part_per_event() -> None:
-    asked = WIRE.read({**HELLO, "model": "policy", "stream": True}, {})
+    asked = WIRE.read({**HELLO, "model": "policy", "stream": True})
     events = event_data(b"".join(WIRE.events(asked, FULL, 0)))
     assert [chunk["candidates"][0]["content"]["parts"] for chunk in events] == [
         [{"text": "hm", "thought": True}],
@@ -108,7 +108,7 @@ def test_stream_has_one_part_per_event() -> None:
     ("finish", "reason"), [("stop", "STOP"), ("length", "MAX_TOKENS"), ("content_filter", "SAFETY"), (None, "STOP")]
 )
 def test_finish_reasons_are_converted(finish: str | None, reason: str) -> None:
-    whole = json.loads(WIRE.whole(WIRE.read(HELLO, {}), LLMResponse.from_text("x", finish_reason=finish)))
+    whole = json.loads(WIRE.whole(WIRE.read(HELLO), LLMResponse.from_text("x", finish_reason=finish)))
     assert whole["candidates"][0]["finishReason"] == reason
 
 
@@ -131,7 +131,7 @@ def test_sampling_and_dropped_fields_are_named() -> None:
         ],
         "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f", "g"]}},
     }
-    request = WIRE.read(body, {}).request
+    request = WIRE.read(body).request
     assert request.origin is not None
     assert request.origin.sampling == freeze(config)
     assert request.origin.dropped == (
@@ -169,7 +169,7 @@ def test_contents_are_read_as_chat_messages() -> None:
         {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for number, name in enumerate("fgg", 1)
     ]
-    assert WIRE.read({"contents": contents}, {}).request.messages == freeze(
+    assert WIRE.read({"contents": contents}).request.messages == freeze(
         [
             {"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]},
             {"role": "assistant", "content": "x", "reasoning_content": "hm", "tool_calls": calls},
@@ -200,13 +200,13 @@ def test_contents_are_read_as_chat_messages() -> None:
 )
 def test_unsupported_fields_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
-        WIRE.read({**HELLO, **change}, {})
+        WIRE.read({**HELLO, **change})
 
 
 def test_forged_signature_is_ignored() -> None:
     for forged in ("skip", "é", "====", b64encode(b'["ares-exp", {"content": "x"}]').decode(), "WzFd"):
         said = {"role": "model", "parts": [{"text": "x", "thoughtSignature": forged}]}
-        request = WIRE.read({"contents": [said]}, {}).request
+        request = WIRE.read({"contents": [said]}).request
         assert (request.messages[0], request.origin and request.origin.dropped) == (
             {"role": "assistant", "content": "x"},
             ("thoughtSignature",),

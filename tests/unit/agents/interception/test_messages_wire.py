@@ -66,7 +66,7 @@ FULL = LLMResponse(
 
 def test_stream_has_the_documented_order(server: WireServer) -> None:
     server.response, server.keepalives = FULL, 1
-    asked = WIRE.read({**HELLO, "stream": True}, {})
+    asked = WIRE.read({**HELLO, "stream": True})
     written = b"".join(server.written(WIRE, asked))
     events = event_data(written)
     names = [line[7:] for line in written.decode().split("\n") if line.startswith("event: ")]
@@ -113,7 +113,7 @@ def test_stream_has_the_documented_order(server: WireServer) -> None:
     [("stop", "end_turn"), ("length", "max_tokens"), ("content_filter", "refusal"), (None, "end_turn")],
 )
 def test_finish_reasons_are_converted(finish: str | None, stop: str) -> None:
-    whole = json.loads(WIRE.whole(WIRE.read(HELLO, {}), LLMResponse.from_text("x", finish_reason=finish)))
+    whole = json.loads(WIRE.whole(WIRE.read(HELLO), LLMResponse.from_text("x", finish_reason=finish)))
     assert whole["stop_reason"] == stop
 
 
@@ -136,7 +136,7 @@ def test_sampling_and_dropped_fields_are_named() -> None:
         "system": [{"type": "text", "text": "one", "cache_control": mark}, {"type": "text", "text": "two"}],
         "messages": [{"role": "user", "content": [result, {"type": "container_upload", "file_id": "f"}]}],
     }
-    request = WIRE.read(body, {}).request
+    request = WIRE.read(body).request
     assert request.origin.sampling == {name: freeze(body[name]) for name in request.origin.sampling}
     assert set(request.origin.sampling) == {"max_tokens", "temperature", "thinking", "output_config"}
     assert request.origin.dropped == (
@@ -179,7 +179,7 @@ def test_messages_are_read_as_chat_messages() -> None:
         },
     ]
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    assert WIRE.read({**HELLO, "messages": body}, {}).request.messages == freeze(
+    assert WIRE.read({**HELLO, "messages": body}).request.messages == freeze(
         [
             {"role": "user", "content": [{"type": "text", "text": "a"}, image]},
             {"role": "system", "content": "be quick"},
@@ -216,7 +216,7 @@ def test_messages_are_read_as_chat_messages() -> None:
 )
 def test_unsupported_fields_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
-        WIRE.read({**HELLO, **change}, {})
+        WIRE.read({**HELLO, **change})
 
 
 def test_refused_and_failed_requests_are_client_errors(server: WireServer, client: Anthropic) -> None:

@@ -204,7 +204,7 @@ def changed(body: Any, path: tuple[Any, ...], value: Any) -> Any:
 def check(wire: Wire, body: Any) -> None:
     """Reads a body as it comes over a connection, and answers it in all ways."""
     try:
-        asked = wire.read(parse_body(json.dumps(body).encode()), {})
+        asked = wire.read(parse_body(json.dumps(body).encode()))
     except WireFormatError as refused:
         told = json.loads(wire.error(400, str(refused)))["error"]
         assert "Expected" in told["message"]
@@ -219,7 +219,7 @@ def check(wire: Wire, body: Any) -> None:
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 def test_complete_body_is_read(wire: Wire) -> None:
-    asked = wire.read(WHOLE[wire.name], {})
+    asked = wire.read(WHOLE[wire.name])
     assert asked.streamed
     assert asked.request.tools
 
@@ -278,7 +278,7 @@ VARYING = re.compile(r"Chunk ID: \w+|Wall time:? [\d.]+ seconds|PGID: \d+")
 def runs(agent: str) -> list[list[Asked]]:
     recorded = json.loads((BODIES / f"{agent}.json").read_text())
     wire: Wire = next(one for one in WIRES if one.name == AGENTS[agent][0])
-    return [[wire.read({**recorded["common"], **body}, {}) for body in run] for run in recorded["runs"]]
+    return [[wire.read({**recorded["common"], **body}) for body in run] for run in recorded["runs"]]
 
 
 def unvarying(value: Any) -> Any:

@@ -96,7 +96,7 @@ FULL = LLMResponse(
 
 def test_stream_has_the_documented_order(server: WireServer) -> None:
     server.response, server.keepalives = FULL, 2
-    asked = WIRE.read({**HELLO, "stream": True}, {})
+    asked = WIRE.read({**HELLO, "stream": True})
     written = b"".join(server.written(WIRE, asked))
     events = event_data(written)
     assert [line[7:] for line in written.decode().split("\n") if line.startswith("event: ")] == [
@@ -145,7 +145,7 @@ def test_stream_has_the_documented_order(server: WireServer) -> None:
     ],
 )
 def test_finish_reasons_are_converted(finish: str, status: str, details: Any) -> None:
-    asked = WIRE.read({**HELLO, "stream": True}, {})
+    asked = WIRE.read({**HELLO, "stream": True})
     *_, last = event_data(b"".join(WIRE.events(asked, LLMResponse.from_text("x", finish_reason=finish), 0)))
     assert last["type"] == f"response.{status}"
     assert (last["response"]["status"], last["response"]["incomplete_details"]) == (status, details)
@@ -154,7 +154,7 @@ def test_finish_reasons_are_converted(finish: str, status: str, details: Any) ->
 def test_tools_become_functions_for_the_policy() -> None:
     more = [{"type": "additional_tools", "role": "developer", "tools": [{"type": "local_shell"}]}]
     given = [{"role": "user", "content": "hello"}, *more]
-    asked = WIRE.read({**HELLO, "input": given, "tools": [*TOOLS, {"type": "web_search"}]}, {})
+    asked = WIRE.read({**HELLO, "input": given, "tools": [*TOOLS, {"type": "web_search"}]})
     assert asked.request.tools is not None
     functions = {tool["function"]["name"]: tool["function"] for tool in asked.request.tools}
     assert list(functions) == ["bash", "apply_patch", "mcp__x__y", "local_shell"]
@@ -166,7 +166,7 @@ def test_tools_become_functions_for_the_policy() -> None:
     assert item["type"] == "local_shell_call"
     assert item["action"] == {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 5}
     output = {"type": "local_shell_call_output", "id": "c1", "output": "a.txt"}
-    said, heard = WIRE.read({**HELLO, "input": [item, output]}, {}).request.messages
+    said, heard = WIRE.read({**HELLO, "input": [item, output]}).request.messages
     assert json.loads(said["tool_calls"][0]["function"]["arguments"])["command"] == ["ls", "-l"]
     assert (heard["tool_call_id"], heard["content"]) == ("c1", "a.txt")
 
@@ -197,6 +197,15 @@ def test_items_are_read_as_chat_messages() -> None:
             "call_id": "c2",
             "output": [{"type": "input_image", "image_url": "data:image/png;base64,BB=="}],
         },
+        {
+            "type": "agent_message",
+            "author": "/root",
+            "recipient": "/root/helper",
+            "content": [
+                {"type": "input_text", "text": "Payload:\n"},
+                {"type": "encrypted_content", "encrypted_content": "help"},
+            ],
+        },
         {"type": "message", "role": "developer", "content": "be slow"},
     ]
 
@@ -206,7 +215,7 @@ def test_items_are_read_as_chat_messages() -> None:
     def call(call_id: str, name: str, arguments: str) -> list[dict[str, Any]]:
         return [{"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}]
 
-    request = WIRE.read({**HELLO, "input": given, "instructions": "be brief"}, {}).request
+    request = WIRE.read({**HELLO, "input": given, "instructions": "be brief"}).request
     assert request.system_prompt == "be brief\n\nbe quick\n\nbe exact"
     assert request.messages == freeze(
         [
@@ -220,6 +229,7 @@ def test_items_are_read_as_chat_messages() -> None:
             {"role": "tool", "tool_call_id": "c1", "content": "done"},
             {"role": "assistant", "content": None, "tool_calls": call("c2", "mcp__x__y", "{}")},
             {"role": "tool", "tool_call_id": "c2", "content": [image("BB==")]},
+            {"role": "user", "content": [{"type": "text", "text": text} for text in ("Payload:\n", "help")]},
             {"role": "developer", "content": "be slow"},
         ]
     )
@@ -240,7 +250,7 @@ def test_sampling_and_dropped_fields_are_named() -> None:
         "metadata": {"a": "b"},
         "input": [{"role": "user", "content": "x"}, {"type": "web_search_call", "id": "ws_1"}],
     }
-    request = WIRE.read(body, {}).request
+    request = WIRE.read(body).request
     assert set(request.origin.sampling) == {"max_output_tokens", "reasoning", "text", "parallel_tool_calls"}
     assert request.origin.dropped == (
         *("include", "input[web_search_call]", "metadata", "prompt_cache_key", "store", "text.format"),
@@ -274,7 +284,7 @@ def item(kind: str, **fields: Any) -> dict[str, Any]:
 )
 def test_unsupported_fields_are_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(WireFormatError, match=named):
-        WIRE.read({**HELLO, **change}, {})
+        WIRE.read({**HELLO, **change})
 
 
 def test_refused_and_failed_requests_are_client_errors(server: WireServer, client: OpenAI) -> None:

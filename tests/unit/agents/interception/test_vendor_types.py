@@ -60,7 +60,7 @@ def validators(wire: str) -> list[Callable[[Any], object]]:
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 def test_responses_have_the_vendor_types(wire: Wire, what: str) -> None:
     whole, event = validators(wire.name)
-    asked = wire.read({**BODIES[wire.name], "model": "policy", "stream": True}, {})
+    asked = wire.read({**BODIES[wire.name], "model": "policy", "stream": True})
     whole(json.loads(wire.whole(asked, RESPONSES[what])))
     written = [wire.opening(asked), wire.keepalive(asked, 1), *wire.events(asked, RESPONSES[what], 1)]
     told = [one for one in event_data(b"".join(written)) if one.get("type") != "ping"]  # which is not in the types

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.commands.harbor_export.exported_job import stable_id, trial_name
-from ares_exp.commands.harbor_export.harbor_documents import mean_rewards, pass_rates
+from ares_exp.commands.harbor_export import mean_rewards, pass_rates, stable_id, trial_name
 
 
 def test_mean_of_one_key_is_called_mean() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from ares_exp.containers.filesystem.delta import Delta, DeltaLimits, Entry, differences, sorted_by_path
+from ares_exp.containers.filesystem import delta_encoding
+from ares_exp.containers.filesystem.delta import Delta, Entry, differences, sorted_by_path
 from ares_exp.containers.filesystem.delta_encoding import decode, encode, get_delta, put_delta
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
 from ares_exp.errors import CaptureError, SnapshotMetadataError, SnapshotVersionError, UnsafeSnapshotError
@@ -273,14 +274,18 @@ def test_empty_delta_is_rejected() -> None:
         decode([])
 
 
-def test_delta_is_bounded() -> None:
+def test_delta_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     file = {**F, "size": 600, "chunks": [DIGEST]}
     lines = lines_of(file, {**file, "path": "/g"})
-    assert len(decode(lines, limits=DeltaLimits(max_entries=2, max_bytes=1200)).entries) == 2
+    monkeypatch.setattr(delta_encoding, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(delta_encoding, "MAX_BYTES", 1200)
+    assert len(decode(lines).entries) == 2
+    monkeypatch.setattr(delta_encoding, "MAX_ENTRIES", 1)
     with pytest.raises(UnsafeSnapshotError, match="at most 1 entries"):
-        decode(lines, limits=DeltaLimits(max_entries=1))
+        decode(lines)
+    monkeypatch.setattr(delta_encoding, "MAX_BYTES", 1199)
     with pytest.raises(UnsafeSnapshotError, match=r"line 3\): expected size to be from 0 to 599"):
-        decode(lines, limits=DeltaLimits(max_bytes=1199))
+        decode(lines)
 
 
 def test_decoding_preserves_privileges() -> None:

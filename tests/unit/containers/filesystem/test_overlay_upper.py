@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.filesystem.delta import Delta, DeltaLimits, Entry, contents, differences
+from ares_exp.containers.filesystem import overlay_upper
+from ares_exp.containers.filesystem.delta import Delta, Entry, contents, differences
 from ares_exp.containers.filesystem.delta_encoding import get_delta, put_delta
 from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
@@ -255,7 +256,7 @@ def test_file_removed_from_the_store_is_read_again(upper: Path, objects: ObjectS
         (10 * CHUNK_BYTES, {5 * CHUNK_BYTES - 1: b"xy"}, 2),
         (3 * CHUNK_BYTES, {0: bytes(3 * CHUNK_BYTES)}, 0),
         (3 * CHUNK_BYTES, {0: b"x" * CHUNK_BYTES, 2 * CHUNK_BYTES: b"x" * CHUNK_BYTES}, 1),
-        (2**36, {2**35: b"x"}, 1),
+        (2**33, {2**32: b"x"}, 1),
     ],
 )
 def test_holes_and_zeros_are_not_stored(
@@ -266,7 +267,7 @@ def test_holes_and_zeros_are_not_stored(
         for offset, data in writes.items():
             file.seek(offset)
             file.write(data)
-    entries = scanned(upper, objects, limits=DeltaLimits(max_bytes=2**37))
+    entries = scanned(upper, objects)
     assert len(list(objects.digests())) == stored
     (tmp_path / "out").mkdir()
     write_tree(entries, objects, tmp_path / "out")
@@ -293,14 +294,17 @@ def test_file_with_a_secret_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("limits", "message"),
-    [(DeltaLimits(max_entries=2), "at most 2 changed files"), (DeltaLimits(max_bytes=299), "at most 299 bytes")],
+    ("bound", "most", "message"),
+    [("MAX_ENTRIES", 2, "at most 2 changed files"), ("MAX_BYTES", 299, "at most 299 bytes")],
 )
-def test_scan_is_bounded(upper: Path, objects: ObjectStore, limits: DeltaLimits, message: str) -> None:
+def test_scan_is_bounded(
+    upper: Path, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, bound: str, most: int, message: str
+) -> None:
+    monkeypatch.setattr(overlay_upper, bound, most)
     for name in "abc":
         (upper / name).write_bytes(b"x" * 100)
     with pytest.raises(CaptureError, match=f"Expected {message}.*, found more, '/[abc]' last"):
-        scanned(upper, objects, limits=limits)
+        scanned(upper, objects)
 
 
 def test_scan_does_not_follow_links(upper: Path, objects: ObjectStore, tmp_path: Path) -> None:

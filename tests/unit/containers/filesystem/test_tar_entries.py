@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.filesystem.delta import Delta, DeltaLimits, Entry, differences
+from ares_exp.containers.filesystem import tar_entries
+from ares_exp.containers.filesystem.delta import Delta, Entry, differences
 from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
 from ares_exp.containers.filesystem.tar_entries import read_tar
@@ -175,24 +176,30 @@ def test_sparse_file_map_is_bounded(objects: ObjectStore) -> None:
     assert stream.read_bytes < 3_000_000
 
 
-def test_endless_archive_is_bounded(objects: ObjectStore) -> None:
+def test_endless_archive_is_bounded(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     one = archive_of(member("d/f"))[:512]
     stream = Endless(b"", lambda size: one * (size // 512))
     with pytest.raises(CaptureError, match=r"it contains .* twice"):
         read_tar(stream, objects, notes=[])
     stream = Endless(b"", lambda size: archive_of(member("proc/x"))[:512] * (size // 512))
+    monkeypatch.setattr(tar_entries, "MAX_BYTES", -(2**29) + 1_000_000)
     with pytest.raises(CaptureError, match="it is too long"):
-        read_tar(stream, objects, notes=[], limits=DeltaLimits(max_bytes=-(2**29) + 1_000_000))
+        read_tar(stream, objects, notes=[])
 
 
-def test_archive_is_bounded(objects: ObjectStore) -> None:
+def test_archive_is_bounded(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = archive_of((member("a"), b"x" * 100), member("b", tarfile.LNKTYPE, linkname="a"))
-    assert len(entries_of(archive, objects, limits=DeltaLimits(max_entries=2, max_bytes=200))) == 2
-    with pytest.raises(CaptureError, match="more than 1 files, '/b' the last"):
-        entries_of(archive, objects, limits=DeltaLimits(max_entries=1))
+    monkeypatch.setattr(tar_entries, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(tar_entries, "MAX_BYTES", 200)
+    assert len(entries_of(archive, objects)) == 2
     for most, message in ((199, "more than 199 bytes of files, '/b' the last"), (99, "'/a' has 100 bytes")):
+        monkeypatch.setattr(tar_entries, "MAX_BYTES", most)
         with pytest.raises(CaptureError, match=message):
-            entries_of(archive, objects, limits=DeltaLimits(max_bytes=most))
+            entries_of(archive, objects)
+    monkeypatch.setattr(tar_entries, "MAX_ENTRIES", 1)
+    monkeypatch.setattr(tar_entries, "MAX_BYTES", 200)
+    with pytest.raises(CaptureError, match="more than 1 files, '/b' the last"):
+        entries_of(archive, objects)
 
 
 @pytest.mark.parametrize("offset", [0, CHUNK_BYTES - 5])

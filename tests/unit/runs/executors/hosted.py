@@ -59,7 +59,7 @@ class InProcessRay:
 def hosted(inside: EnvironmentHost, models: Sequence[OwnModel] = (), *, lease_sec: float = 60.0) -> RemoteHost:
     """A host as the run sees it."""
     ray, by_key = InProcessRay(inside), {model.key: model for model in models}
-    return RemoteHost(ray, ray, node="in-process", models=by_key, lease_sec=lease_sec)
+    return RemoteHost(ray=ray, actor=ray, node="in-process", models=by_key, lease_sec=lease_sec)
 
 
 class HostedEnvironment(RemoteEnvironment):
@@ -67,11 +67,9 @@ class HostedEnvironment(RemoteEnvironment):
 
     Attributes:
         inside_now: The host.
-        name_inside: What the environment is called in it.
     """
 
     inside_now: EnvironmentHost
-    name_inside: str
 
     def __init__(
         self,
@@ -90,22 +88,17 @@ class HostedEnvironment(RemoteEnvironment):
         super().__init__(no_host, order, output_dir=output_dir, background_client=background_client)  # type: ignore[arg-type]
         self._make_environment = make_environment
         self._models, self._lease_sec, self._files = models, lease_sec, files or output_dir
-        self.name_inside = self._name
-
-    @property
-    def host(self) -> RemoteHost:
-        return self._host
 
     async def _asked_of_host(self, method: str, *arguments: Any) -> Any:
-        if not isinstance(self._host, RemoteHost) or self._host.why_lost == "the run has ended":
+        if not isinstance(self.host, RemoteHost) or self.host.why_lost == "the run has ended":
             inside = self.inside_now = EnvironmentHost(self._lease_sec)
-            inside.adopt(self._name, self._make_environment(), files=self._files, is_streamed=self._order.streams)
-            self._host = hosted(inside, self._models, lease_sec=self._lease_sec)
-            await self._host.start()
-            self._host.guests[self._name] = self
+            inside.adopt(self.name, self._make_environment(), files=self._files, is_streamed=self.order.streams)
+            self.host = hosted(inside, self._models, lease_sec=self._lease_sec)
+            await self.host.start()
+            self.host.guests[self.name] = self
         return await super()._asked_of_host(method, *arguments)
 
     async def close(self) -> None:
         await super().close()
-        if isinstance(self._host, RemoteHost):
-            await self._host.close()
+        if isinstance(self.host, RemoteHost):
+            await self.host.close()

@@ -27,13 +27,14 @@ from ares_exp.runs.executors.environment_host import EnvironmentHost, parts_to_s
 from ares_exp.runs.executors.executor import Recipe, RunPlan
 from ares_exp.runs.executors.ray_executor import RayExecutor
 from ares_exp.runs.executors.remote_host import RemoteEnvironment, _in_short
-from ares_exp.runs.executors.remote_messages import EnvironmentOrder, HostOrder, News
+from ares_exp.runs.executors.remote_messages import EnvironmentOrder, News
 from ares_exp.testing.environment_contract import EnvironmentContract
 from ares_exp.wrappers.registry import make
 from tests.unit.containers.local_containers import needs_local
 from tests.unit.environments.test_ares_adapter import Wrapped, adapted
 from tests.unit.runs.executors.hosted import HostedEnvironment, hosted
 from tests.unit.testing.test_bundled_parts import SUBMIT, code_environment
+from tests.warm_start import warm_command
 
 
 class Inside:
@@ -93,7 +94,7 @@ async def test_killed_host_ends_the_call_in_progress() -> None:
     await environment.reset()
     step = asyncio.create_task(environment.step(RESPONSE))
     await inside.stepping.wait()
-    environment.host._ray.kill(None)
+    environment.host.ray.kill(None)
     with pytest.raises(HostLostError, match="killed"):
         await step
     assert environment.time_step is None
@@ -105,7 +106,7 @@ async def test_outdated_report_is_ignored() -> None:
     await environment.reset()
     before = environment.report()
     await environment.step(RESPONSE)
-    await environment.host.on_report({environment.name_inside: before})
+    await environment.host.on_report({environment.name: before})
     assert environment.report().format_errors == 1
     await environment.close()
 
@@ -237,7 +238,7 @@ async def test_background_requests_end_with_the_episode() -> None:
         unanswered: asyncio.Task[Any]
 
         async def reset(self) -> TimeStep[Any]:
-            self.client = environment.inside_now.background_client_of(environment.name_inside)
+            self.client = environment.inside_now.background_client_of(environment.name)
             return restart((await self.client(request)).text)
 
         async def step(self, action: Any) -> TimeStep[Any]:
@@ -287,8 +288,8 @@ async def test_folder_of_a_killed_host_is_found(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     recipe = Recipe.of(compose_config(["env=twenty_questions", "env.limit=1", "collector=none"]))
     host = EnvironmentHost(60)
-    order = HostOrder(recipe, (), {}, parts_to_send(parts()), versions_here())
-    assert (await host.prepare(order)).shares_disk is False
+    _, sees_run_dir = await host.prepare(recipe, {}, parts_to_send(parts()), versions_here(), None)
+    assert sees_run_dir is False
     assert [one.is_stale for one in find_short_lived()] == [False]
     await host.end()
     assert list(tmp_path.iterdir()) == []
@@ -314,7 +315,9 @@ assert found == [], found
 
 @pytest.mark.once
 def test_local_run_does_not_import_ray(tmp_path: Path) -> None:
-    ran = subprocess.run([sys.executable, "-c", RUN_WORDS], cwd=tmp_path, capture_output=True, text=True, check=False)
+    (tmp_path / "script.py").write_text(RUN_WORDS)
+    command = warm_command(str(tmp_path / "script.py"))
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -373,7 +376,7 @@ async def main():
     ran = RunPlan(source=TwentyQuestionsEnvironments(), task_names=(), parts=parts, recipe=recipe)
     with suppress(PreflightError):
         await executor.open(ran, print)
-    host = remote_host.RemoteHost(sys.modules["ray"], None, node="a node", models={}, lease_sec=1)
+    host = remote_host.RemoteHost(ray=sys.modules["ray"], actor=None, node="a node", models={}, lease_sec=1)
     host.lose("a test")
     await host.close()
     await executor.close()

@@ -115,7 +115,7 @@ def test_reference_may_omit_the_episode(run: Path, monkeypatch: pytest.MonkeyPat
         ("0/fix__0__aa12", ["no episode 'fix__0__aa12'", "Did you mean `fix__0__aaa1`"]),
         ("0/zzz", ["no episode 'zzz'", "It has fix__0__aaa1"]),
         ("0/fix__0@3", ["no step 3", "0 to 2"]),
-        ("0/fix-more@1", ["no step 1", "0 alone"]),
+        ("0/fix-more@1", ["no step 1", "its only step is 0"]),
         ("1/fix", ["no run", "folder of runs (0)", "Name one"]),
         ("", ["folder of runs (0)"]),
         ("0/sum@x", ["no episode 'sum@x'"]),

@@ -1,0 +1,549 @@
+"""The command `task check`: runs the solution of each task and an agent that does nothing, and judges the tests."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ares_exp.agents.code_agent import as_agent_factory
+from ares_exp.commands.cli.run_command import CommandParser
+from ares_exp.config.hydra_setup import compose_config
+from ares_exp.config.overrides import quoted
+from ares_exp.config.schema import KEYS, validate
+from ares_exp.config.targets import instantiate_group
+from ares_exp.containers.container import as_container_factory
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.harbor import check_task
+from ares_exp.environments.source import EpisodeParts
+from ares_exp.errors import AresExpError, ConfigError, TaskError, UserError
+from ares_exp.llms.response import TextData
+from ares_exp.policies.oracle import SOLVING
+from ares_exp.records import exit_codes
+from ares_exp.records.latest_run import CHECKS
+from ares_exp.records.recorded_results import read_results
+from ares_exp.records.results import HOST_IMAGE, EpisodeResult, Outcome, final_results
+from ares_exp.records.run_dir import RunDir, fresh_dir, open_regular, write_atomically
+from ares_exp.records.terminal_text import count_of, draw, format_number, make_table, one_line, printable, write
+from ares_exp.tasks.harbor_task import empty_instructions, load_task
+from ares_exp.tasks.task_files import INSTRUCTION
+from ares_exp.tasks.task_toml import TASK_TOML
+from ares_exp.tasks.verification.verification import TEST_OUTPUT
+from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_request, deserialize_llm_response
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+HELP = """\
+Runs each task twice: with its own solution, which must pass, and with an agent that does nothing, which must not pass.
+Both are ordinary runs with a run directory.
+[arguments]
+Examples:
+  %(prog)s tasks/my-task
+  %(prog)s tasks --container docker concurrency=4
+  %(prog)s tasks/my-task attempts=5           finds tests that pass only sometimes
+  %(prog)s tasks --json | jq '.tasks[] | select(.good | not) | .name'
+
+Exit codes: 0 all tasks are good; 1 a task is invalid, or its tests accept doing nothing or reject the solution; 2 the
+command line is wrong, or tasks cannot be run here; 130 interrupted.
+"""
+SCHEMA_VERSION = 1
+OURS = ("policy", "tracker.path", "resume", "replay", "branch_from", "hydra.run.dir", "hydra.sweep.dir", "env", "name")
+TASKS_OF_ENV = ("path", "registry", "dataset", "git_url", "git_commit", "repo", "tasks", "exclude", "limit")
+SIGNS = (TASK_TOML, INSTRUCTION, "tests/test.sh")
+"""Files that identify a task. Even a broken task has at least one of them."""
+TASK_LIST = "tasks.json"
+DATASET = "checked"
+SOLUTION, NOTHING = "solution", "nothing"
+"""Names of the run directories."""
+POLICIES = {SOLUTION: "oracle", NOTHING: "noop"}
+TERMINATED = 143
+TAIL_LINES = 15
+TAIL_BYTES = 4096
+SHOWN_OUTPUT = re.compile(r"<exit_code>(-?\d+)</exit_code>\s*<output>\n(.*)\n</output>\s*", re.DOTALL)
+"""Pattern of the shell agent's message with the complete output of a command."""
+
+
+def add_arguments(command: CommandParser) -> None:
+    command.add_argument(
+        "arguments",
+        nargs="+",
+        metavar="PATH",
+        help="a task or a folder of tasks, and overrides (key=value) as for a run",
+    )
+    command.add_argument(
+        "--container", metavar="NAME", help="where the tasks run: local, docker, podman or daytona (local)"
+    )
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder for both runs (outputs/task-check/<date>_<time>)"
+    )
+    command.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    paths, overrides = _taken_apart(arguments.arguments)
+    if arguments.container is not None:
+        overrides = [f"container={arguments.container}", *overrides]
+    folders = [] if arguments.config_dir is None else [arguments.config_dir]
+    config = compose_config(["env=harbor", "policy=oracle", "tracker=none", *overrides], config_dirs=folders)
+    validate({name: config[name] for name in KEYS})
+    candidates = with_problems(find_candidates(paths), config)
+    runnable = [one for one in candidates if one.problem is None]
+    ran: dict[str, CheckedRun] = {}
+    if runnable:
+        asyncio.run(check_containers(config))  # before the line that reports running tasks
+        out = _place(arguments.out)
+        flags = [f"--config-dir={folder}" for folder in folders]
+        ran = run_both(runnable, out, overrides=overrides, flags=flags)
+    verdicts = [judge(one, ran, threshold=config.reward_threshold) for one in candidates]
+    _print(verdicts, ran, as_json=arguments.json)
+    return exit_codes.COMPLETE if all(verdict.is_good for verdict in verdicts) else exit_codes.INCOMPLETE
+
+
+def _taken_apart(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Separates paths and overrides. An argument that exists as a file or folder is always a path."""
+    overrides = [one for one in arguments if "=" in one and not Path(one).exists()]
+    paths = [Path(one) for one in arguments if one not in overrides]
+    refused = (*OURS, *(f"env.{key}" for key in TASKS_OF_ENV))
+    for override in overrides:
+        key = override.partition("=")[0].lstrip("+~")
+        if key in refused or key.startswith("policy."):
+            raise ConfigError(
+                f"`{key}` cannot be set here: `task check` sets the tasks, the policies and the run directories. Pass "
+                "the paths of tasks, and use `--out` for the directory of the runs."
+            )
+    if not paths:
+        raise ConfigError("Expected the path of a task, or of a folder of tasks: ares-exp task check tasks/my-task.")
+    return paths, overrides
+
+
+def _place(out: Path | None) -> Path:
+    if out is None:
+        return Path(fresh_dir(str(CHECKS / f"{datetime.now():%Y-%m-%d_%H-%M-%S}")))
+    if out.is_dir() and any(out.iterdir()):
+        raise ConfigError(f"The folder `--out {out}` is not empty. Choose another folder.")
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A folder to check as a task.
+
+    Attributes:
+        shared: Folder of tasks that links of the task may point into; `None` if its links must stay in the task.
+        problem: Reason why the task cannot be run; `None` if it can.
+    """
+
+    path: Path
+    shared: Path | None = None
+    problem: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the task."""
+        return self.path.resolve().name
+
+
+def find_candidates(paths: Sequence[Path]) -> list[Candidate]:
+    """Finds and reads the tasks at paths. Each path is a task or a folder of tasks.
+
+    Tasks may share files of their folder only if this folder is the only path.
+    """
+    folders = {folder.resolve(): folder for path in paths for folder in _folders(path.expanduser())}
+    counted = Counter(real.name for real in folders)
+    if twice := sorted(name for name, count in counted.items() if count > 1):
+        raise ConfigError(
+            f"Expected tasks with unique names, but several are named {', '.join(twice)}. Check them one by one."
+        )
+    only = paths[0].expanduser() if len(paths) == 1 else None
+    return [_read(Candidate(folder, only if folder != only else None)) for folder in folders.values()]
+
+
+def with_problems(candidates: Sequence[Candidate], config: DictConfig) -> list[Candidate]:
+    """Adds to each task the reason why the containers, the agent or the oracle would reject it."""
+    containers = as_container_factory(instantiate_group(config, "container"))
+    agents = as_agent_factory(instantiate_group(config, "agent"))
+    parts = EpisodeParts(containers, agents, EpisodeLimits(), seed=0)
+    return [one if one.problem is not None else _checked(one, parts) for one in candidates]
+
+
+async def check_containers(config: DictConfig) -> None:
+    """Checks that the containers of a config can be used. Raises `UserError` if they cannot."""
+    containers = as_container_factory(instantiate_group(config, "container"))
+    try:
+        await containers.preflight()
+    finally:
+        await containers.close()
+
+
+def _folders(path: Path) -> list[Path]:
+    """Returns the path itself if it is a task, or otherwise the tasks in the folder."""
+    if not path.is_dir():
+        raise ConfigError(f"There is no folder {path}. Name a task or a folder of tasks.")
+    if (path / TASK_TOML).exists():
+        return [path]
+    children = [child for child in sorted(path.iterdir()) if _looks_like_a_task(child)]
+    if not children and not _looks_like_a_task(path):
+        raise ConfigError(
+            f"Expected a task or a folder of tasks, but neither {path} nor a folder in it has a "
+            f"{TASK_TOML}. `ares-exp task new {path / 'my-task'}` creates one."
+        )
+    return [path] if _looks_like_a_task(path) else children
+
+
+def _looks_like_a_task(folder: Path) -> bool:
+    return folder.is_dir() and any((folder / sign).exists() for sign in SIGNS)
+
+
+def _read(candidate: Candidate) -> Candidate:
+    try:
+        task = load_task(candidate.path, links_within=candidate.shared)
+    except (TaskError, OSError) as error:
+        return replace(candidate, problem=str(error))
+    if empty := empty_instructions(task.stages):
+        return replace(candidate, problem=f"{empty[0]} is empty. Describe in it what the agent has to do.")
+    return candidate
+
+
+def _checked(candidate: Candidate, parts: EpisodeParts) -> Candidate:
+    """Adds the reason why one of the two runs would reject the task, if any."""
+    try:
+        task = load_task(candidate.path, links_within=candidate.shared)
+        for provide_solution in (False, True):
+            check_task(task, replace(parts, provide_solution=provide_solution))
+    except (TaskError, OSError) as error:
+        return replace(candidate, problem=str(error))
+    return candidate
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRun:
+    """A finished run: its directory, and its attempts by task name."""
+
+    path: Path
+    attempts: Mapping[str, Sequence[EpisodeResult]]
+
+    @property
+    def results(self) -> list[EpisodeResult]:
+        """The results of all attempts."""
+        return [result for attempts in self.attempts.values() for result in attempts]
+
+
+def run_both(
+    tasks: Sequence[Candidate], folder: Path, *, overrides: Sequence[str], flags: Sequence[str] = ()
+) -> dict[str, CheckedRun]:
+    """Runs the tasks' solutions, then an agent that does nothing. Returns both runs, `solution` and `nothing`.
+
+    The run directories are in `folder`. `overrides` and `flags` are for both runs. The error message of a rejected or
+    failed run becomes a `UserError`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = folder / TASK_LIST
+    rows = [{"name": one.name, "path": str(one.path.resolve())} for one in tasks]
+    row = {"name": DATASET, "version": "1", "description": "What ares-exp task check has run.", "tasks": rows}
+    write_atomically(listed, json.dumps([row], indent=2))
+    words = [*flags, "env=harbor", f"env.registry={quoted(str(listed))}", f"env.dataset={DATASET}"]
+    words += [f"env.path={quoted(str(shared.resolve()))}" for shared in {one.shared for one in tasks} if shared]
+    words += ["name=task-check", *overrides]
+    words += [] if any(one.startswith("tracker=") for one in overrides) else ["tracker=none"]
+    ran: dict[str, CheckedRun] = {}
+    try:
+        for name, what in ((SOLUTION, "the solutions of"), (NOTHING, "an agent that does nothing, on")):
+            _tell(f"Running {what} {count_of(len(tasks), 'task')}")
+            run = folder / name
+            _execute([*words, f"policy={POLICIES[name]}", f"hydra.run.dir={quoted(str(run))}"])
+            ran[name] = CheckedRun(run, _attempts(run))
+    except BaseException:
+        if not (folder / SOLUTION).exists():  # the run was rejected or interrupted before it started
+            listed.unlink()
+            with suppress(OSError):  # the folder contains other files
+                folder.rmdir()
+        raise
+    return ran
+
+
+def _execute(words: Sequence[str]) -> None:
+    """Runs `python -m ares_exp` and prints its stderr. Its error message becomes the message of the raised error."""
+    command = [sys.executable, "-m", "ares_exp", *words]
+    complaint: list[str] = []
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stderr is not None
+        with _ended_with_us(process):
+            for line in process.stderr:
+                if complaint or line.startswith("error: "):
+                    complaint.append(line)
+                else:
+                    _tell(line.rstrip("\n"))
+            code = process.wait()
+    if code == exit_codes.INTERRUPTED:
+        raise KeyboardInterrupt
+    if code not in (exit_codes.COMPLETE, exit_codes.INCOMPLETE):
+        said = "".join(complaint).removeprefix("error: ").strip()
+        raise UserError(said or f"`{' '.join(command)}` ended with exit code {code}.")
+
+
+@contextmanager
+def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Ends a run with this process. Ctrl-C reaches both processes; SIGTERM is forwarded to the run."""
+
+    def end(*_: object) -> None:
+        process.terminate()
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except KeyboardInterrupt:
+        process.communicate()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _attempts(run: Path) -> dict[str, list[EpisodeResult]]:
+    results = sorted(
+        final_results(read_results(RunDir(run).episodes).results), key=lambda result: (result.task_name, result.attempt)
+    )
+    return {name: list(attempts) for name, attempts in groupby(results, key=lambda result: result.task_name)}
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+class Fault(StrEnum):
+    """The kind of a task's problem."""
+
+    INVALID = "invalid"
+    SOLUTION_FAILS = "solution_fails"
+    FLAKY = "flaky"
+    TESTS_DO_NOT_TEST = "tests_do_not_test"
+    TESTS_FAIL = "tests_fail"
+    AGENT_FAILS = "agent_fails"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem of a task.
+
+    Attributes:
+        outputs: Ends of the printed outputs, by heading; an empty text if the heading reports that nothing was printed.
+        files: Folder of the verifier's files; `None` if it does not exist.
+        episode: Argument for `ares-exp show`; `None` if the task was not run.
+    """
+
+    fault: Fault
+    message: str
+    outputs: Mapping[str, str]
+    files: Path | None = None
+    episode: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskVerdict:
+    """The verdict on a task. Rewards are `None` for attempts without a reward. A good task has no problems."""
+
+    candidate: Candidate
+    solution: tuple[float | None, ...]
+    nothing: tuple[float | None, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the tests accept the solution and reject the agent that does nothing."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON-ready form, except for paths."""
+        about = {"name": self.candidate.name, "path": self.candidate.path, "good": self.is_good}
+        return {
+            **about,
+            "solution": self.solution,
+            "nothing": self.nothing,
+            "problems": list(map(asdict, self.problems)),
+        }
+
+
+def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: float) -> TaskVerdict:
+    """Returns the verdict on a task. `ran` is empty if the task could not run. Rewards of `threshold` or more pass."""
+    if candidate.problem is not None:
+        return TaskVerdict(candidate, (), (), (Problem(Fault.INVALID, candidate.problem, {}),))
+    attempts = {name: ran[name].attempts.get(candidate.name, ()) for name in (SOLUTION, NOTHING)}
+    rewards = {name: tuple(result.reward for result in attempts[name]) for name in attempts}
+    problems = [
+        _problem(*objection, result, RunDir(ran[name].path), of_solution=name == SOLUTION)
+        for name, object_to in ((SOLUTION, _of_solution), (NOTHING, _of_nothing))
+        for result in attempts[name]
+        if (objection := _of_agent(result) or object_to(result.reward, rewards[name], threshold)) is not None
+    ]
+    first = {(one.fault, one.message): one for one in reversed(problems)}  # of the attempts with the same problem
+    return TaskVerdict(candidate, rewards[SOLUTION], rewards[NOTHING], tuple(first.values())[::-1])
+
+
+def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
+    """Returns the fault if the agent failed before the tests ran."""
+    if result.reward is not None or result.outcome is not Outcome.AGENT_ERROR:
+        return None
+    said = "the agent failed, so the tests did not run (`task check` sends it one fenced bash block per response)"
+    return Fault.AGENT_FAILS, said
+
+
+def _of_solution(reward: float | None, rewards: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
+    """Returns the fault if the solution's attempt did not pass."""
+    if reward is not None and reward >= threshold:
+        return None
+    needed = f"at least {format_number(threshold)} is required"
+    has = "no reward" if reward is None else f"reward {format_number(reward)}, and {needed}"
+    passed = sum(one is not None and one >= threshold for one in rewards)
+    if passed:
+        return Fault.FLAKY, f"the solution passes in {passed} of {len(rewards)} attempts; another attempt has {has}"
+    return Fault.SOLUTION_FAILS, f"the solution has {has}"
+
+
+def _of_nothing(reward: float | None, _: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
+    """Returns the fault if an agent that does nothing passed or has no reward."""
+    if reward is None:
+        return Fault.TESTS_FAIL, "the tests write no reward for an agent that does nothing (expected 0)"
+    if reward >= threshold:
+        had = f"an agent that does nothing has reward {format_number(reward)}"
+        return Fault.TESTS_DO_NOT_TEST, f"{had}, so the tests do not check the work"
+    return None
+
+
+def _problem(fault: Fault, message: str, result: EpisodeResult, run: RunDir, *, of_solution: bool) -> Problem:
+    files, error = run.files / result.episode_id, result.error
+    if result.reward is None:
+        why = result.outcome.value if error is None else f"{error.type}: {' '.join(error.message.split())}"
+        message = f"{message}: {why}"
+    said = _of_solve_scripts(run, result) if of_solution else {}
+    tests = {f"the tests printed ({path.relative_to(files)})": _tail(path) for path in sorted(files.rglob(TEST_OUTPUT))}
+    return Problem(
+        fault,
+        message,
+        said | {what: text for what, text in tests.items() if text},
+        files=files if files.is_dir() else None,
+        episode=run.path / result.episode_id,
+    )
+
+
+def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
+    """Returns the ends of the solution outputs that the agent got, one per stage; empty if they were not recorded."""
+    try:
+        episode = EpisodeTrajectory.load(run.trajectories / f"{result.episode_id}.json")
+    except (OSError, AresExpError):
+        return {}
+    shown = [
+        deserialize_llm_request(step.observation).messages[-1]["content"]
+        for step in episode.steps
+        if step.action is not None and step.observation is not None and _says(step.action, SOLVING)
+    ]
+    names = [stage.name for stage in result.stages] or [""]
+    return dict(
+        _printed(f"the solution of step {name}" if name else "the solution", str(text))
+        for name, text in zip(names, shown, strict=False)  # a step without a response has no output
+    )
+
+
+def _printed(what: str, shown: str) -> tuple[str, str]:
+    """Returns a heading for the output and the end of the output, without the frame that the shell agent adds."""
+    found = SHOWN_OUTPUT.fullmatch(shown)
+    text = _last_lines(shown if found is None else found[2])
+    code = "" if found is None else f" (exit code {found[1]})"
+    return f"{what} printed{'' if text else ' nothing'}{code}", text
+
+
+def _says(action: Mapping[str, Any], text: str) -> bool:
+    piece = deserialize_llm_response(action).data[0]
+    return isinstance(piece, TextData) and text in piece.content
+
+
+def _tail(path: Path) -> str:
+    """Returns the end of a file that a container wrote."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return _last_lines(file.read(TAIL_BYTES).decode(errors="replace"))
+    except OSError:
+        return ""
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text[-TAIL_BYTES:].rstrip().splitlines()[-TAIL_LINES:])
+
+
+def _print(verdicts: Sequence[TaskVerdict], ran: dict[str, CheckedRun], *, as_json: bool) -> None:
+    if as_json:
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "good": all(verdict.is_good for verdict in verdicts),
+            "runs": {name: run.path for name, run in ran.items()},
+            "tasks": [verdict.to_dict() for verdict in verdicts],
+        }
+        sys.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
+        return
+    columns = {
+        "task": [one_line(verdict.candidate.name) for verdict in verdicts],
+        SOLUTION: [_rewards(verdict.solution) for verdict in verdicts],
+        NOTHING: [_rewards(verdict.nothing) for verdict in verdicts],
+        "verdict": [
+            ", ".join(dict.fromkeys(one.fault.value.replace("_", " ") for one in verdict.problems)) or "good"
+            for verdict in verdicts
+        ],
+    }
+    write(sys.stdout, draw(make_table(columns, texts=("task", "verdict")), sys.stdout))
+    for verdict in verdicts:
+        for problem in verdict.problems:
+            write(sys.stdout, f"{_told(verdict, problem)}\n\n")
+    good = sum(verdict.is_good for verdict in verdicts)
+    write(
+        sys.stdout,
+        f"The tests of {good} of {count_of(len(verdicts), 'task')} accept the solution and reject doing nothing.\n",
+    )
+    if any(result.container_image == HOST_IMAGE for run in ran.values() for result in run.results):
+        write(sys.stdout, "FROM is ignored with container=local. Use --container docker to run the image.\n")
+    if ran:
+        write(sys.stdout, f"Recorded in {ran[SOLUTION].path} and {ran[NOTHING].path}\n")
+
+
+def _rewards(rewards: Sequence[float | None]) -> str:
+    """Formats the rewards of the attempts, with equal neighbours grouped: `1.00 x4, 0.00 x2`."""
+    shown = ["-" if reward is None else format_number(reward) for reward in rewards]
+    together = [(one, len(list(same))) for one, same in groupby(shown)]
+    return ", ".join(one if count == 1 else f"{one} x{count}" for one, count in together) or "-"
+
+
+def _told(verdict: TaskVerdict, problem: Problem) -> str:
+    """Returns a paragraph with a problem of a task, the printed output, and the files to look at."""
+    lines = [f"{verdict.candidate.name}: {problem.message.rstrip('.')}."]
+    for what, text in problem.outputs.items():
+        lines += [f"  {what}:", textwrap.indent(printable(text), "    | ", lambda _: True)] if text else [f"  {what}"]
+    if problem.files is not None:
+        lines.append(f"  files: {problem.files}")
+    if problem.episode is not None:
+        lines.append(f"  show:  ares-exp show {shlex.quote(str(problem.episode))}")
+    return "\n".join(lines)
