@@ -11,12 +11,7 @@ from ares_exp.environment import Environment, TimeStep
 from ares_exp.environments import twenty_questions
 from ares_exp.environments.episode_limits import EpisodeLimits, limited
 from ares_exp.environments.own_model import OwnModel
-from ares_exp.environments.twenty_questions import (
-    FactsOracle,
-    TwentyQuestionsEnvironment,
-    load_objects,
-    oracle_model,
-)
+from ares_exp.environments.twenty_questions import FactsOracle, TwentyQuestionsEnvironment, oracle_model
 from ares_exp.errors import ConfigError, EndpointTimeoutError, EpisodeStateError, OracleResponseError, PreflightError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
@@ -28,7 +23,7 @@ from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnv
 from ares_exp.trajectories.collectors import MemoryTrajectoryCollector
 from ares_exp.wrappers.async_gym import wrap_as_gym
 
-OBJECTS = load_objects()
+OBJECTS = twenty_questions.load_objects()
 FACTS = FactsOracle(OBJECTS)
 CAT = {"task": "cat"}
 
@@ -224,13 +219,11 @@ async def test_unreadable_oracle_response_is_requested_again(tmp_path: Path) -> 
         (Waiting(), r"within its limit of 0.05 s. Choose a faster model for `env.oracle`"),
     ],
 )
-async def test_oracle_failure_is_a_verifier_error(
-    tmp_path: Path, oracle: Any, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if isinstance(oracle, Waiting):
-        monkeypatch.setattr(twenty_questions, "TIMEOUT_SEC", 0.05)
+async def test_oracle_failure_is_a_verifier_error(tmp_path: Path, oracle: Any, says: str) -> None:
     collector = MemoryTrajectoryCollector()
-    env = TrajectoryCollectingEnvironment(game(oracle, output_dir=tmp_path), collector)
+    model = oracle_model(oracle)
+    model.timeout_sec = 0.05 if isinstance(oracle, Waiting) else None
+    env = TrajectoryCollectingEnvironment(game(model, output_dir=tmp_path), collector)
     await env.reset(options=CAT)
     with pytest.raises(OracleResponseError, match=says):
         await env.step(say("Is it alive?"))

@@ -83,10 +83,7 @@ async def test_prompt_contains_task_response_and_reward() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (
-            {"prompt": "Grade {task}: {outpt}"},
-            r"placeholder `\{outpt\}`. The placeholders are `\{task\}`, .*`\{ outpt \}`",
-        ),
+        ({"prompt": "Grade {task}: {outpt}"}, r"`\{outpt\}`. The placeholders are `\{task\}`, .*`\{ outpt \}`"),
         ({"prompt": "Grade: {Answer}"}, r"unknown placeholder `\{Answer\}`"),
         ({"prompt": "Grade it."}, "has no placeholder, so the model sees no episode. The placeholders are"),
         ({"command": "git diff"}, r"needs `\{output\}` in its `prompt`"),
