@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ares_exp.cancellation import cancel_all
@@ -24,28 +24,22 @@ _TRY_SEC = 30.0
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class KeepAlive:
-    """Renews the TTL of each sandbox after a third of it. The sandboxes of a dead runner therefore expire."""
+    """Renews the TTL of each sandbox after a third of it. The sandboxes of a dead runner therefore expire.
 
-    def __init__(self, service: DaytonaService, *, minute_sec: float = 60.0) -> None:
-        """Renews nothing yet.
+    Attributes:
+        service: The service of the sandboxes.
+        minute_sec: Duration of one minute of a TTL in seconds. Tests shorten it.
+    """
 
-        Args:
-            service: The service of the sandboxes.
-            minute_sec: Duration of one minute of a TTL in seconds. Tests shorten it.
-        """
-        self._service = service
-        self._minute_sec = minute_sec
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._has_warned = False
+    service: DaytonaService
+    minute_sec: float = 60.0
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _has_warned: bool = False
 
     def add(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
-        """Adds a sandbox with its full TTL remaining.
-
-        Args:
-            sandbox: The sandbox.
-            ttl_min: TTL in minutes, which is also the limit for a sandbox without activity.
-        """
+        """Adds a sandbox with its full TTL remaining, in minutes. The TTL also limits the time without activity."""
         self._tasks[sandbox.id] = asyncio.create_task(self._renew(sandbox, ttl_min))
 
     def discard(self, sandbox: AsyncSandbox) -> None:
@@ -60,18 +54,16 @@ class KeepAlive:
         await cancel_all(*tasks)
 
     async def _renew(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
-        """Renews a TTL repeatedly, and retries within a minute after an error."""
-
         async def renew(_: AsyncDaytona) -> None:
             await sandbox.set_ttl(ttl_min)
             await sandbox.refresh_activity()
 
         after_min = ttl_min / _SHARE
         while True:
-            await asyncio.sleep(after_min * self._minute_sec)
+            await asyncio.sleep(after_min * self.minute_sec)
             after_min = ttl_min / _SHARE
             try:
-                await self._service.call(f"The sandbox {sandbox.name}", renew, timeout_sec=_TRY_SEC)
+                await self.service.call(f"The sandbox {sandbox.name}", renew, timeout_sec=_TRY_SEC)
             except (ContainerDiedError, ContainerNotFoundError):
                 return  # the user of the container gets the error
             except ContainerError as error:
@@ -110,11 +102,7 @@ class Connections:
         self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
 
     def acquire(self) -> Connection:
-        """Returns the running loop's connection. The caller has to `release` it.
-
-        Raises:
-            PreflightError: The credentials in the environment are missing or malformed.
-        """
+        """Returns the running loop's connection. The caller has to `release` it."""
         loop = asyncio.get_running_loop()
         found = self._of_loop.get(loop)
         if found is None:

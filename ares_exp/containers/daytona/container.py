@@ -59,13 +59,6 @@ class DaytonaContainer(Container):
     image: str | None = None
 
     def __init__(self, spec: ContainerSpec, options: DaytonaOptions, connections: Connections) -> None:
-        """Starts nothing yet.
-
-        Args:
-            spec: The task's container.
-            options: The factory's options.
-            connections: The factory's connections.
-        """
         self._spec = spec
         self._options = options
         self._connections = connections
@@ -129,10 +122,7 @@ class DaytonaContainer(Container):
     async def _create(
         self, connection: Connection, plan: ImagePlan, directory: Path, ttl_min: int
     ) -> tuple[ImagePlan, AsyncSandbox]:
-        """Creates the sandbox, with files in the service's object store if it has one.
-
-        Returns the plan and the sandbox.
-        """
+        """Creates the sandbox, with files in the service's object store if it has one. Also returns its plan."""
         spec, options = self._spec, self._options
 
         async def create(plan: ImagePlan) -> AsyncSandbox:
@@ -168,13 +158,7 @@ class DaytonaContainer(Container):
         await self.set_network(self._spec.network)
 
     async def _become(self, env: Mapping[str, str], workdir: str | None, user: User) -> None:
-        """Opens the shells for commands, with defaults for their variables, directory and user.
-
-        Args:
-            env: Variables. The task's variables override them.
-            workdir: Working directory, unless the task sets one; `None`: the service's default.
-            user: The image's user.
-        """
+        """Opens the shells for commands with the image's variables, directory and user. The task overrides them."""
         if self._channels is not None:
             await self._channels.close()
         self._image_env = {name: value for name, value in env.items() if name not in self._spec.env}
@@ -239,10 +223,6 @@ class DaytonaContainer(Container):
             return await keep_files(connection.service, sandbox)
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """Opens a forwarded port through a relay over the service.
-
-        This process renews the relay's lease four times per `forwarded_port_lease_sec`.
-        """
         self._running()
         async with self._death_reported():
             return await self._forwarded_ports.open(
@@ -287,10 +267,7 @@ class DaytonaContainer(Container):
 
     @contextlib.asynccontextmanager
     async def _death_reported(self) -> AsyncIterator[None]:
-        """Raises `ContainerDiedError` instead of the block's error if the sandbox is gone.
-
-        Does not raise this error only because a request was rejected, or because the service is unreachable.
-        """
+        """Raises `ContainerDiedError` instead of the block's error if the service confirms that the sandbox is gone."""
         try:
             yield
         except (SnapshotError, ContainerError) as cause:

@@ -40,10 +40,7 @@ APPEARS_WITHIN_SEC = 5.0
 """Bound on the wait for a sandbox after the response to its creation was lost."""
 
 REMOVAL_SEC = 60.0
-"""Bound on a removal, which the service rejects while the sandbox is being created.
-
-If the bound is exceeded, the TTL of the sandbox removes it.
-"""
+"""Bound on a removal, which the service rejects while the sandbox is being created. Later, the TTL removes it."""
 
 _TRIES = 6  # attempts at a creation, while failed attempts leave no sandbox
 _LOOK_SEC = 15.0
@@ -62,13 +59,7 @@ async def create_sandbox(
 ) -> AsyncSandbox:
     """Creates a sandbox and waits until it runs, with its full TTL remaining.
 
-    After an error or cancellation, no sandbox remains.
-
-    Args:
-        service: The service.
-        params: The SDK's parameters.
-        name: Globally unique name.
-        timeout_sec: Bound on the creation. The removal after a failure takes up to `REMOVAL_SEC` more.
+    After an error or cancellation, no sandbox remains. Its removal takes up to `REMOVAL_SEC` more than `timeout_sec`.
 
     Raises:
         EnvironmentStartTimeoutError: The creation exceeded `timeout_sec`.
@@ -91,11 +82,7 @@ async def create_sandbox(
 
 
 async def delete_sandbox(service: DaytonaService, name: str) -> None:
-    """Removes a sandbox, even if its creation is still in progress. Does nothing if the sandbox is missing.
-
-    Raises:
-        ContainerServiceError: The service rejected the removal or did not respond. The TTL then removes the sandbox.
-    """
+    """Removes a sandbox, even if its creation is still in progress. Does nothing if the sandbox is missing."""
     loop = asyncio.get_running_loop()
     creation = service.creating.pop(name, None)
     deadline = loop.time() + APPEARS_WITHIN_SEC

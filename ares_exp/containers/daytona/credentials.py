@@ -70,7 +70,6 @@ def has_credentials() -> bool:
 
 
 def _value(name: str) -> str | None:
-    """Returns a variable's value; `None` if it is empty."""
     value = os.environ.get(name, "").strip()
     if value and not _PRINTABLE.fullmatch(value):
         raise PreflightError(
@@ -80,11 +79,7 @@ def _value(name: str) -> str | None:
 
 
 def _checked_url(text: str) -> str:
-    """Checks the address of an API to which a key may be sent.
-
-    Raises:
-        PreflightError: The text is not such an address. The message hides secret parts.
-    """
+    """Checks the address of an API to which a key may be sent. Error messages hide secret parts."""
     try:
         url = urlsplit(text)
         host, _ = url.hostname, url.port

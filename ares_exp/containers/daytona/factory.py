@@ -12,7 +12,7 @@ from ares_exp.containers.container import Container, ContainerFactoryBase, Conta
 from ares_exp.containers.daytona.connection import Connections
 from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.containers.daytona.credentials import has_credentials
-from ares_exp.containers.daytona.leftovers import check_answers, find_all, remove_stale
+from ares_exp.containers.daytona.leftovers import find, find_all, remove_stale
 from ares_exp.containers.daytona.sandbox_request import DaytonaOptions, check_spec
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.ownership import Leftover
@@ -91,10 +91,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options as JSON values.
-
-        For `env`, includes only the names of the variables, because their values may be secret.
-        """
+        """The constructor's options as JSON values. Of `env`, only the names, because values may be secret."""
         options = asdict(self._options)
         env, network = options.pop("env"), options.pop("network")
         options["allowed_hosts"] = sorted(options["allowed_hosts"])
@@ -117,7 +114,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
     async def check_reachable(self) -> None:
         connection = self._connections.acquire()
         try:
-            await check_answers(connection.service)
+            await find(connection.service, of_this_machine=True)
         except ContainerServiceUnavailableError as error:
             raise UnreachableError(str(error)) from error
         finally:

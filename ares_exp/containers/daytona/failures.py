@@ -77,12 +77,7 @@ class Failure:
 
 
 def read(what: str, error: DaytonaError) -> Failure:
-    """Classifies a failure.
-
-    Args:
-        what: Subject of the message.
-        error: The SDK's exception.
-    """
+    """Classifies the SDK's exception. `what` is the subject of the message."""
     status, code = error.status_code, error.code
     wait_sec = _wait_sec(error.headers)
 
@@ -152,10 +147,7 @@ def _message(what: str, error: DaytonaError, kind: type[ContainerError]) -> str:
 
 
 def _is_lost(error: DaytonaError) -> bool:
-    """Returns whether an error means that the sandbox is gone.
-
-    Codes of the daemon in the sandbox concern files and sessions instead.
-    """
+    """Returns whether the sandbox is gone. Codes of the daemon in the sandbox concern files and sessions instead."""
     if error.code in _LOST_CODES:
         return True
     if error.status_code == 410:

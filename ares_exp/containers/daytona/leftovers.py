@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
 
 T = TypeVar("T")
-_Delete = Callable[[DaytonaService, str], Coroutine[Any, Any, None]]
 
 _ANSWER_SEC = 15.0
 _UNREACHABLE_SEC = 3.0  # for a wrong address: the user of a new run waits for the message
@@ -42,15 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 async def find(service: DaytonaService, *, of_this_machine: bool = False) -> list[Leftover]:
-    """Lists the sandboxes of runs, including active runs.
-
-    Args:
-        service: The service.
-        of_this_machine: Whether to skip sandboxes of other machines, whose owner's death cannot be verified.
-
-    Raises:
-        ContainerServiceError: The service rejected the request, or did not respond.
-    """
+    """Lists the sandboxes of runs, including active runs, on all machines or on this machine."""
     from daytona import ListSandboxesQuery
 
     ours = {HOST: owner_labels()[HOST]} if of_this_machine else None
@@ -69,27 +60,8 @@ async def find(service: DaytonaService, *, of_this_machine: bool = False) -> lis
     return await asyncio.to_thread(lambda: [_leftover(service.credentials, sandbox) for sandbox in sandboxes])
 
 
-async def check_answers(service: DaytonaService) -> None:
-    """Checks with a small request that the service responds.
-
-    Raises:
-        ContainerServiceError: The service rejected the request, or did not respond.
-    """
-    from daytona import ListSandboxesQuery
-
-    async def ask(client: AsyncDaytona) -> None:
-        async for _ in client.list(ListSandboxesQuery(limit=1), request_timeout=_ANSWER_SEC):
-            return
-
-    await service.call("The service", ask, timeout_sec=_ANSWER_SEC, unreachable_sec=_UNREACHABLE_SEC)
-
-
 async def remove_stale(service: DaytonaService) -> None:
-    """Removes leftovers of this machine's dead runs, within `SWEEP_SEC`. Logs failures.
-
-    Raises:
-        ContainerServiceError: The service cannot list its sandboxes.
-    """
+    """Removes leftovers of this machine's dead runs, within `SWEEP_SEC`. Logs failures."""
     stale = [leftover for leftover in await find(service, of_this_machine=True) if leftover.is_stale]
     slots = asyncio.Semaphore(_AT_A_TIME)
 
@@ -105,15 +77,7 @@ async def remove_stale(service: DaytonaService) -> None:
 
 
 def find_all(*, snapshots: bool) -> list[Leftover]:
-    """Lists the sandboxes at the service that the variables of this process name; see `find`. Blocking.
-
-    Args:
-        snapshots: Whether to include the service's snapshots made by this machine's runs, as stale.
-
-    Raises:
-        PreflightError: The credentials in the environment are incomplete.
-        ContainerServiceError: The service rejected the request, or did not respond.
-    """
+    """Lists the sandboxes of runs. With `snapshots`, also lists snapshots made by this machine, as stale. Blocking."""
     credentials = Credentials.from_environment()
 
     async def look(service: DaytonaService) -> list[Leftover]:
@@ -137,7 +101,9 @@ def _leftover(credentials: Credentials, sandbox: AsyncSandbox) -> Leftover:
     )
 
 
-def _remove_blocking(credentials: Credentials, delete: _Delete, name: str) -> str:
+def _remove_blocking(
+    credentials: Credentials, delete: Callable[[DaytonaService, str], Coroutine[Any, Any, None]], name: str
+) -> str:
     return asyncio.run(_with_service(credentials, lambda service: _reason_left(delete(service, name))))
 
 

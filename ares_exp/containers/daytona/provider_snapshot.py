@@ -1,11 +1,9 @@
 """Captures of sandboxes as named snapshots of the service.
 
-No file is read. The service commits the sandbox's disk as an image. A sandbox created from this image has all files.
-The snapshot is not portable: it belongs to the organization of the key, in one region. It lasts until it is deleted.
-Runs never delete it, because their branches need it. The service pauses the sandbox's processes during the commit, so
-that running commands only take longer. The sandbox's state is `snapshotting` until the image is stored, which takes
-minutes if it is large. Until then, the service rejects other changes of state (stop, resize, another snapshot). It does
-not report a failure: the snapshot is then missing.
+The service commits the sandbox's disk as an image, and pauses its processes meanwhile. A sandbox created from the image
+has all files. The snapshot belongs to the organization of the key, in one region. Runs never delete it, because their
+branches need it. The sandbox's state is `snapshotting` until the image is stored, which may take minutes. Until then,
+the service rejects other changes of state (stop, resize, another snapshot). After a failure, the snapshot is missing.
 """
 
 from __future__ import annotations
@@ -74,11 +72,10 @@ def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
     return name
 
 
-async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_sec: float = KEEP_SEC) -> Delta:
+async def keep_files(service: DaytonaService, sandbox: AsyncSandbox) -> Delta:
     """Creates a snapshot of a running sandbox at the service. Removes it, if possible, after an error or cancellation.
 
-    Returns:
-        A delta without entries, whose base names the snapshot.
+    Returns a delta without entries, whose base names the snapshot.
 
     Raises:
         CaptureError: The service created no snapshot.
@@ -88,12 +85,12 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_
     what = f"The snapshot {name} of the sandbox {sandbox.name}"
     is_kept = False
     try:
-        async with asyncio.timeout(timeout_sec):
-            await _ask(service, sandbox, name, what, timeout_sec)
+        async with asyncio.timeout(KEEP_SEC):
+            await _ask(service, sandbox, name, what)
             await _wait_until_active(service, name, what)
         is_kept = True
     except TimeoutError as error:
-        raise CaptureError(f"{what} was not ready within {timeout_sec:g} s.") from error
+        raise CaptureError(f"{what} was not ready within {KEEP_SEC:g} s.") from error
     except ContainerDiedError:
         raise
     except ContainerNotFoundError as error:
@@ -113,16 +110,15 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_
     )
 
 
-async def make_ready(service: DaytonaService, name: str, *, timeout_sec: float = READY_SEC) -> None:
+async def make_ready(service: DaytonaService, name: str) -> None:
     """Activates a snapshot made by `keep_files`, because the service deactivates old ones.
 
     Raises:
         SnapshotMismatchError: The snapshot is gone or unusable.
-        ContainerServiceError: The service rejected the request, or does not respond.
     """
     what = f"The snapshot {name}"
     try:
-        async with asyncio.timeout(timeout_sec):
+        async with asyncio.timeout(READY_SEC):
             if state_of(await _get(service, name, what)) == "inactive":
                 await service.call(what, lambda client: client.snapshot.activate(name), repeatable=False)
             await _wait_until_active(service, name, what)
@@ -134,18 +130,11 @@ async def make_ready(service: DaytonaService, name: str, *, timeout_sec: float =
     except CaptureError as error:
         raise SnapshotMismatchError(str(error)) from error
     except TimeoutError as error:
-        raise SnapshotMismatchError(f"{what} of Daytona could not be used within {timeout_sec:g} s.") from error
+        raise SnapshotMismatchError(f"{what} of Daytona could not be used within {READY_SEC:g} s.") from error
 
 
 async def find_kept(service: DaytonaService) -> dict[str, float | None]:
-    """Finds the snapshots that `keep_files` created on this machine, for their deletion.
-
-    Returns:
-        Creation times, seconds since the epoch, by name.
-
-    Raises:
-        ContainerServiceError: The service rejected the request, or does not respond.
-    """
+    """Returns the snapshots that `keep_files` created on this machine: creation times in epoch seconds, by name."""
     found: dict[str, float | None] = {}
     for page in range(1, _MAX_PAGES + 1):
 
@@ -162,19 +151,15 @@ async def find_kept(service: DaytonaService) -> dict[str, float | None]:
 
 
 async def delete_kept(service: DaytonaService, name: str) -> None:
-    """Deletes a snapshot. Does nothing if the snapshot is missing.
-
-    Raises:
-        ContainerServiceError: The service rejected the request, or does not respond.
-    """
+    """Deletes a snapshot. Does nothing if the snapshot is missing."""
     with contextlib.suppress(ContainerNotFoundError):
         await service.call(f"The snapshot {name}", lambda client: client.snapshot.delete(name), timeout_sec=_LOOK_SEC)
 
 
-async def _ask(service: DaytonaService, sandbox: AsyncSandbox, name: str, what: str, timeout_sec: float) -> None:
+async def _ask(service: DaytonaService, sandbox: AsyncSandbox, name: str, what: str) -> None:
     try:
         await service.call(
-            what, lambda _: sandbox.create_snapshot(name, timeout=0), timeout_sec=timeout_sec, repeatable=False
+            what, lambda _: sandbox.create_snapshot(name, timeout=0), timeout_sec=KEEP_SEC, repeatable=False
         )
     except ContainerServiceUnavailableError:  # the response was lost: the snapshot may still appear with this name
         state = "snapshotting"
@@ -185,13 +170,7 @@ async def _ask(service: DaytonaService, sandbox: AsyncSandbox, name: str, what: 
 
 
 async def _wait_until_active(service: DaytonaService, name: str, what: str) -> None:
-    """Waits until a snapshot is active. Bounded by the caller.
-
-    Raises:
-        CaptureError: The snapshot cannot be used.
-        ContainerServiceError: The service rejected the request, or does not respond; `ContainerNotFoundError` if it is
-            missing.
-    """
+    """Waits until a snapshot is active. Bounded by the caller. Raises `CaptureError` if the snapshot is unusable."""
     pause = _EARLY_POLL_SEC
     while (state := state_of(found := await _get(service, name, what))) != "active":
         if state in _UNUSABLE:

@@ -54,8 +54,7 @@ class DaytonaOptions:
 def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
     """Checks, without a request, that the service can run `spec`. Blocking: reads the task's files.
 
-    Returns:
-        Warnings about differences from the task's settings.
+    Returns warnings about differences from the task's settings.
 
     Raises:
         UnsupportedTaskError: The image cannot be created, or a network cannot be enforced.
@@ -142,9 +141,7 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
 
 
 def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str, Any]:
-    """Returns the service's settings for a task's `policy`: arguments of the SDK's `update_network_settings`.
-
-    In these settings, an empty string means that there is no list of this kind.
+    """Returns the arguments of the SDK's `update_network_settings` for a `policy`. An empty string means no list.
 
     Raises:
         UnsupportedTaskError: The service does not support the allowlist. The message has the entries and the reason.
@@ -195,7 +192,6 @@ def _unsupported(what: str) -> UnsupportedTaskError:
 
 
 def _resources(spec: ContainerSpec, options: DaytonaOptions) -> Resources | None:
-    """Returns the resources in whole CPUs and GiB. The service's defaults apply to missing values."""
     from daytona import Resources
 
     cpus, memory_mb, storage_mb = _asked(spec, options)

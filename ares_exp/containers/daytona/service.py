@@ -43,12 +43,7 @@ class DaytonaService:
     """
 
     def __init__(self, credentials: Credentials, *, base_sec: float = 0.5) -> None:
-        """Does not connect yet.
-
-        Args:
-            credentials: Address and credentials of the service.
-            base_sec: Longest wait before the first retry, unless the service requests one. It doubles with each retry.
-        """
+        """Connects later. `base_sec` bounds the wait before the first retry, and doubles with each retry."""
         self.credentials = credentials
         self.creating: dict[str, asyncio.Task[AsyncSandbox]] = {}
         self._client: AsyncDaytona | None = None
@@ -58,11 +53,7 @@ class DaytonaService:
 
     @property
     def client(self) -> AsyncDaytona:
-        """The SDK's client, created on first use, in the running loop.
-
-        Raises:
-            ContainerServiceError: The service is closed.
-        """
+        """The SDK's client, created on first use, in the running loop."""
         if self._is_closed:
             raise ContainerServiceError("The connection to the Daytona service has been closed.")
         if self._client is None:
@@ -119,14 +110,8 @@ class DaytonaService:
     async def is_gone(self, sandbox: AsyncSandbox, *, must_answer: bool = False) -> bool:
         """Returns whether a sandbox is gone or can no longer run.
 
-        Call it after an ambiguous error: for example, the proxy reports a wrong key (401) for a missing sandbox.
-
-        Args:
-            sandbox: The sandbox.
-            must_answer: Whether a missing response is an error. Otherwise, the sandbox then counts as not gone.
-
-        Raises:
-            ContainerServiceError: The service does not respond.
+        Call it after an ambiguous error: for example, the proxy reports a wrong key (401) for a missing sandbox. If the
+        service does not respond, the sandbox counts as not gone, or with `must_answer` the error is raised.
         """
         try:
             found = await self.call(
@@ -175,8 +160,7 @@ _connecting = threading.Lock()  # every loop has its own service and thread
 def _connect(credentials: Credentials) -> AsyncDaytona:
     """Creates the client, without a limit on parallel requests, because every sandbox holds some open.
 
-    The client also has no event stream. The stream would take over Ctrl-C (`engineio` installs a SIGINT handler that
-    stops the loop), and report every sandbox of the organisation. The SDK then polls a starting sandbox.
+    The client polls. An event stream would take over Ctrl-C (`engineio` installs a SIGINT handler that stops the loop).
     """
     from daytona import AsyncDaytona, DaytonaConfig
 

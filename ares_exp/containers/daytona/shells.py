@@ -101,12 +101,6 @@ class SandboxShells:
     """
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
-        """Opens nothing yet.
-
-        Args:
-            service: The sandbox's service.
-            sandbox: The sandbox.
-        """
         self._service = service
         self._sandbox = sandbox
         self._key = secrets.token_hex(8)
@@ -117,11 +111,7 @@ class SandboxShells:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
-        """Writes scripts and the environment of commands to the directory. Returns the start directory of commands.
-
-        Raises:
-            ContainerError: A program is missing in the sandbox, or the request failed; see `DaytonaService.call`.
-        """
+        """Writes scripts and the environment of commands to the directory. Returns the start directory of commands."""
         script = _SET_UP.replace("SHELL", shlex.quote(_SHELL.replace("KEY", self._key)))
         script = script.replace("BECOME", shlex.quote(_BECOME)).replace("DIRECTORY", self.directory)
         command = f"exec sh -c {shlex.quote(script)}"
@@ -141,9 +131,6 @@ class SandboxShells:
             user: User of the shell; `None`: root.
             is_told: Whether the shell pauses its output until this side has confirmed earlier output. If not, it slows
                 its output down instead. Use False for binary output whose protocol has flow control.
-
-        Raises:
-            ContainerError: The shell does not start; see `PseudoTerminal.start`.
         """
         number = next(self._numbers)
         name, _, group = str(user or "").partition(":")
@@ -162,9 +149,6 @@ class SandboxShells:
             user: User of the shell; `None`: root.
             workdir: Start directory; `None`: the start directory of commands.
             env: Variables in addition to the variables of commands.
-
-        Raises:
-            ContainerError: The shell does not start; see `PseudoTerminal.start`.
         """
         from daytona import FileUpload
 
@@ -228,12 +212,6 @@ class PseudoTerminal:
     """A `Terminal` over a connection to the service."""
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
-        """Opens nothing yet.
-
-        Args:
-            service: The sandbox's service.
-            sandbox: The sandbox.
-        """
         self._service = service
         self._sandbox = sandbox
         self._what = f"A terminal of sandbox {sandbox.name}"
@@ -246,13 +224,7 @@ class PseudoTerminal:
         self.is_open = True
 
     async def start(self, typed: str, mark: str, *, columns: int, lines: int) -> None:
-        """Opens the terminal, types a command that replaces its shell, and waits for a line with the mark.
-
-        Raises:
-            ContainerServiceError: The service rejected the request, or did not respond.
-            ContainerDiedError: The sandbox is gone.
-            ContainerError: The shell does not start. The message has its output.
-        """
+        """Opens the terminal, types a command that replaces its shell, and waits for a line with the mark."""
         from daytona import PtySize
 
         async def request(_: AsyncDaytona) -> Any:
@@ -347,14 +319,7 @@ class ShellStream:
     """A `ChannelStream` of a shell in a sandbox."""
 
     def __init__(self, shells: SandboxShells, terminal: PseudoTerminal, number: int, marks: MarkParser | None) -> None:
-        """Takes over a terminal in which a shell runs.
-
-        Args:
-            shells: Shells of the sandbox.
-            terminal: The terminal.
-            number: Number of the shell.
-            marks: Parser for the marks that this side confirms; `None` for output without marks.
-        """
+        """Takes over a terminal in which a shell runs. `marks` parses the marks that this side confirms, if any."""
         self._shells = shells
         self._terminal = terminal
         self._number = number

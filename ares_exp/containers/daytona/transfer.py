@@ -13,6 +13,7 @@ import secrets
 import shlex
 import tempfile
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -35,52 +36,40 @@ _PACKED_BYTES = archive.MAX_BYTES + 4096 * archive.MAX_MEMBERS // 4
 _PACKED = re.compile(r"(file|directory) ([0-9]{1,15})\n")
 
 
+@dataclass(frozen=True, slots=True)
 class FileTransfer:
-    """Copies files into and out of one sandbox."""
+    """Copies files into and out of one sandbox. Paths in the sandbox are absolute.
 
-    def __init__(self, service: DaytonaService, sandbox: AsyncSandbox, run: Run, directory: str) -> None:
-        """Copies nothing yet.
+    Attributes:
+        service: The sandbox's service.
+        sandbox: The sandbox.
+        run: Function that runs a command in the sandbox.
+        directory: Existing directory in the sandbox that only root may enter, for archives in transit.
+    """
 
-        Args:
-            service: The sandbox's service.
-            sandbox: The sandbox.
-            run: Function that runs a command in the sandbox.
-            directory: Existing directory in the sandbox that only root may enter, for archives in transit.
-        """
-        self._service = service
-        self._sandbox = sandbox
-        self._run = run
-        self._directory = directory
+    service: DaytonaService
+    sandbox: AsyncSandbox
+    run: Run
+    directory: str
 
     async def upload(self, source: Path, target: str) -> None:
-        """Copies files into the sandbox; see `Container.upload`. `target` is absolute.
-
-        Raises:
-            TransferError: The copy failed. The message gives the path and the reason.
-            ContainerError: The sandbox is gone, or the service does not respond.
-        """
+        """Copies files into the sandbox; see `Container.upload`."""
         directory, name = (target, "") if source.is_dir() else posixpath.split(target)
         packed_path, into = self._new_path(), shlex.quote(directory or "/")
         with await in_thread(lambda: archive.pack(source, name)) as packed:
             await self._send(packed, packed_path)
         unpack = f"mkdir -p -- {into} && tar -xpf {packed_path} -C {into}; e=$?; rm -f {packed_path}; exit $e"
-        result = await self._run(unpack, timeout_sec=_TIMEOUT_SEC)
+        result = await self.run(unpack, timeout_sec=_TIMEOUT_SEC)
         if result.exit_code != 0:
             reason = plain(result.output.strip()[-1000:]) or f"exit code {result.exit_code}"
             raise TransferError(f"Cannot copy {source} to {target} in the sandbox: {reason}.")
 
     async def download(self, source: str, target: Path) -> None:
-        """Copies files out of the sandbox; see `Container.download`. `source` is absolute.
-
-        Raises:
-            TransferError: The copy failed, for example because `source` is missing. The message gives the path and
-                the reason.
-            ContainerError: The sandbox is gone, or the service does not respond.
-        """
+        """Copies files out of the sandbox; see `Container.download`."""
         packed_path, path = self._new_path(), shlex.quote(source or "/")
         directory, name = posixpath.split(source)
         parent = shlex.quote(directory or "/")
-        result = await self._run(
+        result = await self.run(
             "k= e=0; "
             f"if [ -d {path} ]; then k=directory; tar -cf {packed_path} -C {path} . 2>/dev/null || e=$?; "
             f"elif [ -e {path} ]; then k=file; "
@@ -107,7 +96,7 @@ class FileTransfer:
                 await in_thread(lambda: unpack(file, target))
         finally:
             with contextlib.suppress(ContainerError):
-                await self._run(f"rm -f {packed_path}", timeout_sec=_TIMEOUT_SEC)
+                await self.run(f"rm -f {packed_path}", timeout_sec=_TIMEOUT_SEC)
 
     async def _send(self, file: IO[bytes], path: str) -> None:
         from daytona import FileUpload
@@ -117,18 +106,13 @@ class FileTransfer:
             file.seek(0)
             # The SDK reads a file on disk while sending it.
             source = file.read() if size <= _SPOOL_BYTES else f"/dev/fd/{file.fileno()}"
-            await self._sandbox.fs.upload_files([FileUpload(source=source, destination=path)], timeout=_TIMEOUT_SEC)
+            await self.sandbox.fs.upload_files([FileUpload(source=source, destination=path)], timeout=_TIMEOUT_SEC)
 
-        what = f"The upload to {path} in sandbox {self._sandbox.name}"
-        await self._service.call(what, send, timeout_sec=_TIMEOUT_SEC)
+        what = f"The upload to {path} in sandbox {self.sandbox.name}"
+        await self.service.call(what, send, timeout_sec=_TIMEOUT_SEC)
 
     async def _fetch(self, path: str, file: IO[bytes], size: int) -> None:
-        """Copies a file from the sandbox to `file`.
-
-        Raises:
-            TransferError: The file has another size.
-            ContainerError: The sandbox is gone, or the service rejects the request or does not respond.
-        """
+        """Copies a file of `size` bytes from the sandbox to `file`."""
         from aiohttp import ClientError, ClientResponseError
         from daytona import DaytonaConnectionError, DaytonaError
 
@@ -136,7 +120,7 @@ class FileTransfer:
             file.seek(0)
             file.truncate()
             try:
-                pieces: Any = await self._sandbox.fs.download_file_stream(path, timeout=_TIMEOUT_SEC)
+                pieces: Any = await self.sandbox.fs.download_file_stream(path, timeout=_TIMEOUT_SEC)
                 async with contextlib.aclosing(pieces):
                     async for piece in pieces:
                         file.write(piece)
@@ -148,8 +132,8 @@ class FileTransfer:
                 raise DaytonaConnectionError(str(error)) from error
             return file.tell()
 
-        what = f"The download of {path} in sandbox {self._sandbox.name}"
-        received = await self._service.call(what, fetch, timeout_sec=_TIMEOUT_SEC)
+        what = f"The download of {path} in sandbox {self.sandbox.name}"
+        received = await self.service.call(what, fetch, timeout_sec=_TIMEOUT_SEC)
         if received != size:
             raise TransferError(
                 f"Expected {size} bytes in {path} of the sandbox, got "
@@ -158,4 +142,4 @@ class FileTransfer:
             )
 
     def _new_path(self) -> str:
-        return f"{self._directory}/{secrets.token_hex(6)}.tar"
+        return f"{self.directory}/{secrets.token_hex(6)}.tar"

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import Field, validate_call
 
@@ -38,8 +39,8 @@ NODES_INTERVAL_SEC = 1.0
 """Interval between two checks of the cluster's nodes, in seconds."""
 RESTART_SEC = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits before a host is restarted on a node, in seconds, by the number of consecutive failures."""
-CONNECT_SEC = 300.0
-"""Time limit for connecting to the cluster, in seconds. Ray itself gives up earlier if no cluster responds."""
+CONNECT_SEC = 180.0
+"""Time limit for connecting to the cluster, in seconds. Ray tries until then, even if no process listens there."""
 RESPONSE_SEC = 30.0
 """Time limit of a call to Ray during the run, in seconds."""
 LEAVE_SEC = 15.0
@@ -209,6 +210,11 @@ class RayExecutor(Executor):
         logging.getLogger("ray").setLevel(logging.ERROR)  # Ray would warn about signal handlers
         has_left = threading.Event()
         try:
+            cluster = urlsplit(address if "://" in address else f"//{address}")
+            if cluster.port is not None:
+                async with asyncio.timeout(RESPONSE_SEC):
+                    _, writer = await asyncio.open_connection(cluster.hostname, cluster.port)
+                writer.close()
             await _ask_ray(
                 lambda: ray.init(address=address, log_to_driver=False, configure_logging=False, **options),
                 within_sec=CONNECT_SEC,

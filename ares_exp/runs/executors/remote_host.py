@@ -381,6 +381,8 @@ class RemoteEnvironment(EnvironmentBase):
     def report(self) -> EpisodeReport:
         """Returns the host's last report, with the model usage that the run counted if that usage is larger."""
         report = self._facts.report or EpisodeReport()
+        if self.asked is None:
+            return report
         used = [one for one in (report.environment_usage, self.asked) if one is not None]
         return replace(report, environment_usage=max(used, key=_size, default=None))
 

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -330,6 +331,13 @@ async def test_missing_ray_is_a_preflight_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "ray", None)
     [check] = RayExecutor().checks(TwentyQuestionsEnvironments(), parts())
     with pytest.raises(PreflightError, match=r"pip install 'ares-exp\[ray\]'"):
+        await check
+
+
+async def test_address_without_a_listener_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=pytest.fail))
+    [check] = RayExecutor(address="127.0.0.1:1").checks(TwentyQuestionsEnvironments(), parts())
+    with pytest.raises(PreflightError, match=r"none responds \(ConnectionRefusedError"):
         await check
 
 
