@@ -199,7 +199,7 @@ def test_service_continues_after_a_restart_of_vllm(tmp_path: Path, engine: Engin
             url = service.stdout.readline().split()[3].rstrip(".")
             with BlockingClient(url) as client:
                 submitted = client.submit(["write-greeting"], 4, policy=policy)
-                assert wait_until(lambda: running_requests(engine.url) > 0)
+                assert wait_until(lambda: running_requests(engine.url) > 0, STARTED_WITHIN_SEC)
                 engine.stop()
                 engine.start()
                 episodes = list(client.episodes(submitted))
