@@ -68,8 +68,8 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
 def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of a process of this user. Blocks for some milliseconds.
 
-    `namespace` is the inode of its network namespace, which distinguishes the process from a later one with its number.
-    Raises `ProcessLookupError` for a later one, and `OSError` if the socket cannot be opened.
+    `namespace` is the inode of the process's network namespace, which detects a later process with the same number.
+    Raises `ProcessLookupError` for a later process, and `OSError` if the socket cannot be opened.
     """
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:

@@ -137,7 +137,7 @@ class _Relay:
         self._has_waiting.set()
 
     async def _renew(self) -> None:
-        """Renews the lease by sending an ignored frame, unless other frames are waiting to be sent."""
+        """Renews the lease by sending a frame that the relay ignores, unless other frames are waiting to be sent."""
         while self._lease_sec:
             await asyncio.sleep(self._lease_sec / _WORDS_PER_LEASE)
             if not self._waiting:

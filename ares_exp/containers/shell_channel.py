@@ -209,7 +209,7 @@ class MarkParser:
     """
 
     def __init__(self, key: str, sign: bytes = _MARK) -> None:
-        """Expects marks with `key`, random hex digits unknown to programs in the container, between bytes `sign`."""
+        """Creates a parser for marks with `key` between bytes `sign`. `key` is unknown to programs in the container."""
         self._sign = sign
         self._prefix = sign + key.encode() + b" "
         self._carry = b""
@@ -217,7 +217,7 @@ class MarkParser:
     def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
         """Yields pairs of output and the mark that follows it, `None` after the last output.
 
-        Raises `ValueError` if a mark is too long, so the script server did not write it.
+        Raises `ValueError` if a mark is too long. Such a mark does not come from the script server.
         """
         data, self._carry = self._carry + data, b""
         while (start := data.find(self._prefix)) >= 0:
@@ -315,7 +315,7 @@ class ScriptRun:
         self.word = ""
 
     def answer(self, word: str = "") -> None:
-        """Records the exit code, or by default that none will arrive. Wakes the waiting callers."""
+        """Records the exit code, or by default that no exit code will arrive. Wakes the waiting callers."""
         if not self.answered.is_set():
             self.word = word
             self.answered.set()

@@ -55,17 +55,17 @@ _INTEGERS = {
 
 
 def malformed(what: str, *found: object) -> NoReturn:
-    """Rejects data that `encode` never writes."""
+    """Raises the error for data that `encode` never writes."""
     raise SnapshotMetadataError(f"{what}: {str(found[0])[:200]!r}." if found else f"{what}.")
 
 
 def unsafe(what: str, value: object) -> NoReturn:
-    """Rejects well-formed data that is unsafe to use."""
+    """Raises the error for data that is well-formed, but unsafe to use."""
     raise UnsafeSnapshotError(f"{what}: {str(value)[:200]!r}.")
 
 
 def checked_entry(value: Any, room: int) -> dict[str, Any]:
-    """Checks each field of one parsed entry, whose file may have at most `room` bytes, and returns the entry.
+    """Checks each field of one parsed entry, and returns the entry. A file may have at most `room` bytes.
 
     Raises `SnapshotMetadataError` if it is not an entry, and `UnsafeSnapshotError` if no capture produces it.
     """
