@@ -19,20 +19,20 @@ from ares_exp.errors import ContainerDiedError, ContainerError, ContainerNotFoun
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
 
-_SHARE = 3  # three times per TTL, so that two in a row may fail
+_SHARE = 3  # renewals per TTL: two consecutive renewals may fail
 _TRY_SEC = 30.0
 _logger = logging.getLogger(__name__)
 
 
 class KeepAlive:
-    """Renews the TTL of each sandbox after a third of it. The sandboxes of a dead runner therefore expire."""
+    """Renewal of the sandboxes' TTLs, each after a third of the TTL. If the runner dies, its sandboxes expire."""
 
     def __init__(self, service: DaytonaService, *, minute_sec: float = 60.0) -> None:
-        """Renews nothing yet.
+        """Creates the keep-alive without starting renewals.
 
         Args:
             service: The service of the sandboxes.
-            minute_sec: Duration of one minute of a TTL in seconds. Tests shorten it.
+            minute_sec: Seconds per minute of a TTL: 60, except in tests.
         """
         self._service = service
         self._minute_sec = minute_sec
@@ -40,11 +40,11 @@ class KeepAlive:
         self._has_warned = False
 
     def add(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
-        """Adds a sandbox with its full TTL remaining.
+        """Starts renewing the TTL of a sandbox whose full TTL remains.
 
         Args:
             sandbox: The sandbox.
-            ttl_min: TTL in minutes, which is also the limit for a sandbox without activity.
+            ttl_min: TTL in minutes, which is also the time limit for a sandbox without activity.
         """
         self._tasks[sandbox.id] = asyncio.create_task(self._renew(sandbox, ttl_min))
 
@@ -60,7 +60,7 @@ class KeepAlive:
         await cancel_all(*tasks)
 
     async def _renew(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
-        """Renews a TTL repeatedly, and retries within a minute after an error."""
+        """Renews the TTL of a sandbox repeatedly, and retries within a minute after an error."""
 
         async def renew(_: AsyncDaytona) -> None:
             await sandbox.set_ttl(ttl_min)
@@ -88,7 +88,7 @@ class KeepAlive:
 
 @dataclass(slots=True)
 class Connection:
-    """The connection of one event loop.
+    """The connection of one event loop to the service.
 
     Attributes:
         service: Client of the service.

@@ -59,7 +59,7 @@ class DaytonaContainer(Container):
     image: str | None = None
 
     def __init__(self, spec: ContainerSpec, options: DaytonaOptions, connections: Connections) -> None:
-        """Starts nothing yet.
+        """Creates the container object without sending a request.
 
         Args:
             spec: The task's container.
@@ -129,9 +129,9 @@ class DaytonaContainer(Container):
     async def _create(
         self, connection: Connection, plan: ImagePlan, directory: Path, ttl_min: int
     ) -> tuple[ImagePlan, AsyncSandbox]:
-        """Creates the sandbox, with files in the service's object store if it has one.
+        """Creates the sandbox. Stores the Dockerfile's files in the service's object store, if it exists.
 
-        Returns the plan and the sandbox.
+        Returns the plan that was used, and the sandbox.
         """
         spec, options = self._spec, self._options
 
@@ -154,7 +154,7 @@ class DaytonaContainer(Container):
         return plan, await create(plan)
 
     async def _finish_image(self, plan: ImagePlan) -> None:
-        """Applies the rest of the Dockerfile, which the service could not build."""
+        """Applies the lines of the Dockerfile that the service could not build."""
         self._policy = None  # the builder's network
 
         async def run(
@@ -168,7 +168,7 @@ class DaytonaContainer(Container):
         await self.set_network(self._spec.network)
 
     async def _become(self, env: Mapping[str, str], workdir: str | None, user: User) -> None:
-        """Opens the shells for commands, with defaults for their variables, directory and user.
+        """Opens the shells for commands, and sets the commands' default variables, directory and user.
 
         Args:
             env: Variables. The task's variables override them.
@@ -202,7 +202,7 @@ class DaytonaContainer(Container):
         return await self._running()[2].open_shell(self._other_user(user))
 
     def _other_user(self, user: User | None) -> User | None:
-        """Returns the user of a shell, whose default is the image's user; `None`: root."""
+        """Returns `user`, or the image's user if `user` is `None`. Returns `None` for root."""
         user = self._user if user is None else user
         return None if str(user) in ROOT_NAMES else user
 
@@ -289,13 +289,13 @@ class DaytonaContainer(Container):
     async def _death_reported(self) -> AsyncIterator[None]:
         """Raises `ContainerDiedError` instead of the block's error if the sandbox is gone.
 
-        Does not raise this error only because a request was rejected, or because the service is unreachable.
+        A rejected request or an unreachable service does not count as the end of the sandbox.
         """
         try:
             yield
         except (SnapshotError, ContainerError) as cause:
             connection, sandbox, _ = self._running()  # if the container was stopped, reports this instead of `cause`
-            has_died = isinstance(cause, ContainerDiedError)  # or the service is silent, which has the same symptoms
+            has_died = isinstance(cause, ContainerDiedError)  # an unresponsive service causes the same error
             is_in_doubt = has_died or isinstance(cause, ContainerServiceError)
             if is_in_doubt and await connection.service.is_gone(sandbox, must_answer=has_died):
                 message = f"The sandbox {self.sandbox_name} has ended, or was removed. {cause}"

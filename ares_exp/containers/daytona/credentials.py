@@ -25,7 +25,7 @@ class Credentials:
         api_url: Address of its API, without a trailing slash.
         api_key: Key of an organisation.
         jwt_token: Token of a user, instead of a key. It needs `organization_id`.
-        organization_id: Organisation on whose account sandboxes run, with a token.
+        organization_id: Organisation on whose account sandboxes run. Used only with `jwt_token`.
         target: Region of the sandboxes; `None`: the organisation's default.
     """
 
@@ -80,10 +80,10 @@ def _value(name: str) -> str | None:
 
 
 def _checked_url(text: str) -> str:
-    """Checks the address of an API to which a key may be sent.
+    """Checks that a text is the address of an API to which a key may be sent. Returns it without a trailing slash.
 
     Raises:
-        PreflightError: The text is not such an address. The message hides secret parts.
+        PreflightError: The text is not an address, or a key must not be sent to it. The message hides secret parts.
     """
     try:
         url = urlsplit(text)

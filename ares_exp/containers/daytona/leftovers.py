@@ -105,10 +105,11 @@ async def remove_stale(service: DaytonaService) -> None:
 
 
 def find_all(*, snapshots: bool) -> list[Leftover]:
-    """Lists the sandboxes at the service that the variables of this process name; see `find`. Blocking.
+    """Lists the sandboxes at the service that this process's environment variables set; see `find`. Blocking.
 
     Args:
-        snapshots: Whether to include the service's snapshots made by this machine's runs, as stale.
+        snapshots: Whether to include the snapshots that runs of this machine created at the service. All count as
+            stale.
 
     Raises:
         PreflightError: The credentials in the environment are incomplete.
@@ -150,7 +151,7 @@ async def _with_service(credentials: Credentials, use: Callable[[DaytonaService]
 
 
 async def _reason_left(removal: Coroutine[Any, Any, None]) -> str:
-    """Returns why the removal failed; `""` if the resource is gone or being removed."""
+    """Awaits a removal. Returns why it failed; `""` if the resource is gone or being removed."""
     try:
         await removal
     except ContainerError as error:

@@ -114,7 +114,7 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox, *, timeout_
 
 
 async def make_ready(service: DaytonaService, name: str, *, timeout_sec: float = READY_SEC) -> None:
-    """Activates a snapshot made by `keep_files`, because the service deactivates old ones.
+    """Activates a snapshot made by `keep_files`, because the service deactivates old snapshots.
 
     Raises:
         SnapshotMismatchError: The snapshot is gone or unusable.
@@ -141,7 +141,7 @@ async def find_kept(service: DaytonaService) -> dict[str, float | None]:
     """Finds the snapshots that `keep_files` created on this machine, for their deletion.
 
     Returns:
-        Creation times, seconds since the epoch, by name.
+        Creation times in seconds since the epoch, by the snapshot's name.
 
     Raises:
         ContainerServiceError: The service rejected the request, or does not respond.
@@ -189,8 +189,8 @@ async def _wait_until_active(service: DaytonaService, name: str, what: str) -> N
 
     Raises:
         CaptureError: The snapshot cannot be used.
-        ContainerServiceError: The service rejected the request, or does not respond; `ContainerNotFoundError` if it is
-            missing.
+        ContainerServiceError: The service rejected the request, or does not respond; `ContainerNotFoundError` if the
+            snapshot is missing.
     """
     pause = _EARLY_POLL_SEC
     while (state := state_of(found := await _get(service, name, what))) != "active":

@@ -1,9 +1,9 @@
 """Shells and terminals of a sandbox, each on a pseudo-terminal of the service.
 
 The service starts a login shell on each pseudo-terminal, which our program replaces. A terminal gets a login shell of
-the user. Commands get a shell between two pipes, with the environment that the service gives to commands. The service
+the user. Commands get a shell between two pipes, with the environment that the service sets for commands. The service
 disconnects a client that reads too slowly. So a shell for commands prints a mark after each part of its output, and
-pauses until this side has confirmed earlier marks.
+pauses until our client has acknowledged earlier marks.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SandboxShells:
     """
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
-        """Opens nothing yet.
+        """Creates the object without opening a shell.
 
         Args:
             service: The sandbox's service.
@@ -139,8 +139,8 @@ class SandboxShells:
 
         Args:
             user: User of the shell; `None`: root.
-            is_told: Whether the shell pauses its output until this side has confirmed earlier output. If not, it slows
-                its output down instead. Use False for binary output whose protocol has flow control.
+            is_told: Whether the shell pauses its output until our client has acknowledged earlier output. If not, the
+                shell only slows its output down. Use False for binary output whose protocol has flow control.
 
         Raises:
             ContainerError: The shell does not start; see `PseudoTerminal.start`.
@@ -187,7 +187,7 @@ class SandboxShells:
         return await self._start(f" exec env -i /bin/sh {path}\r", columns=columns, lines=lines)
 
     async def has_heard(self, terminal: PseudoTerminal, mark: str) -> None:
-        """Confirms to the shell in a terminal that this side has received its output up to the mark.
+        """Acknowledges the output of a terminal's shell up to a mark, so that the shell can continue.
 
         Hangs up the terminal if the request fails.
         """
@@ -207,7 +207,7 @@ class SandboxShells:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Hangs up all terminals, whose processes end with the sandbox. Idempotent."""
+        """Hangs up all terminals. Their processes end with the sandbox. Idempotent."""
         await cancel_all(*self._tasks)
         await asyncio.gather(*(terminal.hang_up() for terminal in list(self._terminals)))
 
@@ -228,7 +228,7 @@ class PseudoTerminal:
     """A `Terminal` over a connection to the service."""
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
-        """Opens nothing yet.
+        """Creates the object without opening a terminal.
 
         Args:
             service: The sandbox's service.
@@ -353,7 +353,7 @@ class ShellStream:
             shells: Shells of the sandbox.
             terminal: The terminal.
             number: Number of the shell.
-            marks: Parser for the marks that this side confirms; `None` for output without marks.
+            marks: Parser for the marks in the output, which are acknowledged; `None` for output without marks.
         """
         self._shells = shells
         self._terminal = terminal

@@ -39,7 +39,7 @@ class FileTransfer:
     """Copies files into and out of one sandbox."""
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox, run: Run, directory: str) -> None:
-        """Copies nothing yet.
+        """Creates the object without copying files.
 
         Args:
             service: The sandbox's service.
@@ -126,7 +126,7 @@ class FileTransfer:
         """Copies a file from the sandbox to `file`.
 
         Raises:
-            TransferError: The file has another size.
+            TransferError: The size of the file is not `size`.
             ContainerError: The sandbox is gone, or the service rejects the request or does not respond.
         """
         from aiohttp import ClientError, ClientResponseError
