@@ -71,8 +71,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 class LocalFiles:
     """The files that a Dockerfile needs from its context, by name, and the first line that needs a file.
 
-    `not_stored` is the reason why the object store cannot store them, and `not_after` the reason why the rest of the
-    Dockerfile cannot be applied in a running sandbox. `None` if it can.
+    `not_stored` is the reason why the object store cannot store the files; `None` if it can. `not_after` is the reason
+    why the rest of the Dockerfile cannot be applied in a running sandbox; `None` if it can.
     """
 
     first_line: int
@@ -135,7 +135,7 @@ class ImagePlan:
         return replace(self, dockerfile=as_read_by_sdk(self.dockerfile, found), local=None)
 
     def after_start(self) -> ImagePlan:
-        """Returns the plan in which the service builds the lines before a needed file, and `apply` the rest.
+        """Returns the plan in which the service builds the lines before a needed file, and `apply` applies the rest.
 
         Raises `UnsupportedTaskError` if the rest cannot be applied in a running sandbox.
         """
@@ -287,7 +287,7 @@ def _read_rest(path: Path, base: Base) -> Dockerfile:
 
 
 async def _variables(run: RunInContainer) -> dict[str, str]:
-    """Returns the sandbox's variables, without variables that shells set themselves or for a user."""
+    """Returns the sandbox's variables, without the variables that a shell or a login sets."""
     result = await run("cat /proc/self/environ")
     if result.exit_code != 0 or result.elided_bytes:
         raise ContainerStartError(f"The variables of the sandbox could not be read: {result.output[-500:]}")

@@ -135,7 +135,7 @@ def work_lock(name: str, demand: Demand) -> Iterator[None]:
 
 
 def _locked(path: Path, demand: Demand) -> int:
-    """Opens and locks the file. Opens it again if its holder removed it in the meantime."""
+    """Opens and locks the file. Opens it again if the previous holder of the lock has removed it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
