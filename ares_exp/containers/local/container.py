@@ -91,7 +91,7 @@ class LocalContainer(Container):
         shell: Shell = "bash -c",
         pids_limit: int | None = None,
     ) -> None:
-        """Starts nothing yet.
+        """Creates the container object without starting a process.
 
         Args:
             spec: The task's container.
@@ -285,7 +285,7 @@ class LocalContainer(Container):
         return user
 
     async def _explained(self, error: ContainerError) -> ContainerError | None:
-        """Returns the error with a reason, or `None` unless the container has ended or lacks memory or processes."""
+        """Returns the error with a reason if the container has ended or lacks memory or processes, else `None`."""
         if self._process is None or self._directory is None or self._stopped:
             return None
         name, directory = self._spec.name, self._directory.path

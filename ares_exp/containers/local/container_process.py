@@ -297,9 +297,9 @@ class ContainerProcess:
         raise ContainerDiedError(f"The local container no longer answers: {reason}.")
 
     async def reaped(self) -> None:
-        """Waits, bounded, while the container is nearly full, for example with killed processes before their reaping.
+        """Waits for a bounded time while the container's process limit is nearly reached.
 
-        Bash does not try a fork again if another child of it ends meanwhile.
+        Killed processes count until they are reaped. Bash does not retry a fork if another of its children ends.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REAP_SEC):
@@ -391,7 +391,7 @@ def _open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoSt
 
 
 class _LocalTerminal:
-    """A `Terminal`. It hangs up when our end is closed, or when its shell ends, even with background processes."""
+    """A `Terminal`. It hangs up when our end is closed or its shell ends, even if background processes still run."""
 
     def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
         self._stream = stream

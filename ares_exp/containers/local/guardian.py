@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 MADE = "made"
-"""The file in the directory of a guarded container that lists the paths that it created, one JSON object per line."""
+"""The file in a guarded container's directory that lists the paths the container created, one JSON object per line."""
 
 MARK = "ARES_CONTAINER"
 """The environment variable of every process of a guarded container, with the name of its directory."""
@@ -40,8 +40,8 @@ _LOOK_EVERY_SEC = 0.002
 def main(directory: Path, held: int | None, command: list[str]) -> int:
     """Runs `command`, and returns its exit code, which is 128 + n for death by signal n.
 
-    Kills all of its processes when it ends or when the other end of stdin is closed. `command` does not inherit the
-    descriptor `held`, which stays open in this process.
+    Kills all processes of the command when the command ends or when the other end of stdin is closed. `command` does
+    not inherit the descriptor `held`, which stays open in this process.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)

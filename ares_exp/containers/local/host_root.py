@@ -1,8 +1,8 @@
 """The host's files that a local container sees.
 
-It is an allowlist: `/usr`, `/etc`, the package database and the Python installation that runs us. Other directories
-(homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) do not exist inside, or are empty. Every visible
-directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`).
+The files are an allowlist: `/usr`, `/etc`, the package database and this process's Python installation. Other
+directories (homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) do not exist inside, or are empty.
+Every visible directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`).
 
 Between the host's directory and the upper layer is a small layer that is written for each container. It hides
 owner-only files in `/etc`, because root inside is root outside, so permissions do not protect them. It also drops the
@@ -34,7 +34,7 @@ _EMPTY = (
     "/var/cache/apt/archives/partial",
 )
 _OURS = ("bin", "sbin", "lib", "share", "local", *(f"local/{name}" for name in ("bin", "sbin", "lib", "share", "etc")))
-"""Directories of `/usr` that our layer contains, so that the container's root owns them even for ordinary users."""
+"""Directories of `/usr` in our layer. The container's root owns them, even if the run's user is not root."""
 
 _FIRST_HUMAN_ID = 1000
 _NOBODY_IDS = (65533, 65534)
@@ -47,7 +47,7 @@ class Part:
     Attributes:
         kind: `"directory"` or `"symlink"`: a new entry; `"overlay"`: a writable directory on the host; `"bind"`: a
             read-only file or directory on the host; `"mount"`: a read-only directory of `ContainerSpec.mounts`.
-        path: Its path in the container.
+        path: Path in the container.
         sources: For an overlay, host directories, lowest first. For a bind or mount, the host path. For a symlink, its
             target.
         mode: Mode of a directory.
