@@ -59,9 +59,9 @@ def unpack_directory(
 ) -> None:
     """Unpacks an untrusted tar stream into the host directory `target`, creating it if missing.
 
-    Links that could leave `target` and special files are skipped, with one warning. Symlinks are created last, so that
-    no member is written through one. An interrupted download leaves `target` unchanged. `strip_root` drops the first
-    part of each name, which is the directory's own name.
+    Special files, and links that could leave `target`, are skipped with one warning. Symlinks are created last, so that
+    no member is written through a symlink. An interrupted download leaves `target` unchanged. `strip_root` drops the
+    first part of each name, which is the directory's own name.
 
     Raises:
         TransferError: A member's name leads out of `target`, a bound is exceeded, or the archive is malformed.

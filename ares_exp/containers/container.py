@@ -214,7 +214,7 @@ class Container(Protocol):
         """
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Copies a file from the container to the host path `target`, or the contents of a directory into it.
+        """Copies a file from the container to the host path `target`, or a directory's contents to this directory.
 
         The content is untrusted: path traversal, links that leave `target` and devices are rejected, and the size and
         the number of entries are bounded.

@@ -29,7 +29,7 @@ from ares_exp.containers.network_policy import IPAddress, NetworkPolicy, normali
 MAX_CONNECTIONS = 64
 """Maximum number of simultaneous connections of one container.
 
-Further connections get an error response. Above twice this number, they are dropped.
+Further connections get an error response. Above twice this number, connections are dropped without a response.
 """
 
 HEAD_TIMEOUT_SEC = 20.0
@@ -192,7 +192,7 @@ class EgressProxy:
         far_reader: asyncio.StreamReader,
         far_writer: asyncio.StreamWriter,
     ) -> None:
-        """Copies bytes both ways until the far side (the server) ends. The client may end its half earlier."""
+        """Copies bytes in both directions until the server ends its direction. The client may end its own earlier."""
         async with asyncio.timeout(IDLE_TIMEOUT_SEC) as idle:
 
             async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

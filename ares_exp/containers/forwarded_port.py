@@ -26,7 +26,7 @@ FORWARDED_PORT = 61081
 """The first port that is tried."""
 
 PORTS_TRIED = 8
-"""Number of consecutive ports that are tried if other programs in the container listen on the first ones."""
+"""Number of consecutive ports that are tried, because other programs in the container may listen on some ports."""
 
 MAX_CONNECTIONS = 64
 """Maximum number of connections of one forwarded port. A further connection waits until one of them ends."""
@@ -156,7 +156,7 @@ async def open_listening_port(listen: Callable[[], socket.socket], serve: Serve)
 
 
 class _Connection(socket.socket):
-    """A connection that calls `on_close` when any component closes it."""
+    """A connection that calls `on_close` when it is closed, whichever component closes it."""
 
     on_close: Callable[[_Connection], None] | None = None
 

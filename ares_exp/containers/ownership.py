@@ -56,7 +56,7 @@ class Leftover:
 
 
 SWEEP_SEC = 20.0
-"""Bound on the removal of leftovers at the start of a run. The next run continues it."""
+"""Bound on the removal of leftovers at the start of a run. The next run continues the removal."""
 
 _logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def log_removal(leftover: Leftover, problem: str) -> None:
 
 
 def created_sec(created: object) -> float | None:
-    """Returns the creation time, a number of seconds or an ISO date, in seconds since the epoch; `None` if unknown."""
+    """Converts a creation time (a number of seconds or an ISO date) to seconds since the epoch; `None` if unknown."""
     if isinstance(created, int):
         return float(created)
     try:
@@ -98,7 +98,7 @@ def created_sec(created: object) -> float | None:
 
 
 NAME_PREFIX = "ares-exp-"
-"""Name prefix of our containers on an engine, where `docker commit` copies labels, and at a service."""
+"""Name prefix of our containers on an engine or at a service. Labels are not enough: `docker commit` copies them."""
 
 
 def unique_name(task: str) -> str:
@@ -183,7 +183,7 @@ def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
 
 
 def describe(labels: Mapping[str, str]) -> str:
-    """Returns a description such as `process 4711 on host`. Adds the user if it is not this user."""
+    """Returns a description such as `process 4711 on host`. Includes another user's name."""
     user = "" if _agree(labels, _USER) else f" of user {labels.get(_USER) or 'unknown'}"
     return f"process {labels.get(_PID) or 'unknown'} on {labels.get(HOST) or 'an unknown host'}{user}"
 
@@ -209,7 +209,7 @@ _ENDED = "ended"
 
 
 def _process_start(pid: int) -> str:
-    """Returns a process's start time, which distinguishes it from later processes with its number; empty if unknown."""
+    """Returns a process's start time, which differs from later processes with the same number; empty if unknown."""
     if not _IS_LINUX:
         return _ask("ps", "-o", "lstart=", "-p", str(pid))
     try:
@@ -258,7 +258,7 @@ def _ask(*command: str) -> str:
 
 _UNLOCKED_SEC = 60.0  # far longer than a new directory is unlocked
 ShortLived = Literal["build", "fork", "host", "transfer", "verifier", "wandb"]
-"""Purposes of short-lived directories, which are part of their names."""
+"""Purposes of short-lived directories. The name of a directory contains its purpose."""
 
 
 def name_prefix(purpose: str) -> str:

@@ -24,7 +24,7 @@ from ares_exp.containers.shell_channel import ChannelStream
 from ares_exp.errors import ContainerError, PortForwardingError
 
 OPEN_SEC = 60.0
-"""Bound on the start of a relay, which takes some tenths of a second, or some requests to a service."""
+"""Bound on the start of a relay, which takes some tenths of a second, or several requests to a service."""
 
 _CLOSE_SEC = 2.0
 _WORDS_PER_LEASE = 4

@@ -128,7 +128,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """Lists nothing without credentials in the environment."""
+        """Lists the sandboxes of runs at the service. Lists none if the environment has no credentials."""
         if has_credentials():
             try:
                 yield from find_all(snapshots=snapshots)

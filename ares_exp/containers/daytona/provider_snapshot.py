@@ -4,8 +4,8 @@ No file is read. The service commits the sandbox's disk as an image. A sandbox c
 The snapshot is not portable: it belongs to the organization of the key, in one region. It lasts until it is deleted.
 Runs never delete it, because their branches need it. The service pauses the sandbox's processes during the commit, so
 that running commands only take longer. The sandbox's state is `snapshotting` until the image is stored, which takes
-minutes if it is large. Until then, the service rejects other changes of state (stop, resize, another snapshot). It does
-not report a failure: the snapshot is then missing.
+minutes if it is large. Until then, the service rejects other changes of state (stop, resize, another snapshot). If the
+snapshot fails, the service reports no error, but the snapshot is missing.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@ r"""Encoding of deltas as lines of JSON. Lines are untrusted: each entry is chec
 
 The first line is `{"version": 1, "base": …, "notes": […]}`. Then each entry has one line, with its path and the fields
 that differ from the defaults of `Entry`. Xattrs are hexadecimal. Chunks are digests, or the number of consecutive
-chunks of zeros. A file of many chunks continues in lines that are lists, so that changing a page of a large file
-changes few objects. Bytes of a name that are not UTF-8 are lone surrogates (`\udc80` to `\udcff`), as in Python.
+chunks of zeros. If a file has many chunks, further lines contain lists of chunks. Changing a page of a large file
+therefore changes few objects. Bytes of a name that are not UTF-8 are lone surrogates (`\udc80` to `\udcff`), as in
+Python.
 """
 
 from __future__ import annotations
@@ -259,7 +260,7 @@ def _json(value: object) -> bytes:
 def _ends_object(line: bytes) -> bool:
     """Returns whether a stored object ends after this line.
 
-    For an entry, this depends only on its path, so that a changed entry moves no boundary.
+    For an entry, this depends only on the path, so that a changed entry does not move the ends of objects.
     """
     # The first line, and each line of chunks, is a separate object.
     return not line.startswith(b'{"path":') or zlib.crc32(line[8 : line.find(b',"kind":')]) % _CUT == 0
