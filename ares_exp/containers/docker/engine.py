@@ -32,7 +32,7 @@ PODMAN_SOCKET = "/podman/podman.sock"
 """The end of the path of Podman's system socket and user sockets."""
 
 Pool = Literal["calls", "starts", "removals", "transfers"]
-"""Kinds of calls. Each kind has its own threads, so that quick calls do not wait for slow ones of another kind."""
+"""Kinds of calls. Each kind has its own threads, so that quick calls do not wait for slow calls of another kind."""
 
 _THREADS: dict[Pool, int] = {"calls": 8, "starts": 16, "removals": 8, "transfers": 8}
 _STREAM_LIMIT = 256 * 1024
@@ -108,7 +108,7 @@ async def connect(host: str | None = None) -> Engine:
 async def why_unreachable(host: str | None) -> str:
     """Returns why the engine at `host` does not respond in `INQUIRY_TIMEOUT_SEC`; an empty string if it responds.
 
-    Opens a new connection, because an engine that is being stopped still responds on open ones.
+    Opens a new connection, because an engine that is being stopped still responds on open connections.
     """
     failures: tuple[type[Exception], ...] = (PreflightError, *engine_errors())
 

@@ -196,7 +196,7 @@ class DockerContainerFactory(ContainerFactoryBase):
 class PodmanContainerFactory(DockerContainerFactory):
     """Creates containers with Podman's service: the system's service for root, otherwise the user's.
 
-    The address is `CONTAINER_HOST`, or by default Podman's socket. Otherwise, it behaves like `container=docker`.
+    The address is `CONTAINER_HOST`, or by default Podman's socket. Otherwise, the factory is like `container=docker`.
     """
 
     name = "podman"
@@ -208,6 +208,6 @@ class PodmanContainerFactory(DockerContainerFactory):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """Lists nothing on a machine without Podman."""
+        """Lists the leftovers on Podman's service. Lists none if this machine has no Podman."""
         if "CONTAINER_HOST" in os.environ or Path(urlsplit(cls.default_host()).path).exists():
             yield from super().find_leftovers(images=images, snapshots=snapshots)

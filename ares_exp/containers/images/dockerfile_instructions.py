@@ -92,7 +92,7 @@ def read_text(path: Path) -> str:
 
 
 def find_syntax(text: str) -> Syntax:
-    """Finds the `# syntax=` line. Only other directives of this form may precede it."""
+    """Finds the `# syntax=` line. Only other directives (`# name=value`) may precede it."""
     for number, line in enumerate(text.splitlines(), 1):
         if (found := _DIRECTIVE.fullmatch(line)) is None:
             break

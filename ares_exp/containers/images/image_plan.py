@@ -118,10 +118,10 @@ class ImagePlan:
     def stored(self, directory: Path, mounts: Sequence[Mount]) -> ImagePlan:
         """Returns the plan in which the service builds everything, with files in its object store. Blocking.
 
-        The files are copied to the empty `directory`, which must exist until the sandbox is created. Without files, the
-        `mounts` become the last layers of the image, except for directories that the store would change. With files,
-        `COPY .` would copy them. Raises `UnsupportedTaskError` if the task needs files that the store would change, and
-        cannot be finished after the start.
+        The Dockerfile's files are copied to the empty `directory`, which must exist until the sandbox is created. If
+        the Dockerfile needs no files, the `mounts` become the last layers of the image, except for directories that the
+        store would change. Otherwise, `mounts` are ignored, because `COPY .` would copy them. Raises
+        `UnsupportedTaskError` if the store would change files, and the rest cannot be applied after the start.
         """
         if self.dockerfile is None or (self.local is not None and self.local.not_stored is not None):
             return self.after_start()
@@ -148,7 +148,7 @@ class ImagePlan:
         return replace(self, dockerfile=text, local=None, built_lines=built)
 
     def with_kept_files(self, snapshot: str) -> ImagePlan:
-        """Returns the plan for a snapshot of the service that already has the files of the finished image."""
+        """Returns the plan for a snapshot of the service that already contains the files of the finished image."""
         is_known = self.local is not None and self.local.not_after is not None
         return replace(replace(self, local=None) if is_known else self.after_start(), snapshot=snapshot)
 
@@ -275,7 +275,7 @@ def _plan_for_dockerfile(context: Path) -> ImagePlan:
 
 @dataclass(frozen=True, slots=True)
 class FinishedImage:
-    """The defaults of commands in a finished sandbox. `env` has only variables that the sandbox itself lacks."""
+    """The defaults of commands in a finished sandbox. `env` has only variables that the sandbox does not set itself."""
 
     env: Mapping[str, str]
     workdir: str

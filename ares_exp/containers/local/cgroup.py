@@ -111,7 +111,7 @@ def _set(file: Path, value: str) -> None:
 
 
 class Reserve:
-    """Headroom above a full container's process limit, for a new shell that may have to kill processes."""
+    """Additional processes above the limit of a full container, for a new shell that may have to kill processes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -152,7 +152,7 @@ def groups_of(directory: Path) -> list[Path]:
 
 
 def remove_groups(directory: Path) -> bool:
-    """Removes the groups of an ended container. Returns `False` if a process in them is alive; then try again later."""
+    """Removes the groups of an ended container. Returns `False` if a process is alive; the caller may then retry."""
     try:
         return not [group for group in groups_of(directory) if not remove_group(group)]
     except OSError:
@@ -182,21 +182,21 @@ def oom_kills(directory: Path) -> int:
 
 
 def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
-    """Returns a clause about exhausted memory, if the kernel killed processes of the container; otherwise `""`."""
+    """Returns a clause about exhausted memory if the kernel killed processes of the container, otherwise `""`."""
     memory = "its memory, which also contains its files," if holds_files else "its memory"
     count = oom_kills(directory)
     return f"{memory} was used up, and the kernel killed {count} of its processes" if count else ""
 
 
 def lack_of_processes(directory: Path) -> str:
-    """Returns a clause about the process limit, if the container has hit it and is still near it; otherwise `""`."""
+    """Returns a clause about the process limit if the container has hit it and is still near it, otherwise `""`."""
     limit, refused = _number(directory, "pids.max"), _number(directory, "pids.events", "max")
     is_full = refused and 2 * _number(directory, "pids.current") > limit
     return f"processes left running in it use up its limit of {limit} processes" if is_full else ""
 
 
 def _number(directory: Path, name: str, key: str = "") -> int:
-    """Returns the number in a file of a container's groups, or in its line for `key`; 0 if missing."""
+    """Returns the number in the file `name` of a container's group, or in the file's line for `key`; 0 if missing."""
     with contextlib.suppress(OSError):
         for file in (group / name for group in groups_of(directory)):
             if file.exists() and (found := re.search(rf"^{key} ?(\d+)$", file.read_text(), re.MULTILINE)):

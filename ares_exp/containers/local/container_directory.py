@@ -147,7 +147,7 @@ def _prefix(pid: int, folder: Path) -> str:
 def delete(path: Path, *, is_certain: bool = False) -> bool:
     """Deletes the directory of an ended container, its cgroups and the paths that it created on this machine.
 
-    Returns whether all are gone. `False`: a process is still alive, or a path could not be removed. `is_certain` means
+    Returns whether all are gone. If not, a process is still alive, or a path could not be removed. `is_certain` means
     that the container has just ended; see `remove_made`.
     """
     if (path / MADE).exists():

@@ -1,7 +1,7 @@
 """The files that a local container writes, in its directory on the host: capture and restore.
 
 `files/` is the container's root directory without the host's files. `upper/N` is the upper layer of the overlay over
-one directory on the host. bubblewrap mounts these; snapshots exclude its other mounts.
+one directory on the host. bubblewrap mounts these directories. Snapshots exclude all other mounts.
 
 Changes are relative to a base, which is a description of this host's system. The description does not cover every file
 on the host, because reading all files would take seconds.
@@ -314,7 +314,7 @@ class ContainerFiles:
 
 
 def _make_directory(path: Path) -> None:
-    """Creates a directory that all users can enter, regardless of our umask. Does not change an existing one."""
+    """Creates a directory that all users can enter, regardless of our umask. Does not change an existing directory."""
     if not path.is_dir():
         _make_directory(path.parent)
         path.mkdir()

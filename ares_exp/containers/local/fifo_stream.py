@@ -119,7 +119,7 @@ _STATUS = re.compile(rb"status (\d+)\n$")
 
 
 async def send(stream: FifoStream, source: Path, target: str) -> None:
-    """Copies a host file to the container's path `target`, or the contents of a host directory into it.
+    """Copies a host file to the container's path `target`, or a host directory's contents to this directory.
 
     The stream is a new shell of the container's root, and cannot be used afterwards. Raises `TransferError` with the
     path and the reason if the copy fails, and `OSError` if the stream breaks.
@@ -145,7 +145,7 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
 
 
 async def receive(stream: FifoStream, source: str, target: Path) -> None:
-    """Copies a file from the container to the host path `target`, or a directory's contents into it. See `send`."""
+    """Copies a file from the container to the host path `target`, or a directory's contents there. See `send`."""
     directory, name = posixpath.split(source)
     pack_file = f"echo file; tar -chf - -C {shlex.quote(directory)} -- {shlex.quote('./' + name)}"
     pack_directory = f"echo directory; tar -cf - -C {shlex.quote(source)} ."

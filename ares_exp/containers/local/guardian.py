@@ -87,7 +87,7 @@ def _reap() -> dict[int, int]:
 
 
 def end_descendants() -> None:
-    """Kills all descendants of this process, which adopts orphans, until it has no child left."""
+    """Kills all descendants of this process until it has no child left. Orphans are also children of this process."""
     stopped: set[int] = set()
     deadline = time.monotonic() + KILL_SEC  # the kernel may keep a process alive, for example if its disk hangs
     with contextlib.suppress(ChildProcessError):
@@ -103,7 +103,7 @@ def end_descendants() -> None:
 
 
 def end_marked(name: str) -> bool:
-    """Kills the processes of a container whose guardian is dead, which have `MARK`. Returns whether all are gone."""
+    """Kills the processes with `MARK` of a container whose guardian is dead. Returns whether all are gone."""
     mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + KILL_SEC
     while time.monotonic() < deadline:
         found = set()
@@ -122,7 +122,7 @@ def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
     """Removes the paths that a container created on this machine, and the records of the removed paths. Blocking.
 
     Unless the container has just ended (`is_certain`), keeps a path that differs from its record, because a user may
-    have created it since. Returns these paths.
+    have created it since. Returns the kept paths.
     """
     try:
         lines = (directory / MADE).read_text().splitlines()

@@ -60,7 +60,7 @@ class MachinePaths:
         self._lock = threading.Lock()
 
     def claim(self, path: str) -> None:
-        """Reserves a directory that the task fills, and that `settle` creates if it is missing.
+        """Reserves a directory to which the task's files are written. `settle` creates it if it is missing.
 
         Raises `ContainerStartError` if the path exists and is not an empty directory.
         """
@@ -149,7 +149,7 @@ def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
 
 
 def task_directories(spec: ContainerSpec, dockerfile: Dockerfile | None) -> list[str]:
-    """Returns the directories that a task fills: the directories of its Dockerfile, its mounts and its episode."""
+    """Returns the directories to which a task's files are written: by its Dockerfile, its mounts and its episode."""
     steps = dockerfile.steps if dockerfile is not None else ()
     made = [step.path.rstrip("/") for step in steps if isinstance(step, MakeDirectoryStep)]
     return [path for path in dict.fromkeys((*made, *spec.directories, *(one.target for one in spec.mounts))) if path]

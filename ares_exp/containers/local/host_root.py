@@ -5,8 +5,8 @@ directories (homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkou
 Every visible directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`).
 
 Between the host's directory and the upper layer is a small layer that is written for each container. It hides
-owner-only files in `/etc`, because root inside is root outside, so permissions do not protect them. It also drops the
-host's human users, and adds `python3` if the host's PATH has no such program.
+owner-only files in `/etc`: permissions do not protect them, because root in the container is root on the host. It also
+drops the host's human users, and adds `python3` if the host's PATH has no such program.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Part:
 
 
 def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
-    """Returns the parts of the container's root directory, parents first, with a `layer` from `write_layer`.
+    """Returns the parts of the container's root directory, parents first. `layer` is the result of `write_layer`.
 
     Only a `privileged` process may mount an overlay over a directory with other mounts below it. In a user namespace,
     such a directory is rebuilt entry by entry.
@@ -117,7 +117,7 @@ def _has_python() -> bool:
 
 
 def write_layer(layer: Path, *, share_network: bool) -> None:
-    """Fills an empty directory, readable only by us, with the files that differ from the host's files."""
+    """Writes the files that differ from the host's files to an empty directory that only this user can read."""
     for name in _OURS:
         if not Path("/usr", name).is_symlink():
             _mirror(Path("/usr", name), layer / "usr" / name)
@@ -137,7 +137,7 @@ def write_layer(layer: Path, *, share_network: bool) -> None:
 
 @functools.cache
 def _hidden_in_etc() -> tuple[Path, ...]:
-    """Returns the hidden paths, cached because the walk takes longer than the rest of a container's start."""
+    """Returns the paths to hide. Cached, because the search takes longer than the rest of a container's start."""
     return tuple(_hidden(Path("/etc")))
 
 

@@ -31,7 +31,7 @@ from ares_exp.errors import PreflightError
 class Mount:
     """One line of the mount table: the mount point, the mounted directory of the file system, its type and options.
 
-    A later mount hides an earlier one at the same point.
+    A later mount hides an earlier mount at the same point.
     """
 
     point: Path
@@ -100,7 +100,7 @@ _ARCHITECTURES = {
 
 
 def compiled_filter(machine: str | None = None) -> bytes | None:
-    """Returns the filter for `bwrap --seccomp`; `None` on an architecture with unknown numbers."""
+    """Returns the filter for `bwrap --seccomp`; `None` if the architecture's system call numbers are unknown."""
     calls = _ARCHITECTURES.get(machine or platform.machine())
     if calls is None:
         return None

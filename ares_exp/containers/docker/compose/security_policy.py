@@ -212,7 +212,7 @@ class _Reading:
         )
 
     def _is_read_from_ours(self, path: object) -> bool:
-        """Returns the same as `_is_ours`, but false for variables, because the compose program reads the file first."""
+        """Returns `_is_ours`, but false for variables: the compose program reads this file before substituting them."""
         return "$" not in str(path) and self._is_ours(path)
 
     def _is_ours(self, path: object, below: str = ".") -> bool:
