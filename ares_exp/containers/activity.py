@@ -39,7 +39,7 @@ class BackgroundRequest:
 
 @dataclass(slots=True)
 class Activity:
-    """Counts of the container's work since the last time step.
+    """Measurements of the agent's work in the container since the last time step.
 
     Attributes:
         container_sec: Wall seconds of container calls: start and set-up, the agent's commands and transfers, and the
@@ -54,19 +54,19 @@ class Activity:
     background_requests: list[BackgroundRequest] = field(default_factory=list)
 
     def take(self) -> Activity:
-        """Returns the counts so far as a new object and resets this one."""
+        """Returns the current values as a new object and resets this object."""
         taken = Activity(self.container_sec, self.commands, self.background_requests)
         self.container_sec, self.commands, self.background_requests = 0.0, [], []
         return taken
 
     def add_command(self, command: CommandRecord) -> None:
-        """Counts a finished command of the agent."""
+        """Adds a finished command of the agent, and its duration to the container time."""
         self.commands.append(command)
         self.container_sec += command.duration_sec
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Counts the time of the `with` block as container time."""
+        """Adds the duration of the `with` block to the container time."""
         started = time.perf_counter()
         try:
             yield

@@ -24,10 +24,11 @@ _logger = logging.getLogger(__name__)
 
 
 def pack(source: Path, file_name: str) -> IO[bytes]:
-    """Packs a host file, or the contents of a host directory, into a tar archive that the caller closes.
+    """Packs a host file, or the contents of a host directory, into a tar archive. The caller closes the archive.
 
-    Modes and symlinks are preserved, but a link as `source` is followed. Owner and group are root. Members of a
-    directory are named relative to it; `file_name` names a file. Raises `TransferError` if `source` cannot be read.
+    Modes and symlinks are preserved, but if `source` itself is a symlink, it is followed. Owner and group are root.
+    For a directory, member names are relative to the directory. For a file, `file_name` is the member name. Raises
+    `TransferError` if `source` cannot be read.
     """
     spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115 (the caller closes it)
     try:
@@ -58,9 +59,9 @@ def unpack_directory(
 ) -> None:
     """Unpacks an untrusted tar stream into the host directory `target`, creating it if missing.
 
-    Links that could leave `target` and special files are skipped, with one warning. Symlinks are created last, so that
-    no member is written through one. An interrupted download leaves `target` unchanged. `strip_root` drops the first
-    part of each name, which is the directory's own name.
+    Special files, and links that could leave `target`, are skipped with one warning. Symlinks are created last, so that
+    no member is written through a symlink. An interrupted download leaves `target` unchanged. `strip_root` drops the
+    first part of each name, which is the directory's own name.
 
     Raises:
         TransferError: A member's name leads out of `target`, a bound is exceeded, or the archive is malformed.
@@ -94,9 +95,9 @@ def unpack_directory(
 
 
 def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Writes the one regular file of an untrusted tar stream to the host path `target` atomically.
+    """Writes the regular file in an untrusted tar stream to the host path `target` atomically.
 
-    Raises `TransferError` if the archive has no such file, is too large, or is malformed.
+    Raises `TransferError` if the first member is not a regular file or is too large, or if the archive is malformed.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,7 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _bounded(
     archive: tarfile.TarFile, target: Path, max_bytes: int, max_members: int, *, strip_root: bool
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the members. Raises `TransferError` if a bound is exceeded, or if a name leads out of `target`."""
+    """Yields the archive's members. Raises `TransferError` if they exceed a bound, or a name leads out of `target`."""
     total = count = 0
     while (member := archive.next()) is not None:
         archive.members = []  # type: ignore[attr-defined]  # a stream never goes back: keep memory flat
@@ -176,8 +177,8 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
 def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
     """Creates a symlink unless it could leave `target`, and returns whether it was created.
 
-    The link must be relative, with `..` only at its start and not beyond the top. It must be in a real directory, not
-    behind another link, so that its depth limits the number of `..` exactly.
+    The link must be relative. It may contain `..` only at its start, and must not lead above `target`. It must be in a
+    real directory, not behind another link, because only then does its depth show how many `..` are allowed.
     """
     name, path, parts = PurePosixPath(member.name), target / member.name, PurePosixPath(member.linkname).parts
     ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))

@@ -1,8 +1,8 @@
 """Command execution in one container on persistent shells, so that a command does not need an engine call.
 
-A channel is a persistent shell (see `shell_channel`). It is free again when no process in the container holds the
-output of its command open, so background processes never write into the output of the next command. Time limits and
-cancellation kill the processes of a command through another channel.
+A channel is a persistent shell (see `shell_channel`). It runs the next command only when no process in the container
+has the output of the previous command open. Background processes therefore never write into the output of the next
+command. Time limits and cancellation kill the processes of a command through another channel.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ is gone, and another `ContainerError` if this user cannot get a shell.
 
 
 class ShellPool:
-    """The channels of a container, by user. Each is idle or lent to a command. A spare one is opened in advance."""
+    """The channels of a container. Each channel belongs to a user, and is idle or lent to a command."""
 
     def __init__(self, open_stream: OpenStream, try_again: Callable[[str], bool] = lambda why: False) -> None:
-        """Opens no channel yet. For the arguments, see `CommandRunner`."""
+        """Creates an empty pool. For the arguments, see `CommandRunner`."""
         self.is_closed = False
         self._open_stream = open_stream
         self._try_again = try_again
@@ -78,8 +78,8 @@ class ShellPool:
     async def take(self, user: User | None, *, urgent: bool = False) -> Channel:
         """Lends a ready channel to the caller: an idle channel, or the first channel that becomes ready.
 
-        If the script of a channel has just ended, waits briefly for this channel, because opening one takes longer than
-        most commands. An `urgent` caller precedes other waiting callers.
+        If the script of a channel has just ended, waits briefly for this channel, because opening a new channel takes
+        longer than most commands. An `urgent` caller gets a channel before other waiting callers.
 
         Raises:
             ContainerDiedError: The container has been stopped, is gone, or does not respond.
@@ -96,7 +96,7 @@ class ShellPool:
                 return await self._wait_for_one(user, urgent=urgent)
 
     async def _wait_for_one(self, user: User | None, *, urgent: bool) -> Channel:
-        """Waits for the next free channel, and opens more channels, at most one per waiting command."""
+        """Waits for the next free channel. Also opens new channels, at most one per waiting command."""
         waiting, openings = self._waiting[user], self._openings[user]
         channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         (waiting.appendleft if urgent else waiting.append)(channel)
@@ -110,7 +110,7 @@ class ShellPool:
             raise
 
     async def _open_while_waited_for(self, user: User | None) -> None:
-        """Opens channels one after the other while commands wait. An error goes to the first waiter at that time."""
+        """Opens channels one after another while commands wait. Errors are raised in the first waiting command."""
         try:
             while (first := self._next_waiting(user)) is not None:
                 try:
@@ -122,17 +122,17 @@ class ShellPool:
             self._openings[user].discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     def _next_waiting(self, user: User | None) -> asyncio.Future[Channel] | None:
-        """Returns the future of the first waiter for a channel, or `None`. Removes futures that are done."""
+        """Returns the future of the first waiting command; `None` if there is none. Removes futures that are done."""
         waiting = self._waiting[user]
         while waiting and waiting[0].done():
             waiting.popleft()
         return waiting[0] if waiting else None
 
     async def open(self, user: User | None, *, again: bool = True) -> Channel:
-        """Opens a new channel, ready and lent to the caller. Raises the same errors as `take`.
+        """Opens a new channel and lends it to the caller when it is ready. Raises the same errors as `take`.
 
-        With `again`, opens a second stream if `try_again` returns true. A third stream is never opened, because an
-        agent can replace the shell with a program that prints any message.
+        If the shell cannot start and `again` is true, `try_again` decides whether to open a second stream. There is no
+        third attempt, because an agent can replace the shell with a program that prints any message.
         """
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_SEC):
@@ -162,10 +162,10 @@ class ShellPool:
         return channel
 
     def keep_spare(self, user: User | None) -> None:
-        """Opens a spare channel in the background, unless a channel is free or will be soon. At most one at a time.
+        """Opens a spare channel in the background, unless a channel is free, will soon be free, or is being opened.
 
-        If commands follow each other quickly, the spare one alternates with the first channel. It can also kill a
-        command that has used up all process numbers, because the process for its next script already exists.
+        If commands follow each other quickly, they alternate between the first and the spare channel. The spare channel
+        can also kill a command that has used up all process numbers, because its next process already exists.
         """
 
         async def open_spare() -> None:
@@ -203,7 +203,7 @@ class ShellPool:
         return {one.ready: one.settling_until - now for one in answered}
 
     def _changed(self, channel: Channel) -> None:
-        """Passes a ready channel to the first waiter, or keeps it as idle. Removes a closed channel."""
+        """Passes a ready channel to the first waiting command, or keeps the channel idle. Removes a closed channel."""
         known, free = self._channels[channel.user], self._free[channel.user]
         if not channel.is_open:
             known.discard(channel)
@@ -217,7 +217,7 @@ class ShellPool:
             channel.close()
 
 
-# A killed tree is gone within milliseconds; the rest is for a loaded machine.
+# A killed process tree usually ends within milliseconds. A loaded machine takes longer.
 _KILL_SEC = 2.0
 
 END_SEC = 8.0
@@ -234,14 +234,14 @@ class CommandKiller:
     """
 
     def __init__(self, shells: ShellPool, root: User | None) -> None:
-        """Uses the shells of the container. `root` may kill all processes; `None` if root is the default user."""
+        """Uses the container's shells. `root` is the user who may kill all processes; `None`: the default user."""
         self._shells = shells
         self._root = root
         self._doomed: dict[User | None, set[tuple[str, int]]] = collections.defaultdict(set)
         self._lock = asyncio.Lock()
 
     async def end(self, channel: Channel, run: ScriptRun, exec_id: str) -> None:
-        """Kills the processes of a command and collects its output; closes the channel if that fails."""
+        """Kills the processes of a command and collects its remaining output. Closes the channel if that fails."""
         if self._shells.is_closed:
             return
         root = run.pid or channel.shell.pid  # the shell has the script, and might still start it
@@ -249,7 +249,7 @@ class CommandKiller:
             channel.close()  # otherwise the kill could hit the channel's next command
         try:
             async with asyncio.timeout(END_SEC):
-                for _ in range(2):  # the first may precede the environment of the command's first process
+                for _ in range(2):  # at the first kill, the command's first process may not have its environment yet
                     await self.kill(channel.user, exec_id, root)
                     await asyncio.wait({channel.ready}, timeout=_KILL_SEC / 4)
                     if channel.run is not run or not channel.is_open:
@@ -270,12 +270,12 @@ class CommandKiller:
         waiting.add(own)
         try:
             async with self._lock:
-                if own not in waiting:  # an earlier caller has also killed it
+                if own not in waiting:  # an earlier caller has also killed this command
                     return
                 doomed = frozenset(waiting)
                 exec_ids, pids = {one for one, _ in doomed}, {pid for _, pid in doomed if pid}
                 word = await self._run_kill_script(user, exec_ids, pids)
-                if word not in ("", "0") and user != self._root:  # some may be root's, for example after sudo
+                if word not in ("", "0") and user != self._root:  # root may own processes, for example after sudo
                     word = await self._run_kill_script(self._root, exec_ids, pids)
                 if word:
                     waiting -= doomed
@@ -285,21 +285,21 @@ class CommandKiller:
             waiting.discard(own)
 
     async def _run_kill_script(self, user: User | None, exec_ids: set[str], pids: set[int]) -> str:
-        """Returns the script's exit code; empty if no shell responded."""
+        """Runs the kill script. Returns its exit code, or an empty string if no shell responded."""
         for take in (functools.partial(self._shells.take, urgent=True), self._shells.open):
             channel = await take(user)
             run = channel.start(BoundedOutput(0))
             await channel.execute(run, lambda key, _: kill_script(exec_ids, pids, key=key), _KILL_SEC)
             if run.word:
                 return run.word
-            for one in (channel, *self._shells.idle(user)):  # it died while idle, so the other idle shells probably did
+            for one in (channel, *self._shells.idle(user)):  # a dead idle shell: the others are probably also dead
                 one.close()
         return ""
 
 
 # A ready channel starts within milliseconds. If it does not, a signal has probably stopped it.
 _START_SEC = 10.0
-# The output of an ended command arrives within milliseconds; the rest is for a loaded machine.
+# The output of an ended command usually arrives within milliseconds. A loaded machine takes longer.
 _COLLECT_SEC = 8.0
 
 
@@ -316,7 +316,7 @@ class CommandRunner:
         shell: Shell = "bash -c",
         default_user: User | None = None,
     ) -> None:
-        """Opens no shell yet.
+        """Creates a runner without opening a shell.
 
         Args:
             open_stream: Function that opens one shell.
@@ -324,9 +324,11 @@ class CommandRunner:
                 shells.
             starts_there: Whether shells start in `workdir` even for a user who cannot enter it, as in container
                 engines.
-            try_again: Called with the message of a shell that could not start. Returns whether to try again.
+            try_again: Function that is called with the message of a shell that could not start, and returns whether to
+                try again.
             shell: Default shell of commands.
-            default_user: User of shells that are opened as `None`, shared by commands of this user. `None`: root.
+            default_user: User of the shells that are opened with `user=None`. Commands that name this user share these
+                shells. `None`: root.
         """
         self._workdir = workdir
         self._starts_there = starts_there
@@ -393,7 +395,7 @@ class CommandRunner:
     async def _run(
         self, script: Script, user: User | None, output: BoundedOutput, timeout_sec: float | None, exec_id: str
     ) -> tuple[ScriptRun, bool]:
-        """Runs a command until its exit code or time limit. Returns its `ScriptRun` and whether it timed out."""
+        """Runs a command until it exits or times out. Returns its `ScriptRun` and whether it timed out."""
         deadline = None if timeout_sec is None else asyncio.get_running_loop().time() + timeout_sec
         for _ in range(MAX_IDLE + 2):
             channel = await self._shells.take(user)
@@ -419,7 +421,7 @@ class CommandRunner:
 
     async def _open_sink(self, user: User | None, errors: BoundedOutput) -> tuple[Channel, ScriptRun]:
         """Opens a channel whose output is the stderr of a command in another channel."""
-        for take in (self._shells.take, self._shells.open):  # the first may have died or been stopped while idle
+        for take in (self._shells.take, self._shells.open):  # a shell may have died or been stopped while idle
             channel = await take(user)
             run = channel.start(errors)
             try:
@@ -434,13 +436,13 @@ class CommandRunner:
         raise ContainerDiedError("The container no longer answers: no stream for stderr could be opened.")
 
     async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
-        await channel.send(lambda key, _: f"end\n{key}\n")  # the second line is for the server, after the sink
+        await channel.send(lambda key, _: f"end\n{key}\n")  # the sink reads the first line, then the server the second
         if not await happened(run.answered, _COLLECT_SEC):
             channel.close()
 
 
 def _until(deadline: float | None, *, at_most: float | None = None) -> float | None:
-    """Returns the seconds until the deadline, at least 0 and at most `at_most`; `None` without both."""
+    """Returns the seconds until the deadline, at least 0 and at most `at_most`; `None` if neither is set."""
     bounds = [] if at_most is None else [at_most]
     bounds += [] if deadline is None else [max(0.0, deadline - asyncio.get_running_loop().time())]
     return min(bounds, default=None)

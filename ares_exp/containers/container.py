@@ -24,9 +24,9 @@ User = str | int
 ROOT_NAMES = ("root", "0", "0:0", "root:root")
 
 Shell = Literal["bash -c", "sh -c", "bash -lc"]
-"""The shell of a command: a plain one, or a login shell, which reads profile files first.
+"""The shell of a command: a plain shell, or a login shell (`-lc`), which reads profile files first.
 
-Default without bash: `sh`.
+If the container has no bash, commands use `sh` by default.
 """
 
 MAX_OUTPUT_BYTES = 1024 * 1024
@@ -60,7 +60,7 @@ class TerminalOutput:
 
     Attributes:
         text: Text with control sequences, decoded as UTF-8. Only head and tail if the output exceeds the bound.
-        is_new: Whether the output comes from a fresh terminal: the first one, or the replacement of an ended terminal.
+        is_new: Whether the output comes from a new terminal: the first terminal, or a replacement for one that ended.
     """
 
     text: str
@@ -96,12 +96,12 @@ class ExecOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A directory on the host that a container sees, read-only.
+    """A directory on the host that is visible in a container, read-only.
 
     Attributes:
         source: Directory on the host. Its contents must not change while the container exists.
-        target: Its absolute path in the container.
-        digest: Digest of its contents, for backends that copy the directory and keep the copy.
+        target: Absolute path of the directory in the container.
+        digest: Digest of the directory's contents, for backends that copy the directory and keep the copy.
     """
 
     source: Path
@@ -118,7 +118,7 @@ class ContainerSpec:
         docker_image: A prebuilt image, or `None`.
         context_dir: The task's `environment/` directory (build context with a `Dockerfile`), or `None`.
         compose_file: Docker Compose file whose service `main` is the container, or `None`.
-        workdir: Default directory of commands, instead of the image's. It is not created.
+        workdir: Default directory of commands, instead of the image's working directory. It is not created.
         env: Environment variables of the container, including its first process.
         network: The network policy at the start.
         phase_networks: The policies of later phases, which may be passed to `Container.set_network`.
@@ -132,8 +132,8 @@ class ContainerSpec:
         changes: Changed files that the container starts with, from `SnapshottableContainer.capture_changes`.
         mounts: Read-only directories on the host. Captured changes do not include them.
         directories: Absolute paths of directories that the episode writes to, such as its tests and logs, in addition
-            to the directories that the Dockerfile creates. A backend whose containers are not separate from the
-            machine rejects the task if one of them exists and is not empty.
+            to the directories that the Dockerfile creates. If containers are not isolated from the machine, the
+            backend rejects a task if one of these directories exists and is not empty.
     """
 
     name: str
@@ -169,7 +169,7 @@ class Container(Protocol):
     class to support `async with`.
 
     Attributes:
-        image: The source of its files: the name of an image, or `"host"`. `None` before the start.
+        image: Source of the container's files: the name of an image, or `"host"`. `None` before the start.
     """
 
     @property
@@ -214,7 +214,7 @@ class Container(Protocol):
         """
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Copies a file from the container to the host path `target`, or the contents of a directory into it.
+        """Copies a file from the container to the host path `target`, or a directory's contents to this directory.
 
         The content is untrusted: path traversal, links that leave `target` and devices are rejected, and the size and
         the number of entries are bounded.
@@ -319,7 +319,7 @@ class ContainerFactory(Protocol):
     """
 
     name: str
-    """Short name of the backend (`"local"`, `"docker"`) for records and messages. Equals the name of its option."""
+    """Short name of the backend in records and messages, for example `"docker"`. The option has the same name."""
 
     def __call__(self, spec: ContainerSpec) -> Container:
         """Creates a container for `spec` without starting it."""
@@ -350,8 +350,8 @@ class ContainerFactoryBase(ContainerFactory):
         harmless_options: Names of the constructor's options that a snapshot may set. Snapshots can come from untrusted
             sources. A snapshot that sets any other option is restored only with a factory that the user passes.
             Default: empty.
-        has_terminals: Whether its containers are `TerminalContainer`s. Default: no.
-        forwards_ports: Whether its containers are `ServingContainer`s, which installed agents need. Default: no.
+        has_terminals: Whether the containers are `TerminalContainer`s. Default: no.
+        forwards_ports: Whether the containers are `ServingContainer`s, which installed agents need. Default: no.
         harbor_name: Name of the backend in Harbor, for exported jobs. Default: `None`; exported jobs then name the
             factory's class.
     """
@@ -368,12 +368,12 @@ class ContainerFactoryBase(ContainerFactory):
 
     @property
     def is_isolated(self) -> bool:
-        """Whether its containers are separate from this machine, its processes and each other. Default: yes."""
+        """Whether the containers are isolated from this machine, its processes and each other. Default: yes."""
         return True
 
     @property
     def max_containers(self) -> int | None:
-        """Maximum number of its containers that run at the same time. Default: `None`, any number."""
+        """Maximum number of containers that may run at the same time. Default: `None`, no limit."""
         return None
 
     async def check_reachable(self) -> None:
@@ -384,7 +384,9 @@ class ContainerFactoryBase(ContainerFactory):
         """
 
     def check_snapshots(self) -> None:
-        """Checks, before `preflight`, that its containers can be captured. Starts nothing. Default: raises an error.
+        """Checks, without starting anything, that containers can be captured. Default: raises an error.
+
+        Runs call this method before `preflight`.
 
         Raises:
             UserError: The containers cannot be captured: the backend, its options or this machine do not support it.
@@ -405,7 +407,7 @@ class ContainerFactoryBase(ContainerFactory):
 
         Args:
             images: Whether images that are kept for the next run also count as stale.
-            snapshots: Whether snapshots that are stored at the backend's service also count as stale.
+            snapshots: Whether snapshots that the backend's service stores also count as stale.
 
         Raises:
             PreflightError: The backend is not available. The message suggests a fix.
@@ -423,13 +425,13 @@ def as_container_factory(factory: ContainerFactory) -> ContainerFactoryBase:
 async def bounded_start(
     what: str, seconds: float, *, stop: Callable[[], Coroutine[Any, Any, None]], started: bool = False, remedy: str = ""
 ) -> AsyncIterator[None]:
-    """Bounds the time of the start in its body, and calls `stop` if the start fails or is cancelled.
+    """Bounds the time of a start in the `with` block, and calls `stop` if the start fails or is cancelled.
 
     Args:
         what: Name of the container, as the first words of a sentence.
         seconds: Time limit.
-        started: Whether the container has already been started or stopped. Raises `ContainerStartError` if so.
-        stop: Undoes a complete or partial start.
+        started: Whether the container has already been started or stopped. If so, raises `ContainerStartError`.
+        stop: Function that undoes a complete or partial start.
         remedy: Advice to the user, as a sentence, for `EnvironmentStartTimeoutError`.
     """
     if started:

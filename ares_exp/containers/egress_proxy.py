@@ -1,12 +1,12 @@
 """The egress proxy: the only way out of a container under an allowlist.
 
 One proxy per container runs in this process, on a socket that listens inside the container's network, which has no
-other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …). It supports `CONNECT` and plain HTTP,
-to any port of an allowed host.
+other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …). The proxy supports `CONNECT` and plain
+HTTP, to any port of an allowed host.
 
 The proxy resolves only allowed names, and connects to the address that it has checked. It never connects to loopback
 and link-local addresses of this machine (for example, cloud metadata). Other non-public addresses need their own entry
-in the allow-list. Otherwise, the owner of an allowed name could redirect it to any machine of a private network.
+in the allowlist. Otherwise, the owner of an allowed name could redirect it to any machine of a private network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ares_exp.containers.network_policy import IPAddress, NetworkPolicy, normali
 MAX_CONNECTIONS = 64
 """Maximum number of simultaneous connections of one container.
 
-Further connections get an error response. Above twice this number, they are dropped.
+Further connections get an error response. Above twice this number, connections are dropped without a response.
 """
 
 HEAD_TIMEOUT_SEC = 20.0
@@ -81,7 +81,7 @@ class EgressProxy:
         Args:
             policy: Network policy. Only `allowlist` uses the proxy.
             known_hosts: Trusted addresses of names that are not looked up, as in /etc/hosts.
-            resolve: Looks up the other names.
+            resolve: Function that looks up all other names.
         """
         self._policy = policy
         self._known_hosts = {name.lower().rstrip("."): address for name, address in (known_hosts or {}).items()}
@@ -192,7 +192,7 @@ class EgressProxy:
         far_reader: asyncio.StreamReader,
         far_writer: asyncio.StreamWriter,
     ) -> None:
-        """Copies bytes both ways until the far side (the server) ends. The client may end its half earlier."""
+        """Copies bytes in both directions until the server ends its direction. The client may end its own earlier."""
         async with asyncio.timeout(IDLE_TIMEOUT_SEC) as idle:
 
             async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -230,12 +230,12 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, re
 
 
 def _unmapped(address: IPAddress) -> IPAddress:
-    """Returns the IPv4 address of a mapped one, because the kernel treats `::ffff:127.0.0.1` as 127.0.0.1."""
+    """Converts an IPv4-mapped IPv6 address to IPv4, because the kernel treats `::ffff:127.0.0.1` as 127.0.0.1."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def _is_ours(address: IPAddress) -> bool:
-    """Returns whether an address refers to this machine or its local link, or is a multicast address."""
+    """Returns whether an address is a loopback, unspecified, link-local or multicast address."""
     return address.is_loopback or address.is_unspecified or address.is_link_local or address.is_multicast
 
 

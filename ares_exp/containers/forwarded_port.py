@@ -1,7 +1,7 @@
 """Forwarded ports: addresses inside a container whose connections this process serves, under any network policy.
 
-A forwarded port only leads to one server in this process. `ListeningPort` is a listening socket of this process,
-created inside the container's network. Backends that only have a shell use `relayed_port`.
+A forwarded port leads only to one server in this process. `ListeningPort` is a listening socket of this process,
+created inside the container's network. Backends that have only a shell use `relayed_port`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ FORWARDED_PORT = 61081
 """The first port that is tried."""
 
 PORTS_TRIED = 8
-"""Number of consecutive ports that are tried if other programs in the container listen on the first ones."""
+"""Number of consecutive ports that are tried, because other programs in the container may listen on some ports."""
 
 MAX_CONNECTIONS = 64
-"""Maximum of simultaneous connections of one forwarded port. A further connection waits until another one ends."""
+"""Maximum number of connections of one forwarded port. A further connection waits until one of them ends."""
 
 CUT_SEC = 5.0
 """Time limit for cutting connections. They are cut immediately, unless `Serve` delays this."""
 
 Serve = Callable[[socket.socket], Awaitable[None]]
-"""Function that takes over a connected, non-blocking stream socket, whose other end a process of the container holds.
+"""Function that takes over a connected, non-blocking stream socket. The other end is in a process of the container.
 
-It returns as soon as it has started to serve the connection. The server closes the socket at the end.
+The function returns as soon as it has started to serve the connection. The server closes the socket at the end.
 """
 
 
@@ -156,7 +156,7 @@ async def open_listening_port(listen: Callable[[], socket.socket], serve: Serve)
 
 
 class _Connection(socket.socket):
-    """A connection that calls `on_close` when any component closes it."""
+    """A connection that calls `on_close` when it is closed, whichever component closes it."""
 
     on_close: Callable[[_Connection], None] | None = None
 

@@ -1,9 +1,9 @@
 """Sockets inside the network namespace of another process.
 
 A socket belongs to the namespace in which it was created, whichever process holds it. So a thread that briefly enters a
-container's namespace can return a socket that listens there. An ordinary user may enter only through the user namespace
-of the container, which a process with several threads cannot enter. So a short-lived helper process enters and passes
-the socket back.
+container's namespace can return a socket that listens there. An ordinary user may enter only through the container's
+user namespace, which a process with several threads cannot enter. For such users, a short-lived helper process enters
+the namespace and passes the socket back.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
 def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of a process of this user. Blocks for some milliseconds.
 
-    `namespace` is the inode of its network namespace, which distinguishes the process from a later one with its number.
-    Raises `ProcessLookupError` for a later one, and `OSError` if the socket cannot be opened.
+    `namespace` is the inode of the process's network namespace, which detects a later process with the same number.
+    Raises `ProcessLookupError` for a later process, and `OSError` if the socket cannot be opened.
     """
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:

@@ -1,8 +1,8 @@
 """Owners of resources that outlive their creator (containers, networks, images), and whether an owner is dead.
 
 The owner is recorded in the labels of the resource, or as a mark in its name. Machines, boots and containers reuse
-process numbers, so the labels also name them, and the start time of the process. A temporary directory has a lock
-instead, which the kernel releases when its creator ends (`OwnedDirectory`).
+process numbers. The labels therefore name the machine, the boot, the pid namespace, and the process's number and start
+time. A temporary directory has a lock instead, which the kernel releases when its creator ends (`OwnedDirectory`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Leftover:
 
     Attributes:
         kind: `container`, `network`, `volume`, `image`, `directory`, `cgroup`, `sandbox`, `snapshot` or `cache`.
-        name: Its name on the engine, at the service or in the file system.
+        name: Name of the resource on the engine, at the service or in the file system.
         whose: Description of the owner, for messages.
         is_stale: Whether the resource may be removed, because its owner is certainly dead or no process uses it.
         created: Creation time, seconds since the epoch; `None` if unknown.
-        remove: Function that removes it and returns the reason if that failed, otherwise `""`. Blocking; never raises.
-        size: Its size in bytes, including data shared with other resources; `None` if unknown.
+        remove: Function that removes the resource. Returns why the removal failed, or `""`. Blocking; never raises.
+        size: Size in bytes, including data shared with other resources; `None` if unknown.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Leftover:
 
 
 SWEEP_SEC = 20.0
-"""Bound on the removal of leftovers at the start of a run. The next run continues it."""
+"""Bound on the removal of leftovers at the start of a run. The next run continues the removal."""
 
 _logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def log_removal(leftover: Leftover, problem: str) -> None:
 
 
 def created_sec(created: object) -> float | None:
-    """Returns the creation time, a number of seconds or an ISO date, in seconds since the epoch; `None` if unknown."""
+    """Converts a creation time (a number of seconds or an ISO date) to seconds since the epoch; `None` if unknown."""
     if isinstance(created, int):
         return float(created)
     try:
@@ -98,7 +98,7 @@ def created_sec(created: object) -> float | None:
 
 
 NAME_PREFIX = "ares-exp-"
-"""Name prefix of our containers on an engine, where `docker commit` copies labels, and at a service."""
+"""Name prefix of our containers on an engine or at a service. Labels are not enough: `docker commit` copies them."""
 
 
 def unique_name(task: str) -> str:
@@ -142,7 +142,7 @@ def _labels_of(pid: int) -> Mapping[str, str]:
 def owner_mark() -> str:
     """Returns `<process number>-<its start>-<digest of host, boot, pid namespace and user>`, for names of resources.
 
-    Only for resources without labels that do not survive a reboot.
+    Use the mark only for resources that have no labels and do not survive a reboot.
     """
     labels = owner_labels()
     return f"{labels[_PID]}-{labels[_START]}-{_scope(labels)}"
@@ -172,8 +172,8 @@ def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
     """Returns whether the owner of a resource is certainly dead and had our user. An unknown owner counts as alive.
 
     An owner is certainly dead if its process is missing in our pid namespace, or if this machine has rebooted since.
-    `since_boot` ignores reboots, for resources outside this machine, because cloned machines have the same names, but
-    different boots. Blocking on macOS, where it runs `ps`.
+    `since_boot` ignores reboots. Use it for resources outside this machine, because cloned machines have the same name
+    but different boots. Blocking on macOS, where it runs `ps`.
     """
     if not _agree(labels, HOST) or not _agree(labels, _USER) or not labels.get(_BOOT):
         return False
@@ -183,7 +183,7 @@ def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
 
 
 def describe(labels: Mapping[str, str]) -> str:
-    """Returns a description such as `process 4711 on host`. Adds the user if it is not this user."""
+    """Returns a description such as `process 4711 on host`. Includes another user's name."""
     user = "" if _agree(labels, _USER) else f" of user {labels.get(_USER) or 'unknown'}"
     return f"process {labels.get(_PID) or 'unknown'} on {labels.get(HOST) or 'an unknown host'}{user}"
 
@@ -209,7 +209,7 @@ _ENDED = "ended"
 
 
 def _process_start(pid: int) -> str:
-    """Returns a process's start time, which distinguishes it from later processes with its number; empty if unknown."""
+    """Returns a process's start time, which differs from later processes with the same number; empty if unknown."""
     if not _IS_LINUX:
         return _ask("ps", "-o", "lstart=", "-p", str(pid))
     try:
@@ -258,7 +258,7 @@ def _ask(*command: str) -> str:
 
 _UNLOCKED_SEC = 60.0  # far longer than a new directory is unlocked
 ShortLived = Literal["build", "fork", "host", "transfer", "verifier", "wandb"]
-"""Purposes of short-lived directories, which are part of their names."""
+"""Purposes of short-lived directories. The name of a directory contains its purpose."""
 
 
 def name_prefix(purpose: str) -> str:
@@ -358,7 +358,7 @@ def find_directories(purpose: str, delete: Callable[[Path], bool], folders: Iter
 
 
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
-    """Returns whether the creator of the directory is dead and, if `then` is given, its result under the lock."""
+    """Returns whether the directory's creator is dead and `then`, called under the lock, returns true (if given)."""
     try:
         with locked(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
             found = os.fstat(descriptor)

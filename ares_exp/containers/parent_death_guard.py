@@ -1,4 +1,4 @@
-"""A shell that kills a child program when this process ends, even by `kill -9`, and the kernel closes its pipe."""
+"""A shell that kills a child program when this process ends, even by `kill -9`, which closes a pipe to the shell."""
 
 from __future__ import annotations
 

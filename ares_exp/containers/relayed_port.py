@@ -24,7 +24,7 @@ from ares_exp.containers.shell_channel import ChannelStream
 from ares_exp.errors import ContainerError, PortForwardingError
 
 OPEN_SEC = 60.0
-"""Bound on the start of a relay, which takes some tenths of a second, or some requests to a service."""
+"""Bound on the start of a relay, which takes some tenths of a second, or several requests to a service."""
 
 _CLOSE_SEC = 2.0
 _WORDS_PER_LEASE = 4
@@ -137,7 +137,7 @@ class _Relay:
         self._has_waiting.set()
 
     async def _renew(self) -> None:
-        """Renews the lease by sending an ignored frame, unless other frames are waiting to be sent."""
+        """Renews the lease by sending a frame that the relay ignores, unless other frames are waiting to be sent."""
         while self._lease_sec:
             await asyncio.sleep(self._lease_sec / _WORDS_PER_LEASE)
             if not self._waiting:

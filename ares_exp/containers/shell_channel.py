@@ -129,8 +129,8 @@ def command_script(
 def sink_script(*, key: str) -> str:
     """Returns a script whose stdout other processes in the container can open and write to.
 
-    It prints the mark `sink` with its process id, and ends when it reads the line `end`. The output of its channel
-    continues until the other processes have also closed the stdout.
+    The script prints the mark `sink` with its process id, and ends when it reads the line `end`. The output of its
+    channel continues until the other processes have also closed this stdout.
     """
     wait = 'while read -r _line && [ "$_line" != end ]; do :; done'
     return _script(key, f"read -r _pid _ </proc/self/stat; printf '\\036{key} sink %s\\036' $_pid; {wait}")
@@ -139,10 +139,10 @@ def sink_script(*, key: str) -> str:
 def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -> str:
     """Returns a script that kills all processes of these commands, and the processes `pids` with their descendants.
 
-    It sends SIGSTOP until no new process appears, then SIGKILL, until no process is left. A process belongs to a
-    command if its environment has the id (daemons), or if its parent or session leader belongs to it (programs that
-    cleared their environment). The script uses only builtins, because a container at its process limit cannot fork. The
-    exit code is 0 if no process is left.
+    The script sends SIGSTOP until no new process appears, then SIGKILL until no process is left. A process belongs to a
+    command if its environment has the id (daemons), or if its parent or session leader belongs to the command (programs
+    that cleared their environment). The script uses only builtins, because a container at its process limit cannot
+    fork. The exit code is 0 if no process is left.
     """
     pattern = "|".join(f"*{EXEC_ID_VARIABLE}={exec_id}*" for exec_id in sorted(exec_ids)) or "''"
     doomed = "".join(f"{pid} " for pid in sorted(pids))
@@ -150,7 +150,7 @@ def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -
 
 
 def _script(key: str, body: str) -> str:
-    """Wraps `body` in one compound command, so that the shell reads all of it before it runs it."""
+    """Wraps `body` in one compound command, so that the shell reads all of `body` before running any of it."""
     return f"{{ printf '\\036{key} start %d\\036' $$ >&3; exec 3>&-; {body}\nexit; }}\n"
 
 
@@ -209,15 +209,15 @@ class MarkParser:
     """
 
     def __init__(self, key: str, sign: bytes = _MARK) -> None:
-        """Expects marks with `key`, random hex digits unknown to programs in the container, between bytes `sign`."""
+        """Creates a parser for marks with `key` between bytes `sign`. `key` is unknown to programs in the container."""
         self._sign = sign
         self._prefix = sign + key.encode() + b" "
         self._carry = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
-        """Yields pairs of output and the mark that follows it, `None` after the last output.
+        """Yields pairs of output and the mark that follows the output. The last mark is `None`.
 
-        Raises `ValueError` if a mark is too long, so the script server did not write it.
+        Raises `ValueError` if a mark is too long. Such a mark does not come from the script server.
         """
         data, self._carry = self._carry + data, b""
         while (start := data.find(self._prefix)) >= 0:
@@ -315,7 +315,7 @@ class ScriptRun:
         self.word = ""
 
     def answer(self, word: str = "") -> None:
-        """Records the exit code, or by default that none will arrive. Wakes the waiting callers."""
+        """Records the exit code, or by default that no exit code will arrive. Wakes the waiting callers."""
         if not self.answered.is_set():
             self.word = word
             self.answered.set()

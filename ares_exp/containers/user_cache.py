@@ -29,7 +29,7 @@ The kernel closes them when the process ends.
 
 
 def user_cache_dir() -> Path:
-    """Returns `$XDG_CACHE_HOME/ares_exp`, or `~/.cache/ares_exp` without that variable."""
+    """Returns `$XDG_CACHE_HOME/ares_exp`, or `~/.cache/ares_exp` if the variable is not set."""
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative path must be ignored
     return (home if home.is_absolute() else Path.home() / ".cache") / "ares_exp"
 
@@ -116,7 +116,7 @@ def find_caches() -> Iterator[Leftover]:
 
 
 def _when_free(folder: Path, *, empty: bool = False) -> str:
-    """Checks that no process uses a folder and, with `empty`, empties it. Returns why not; `""` on success."""
+    """Checks that no process uses a folder. If `empty` is set, empties it. Returns why that failed, or `""`."""
     try:
         with locked(folder, os.O_RDONLY | os.O_DIRECTORY):
             return _empty(folder) if empty else ""  # keep the folder: processes that wait for its lock will use it

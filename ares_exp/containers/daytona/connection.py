@@ -19,7 +19,7 @@ from ares_exp.errors import ContainerDiedError, ContainerError, ContainerNotFoun
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
 
-_SHARE = 3  # three times per TTL, so that two in a row may fail
+_SHARE = 3  # renewals per TTL: two consecutive renewals may fail
 _TRY_SEC = 30.0
 _logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class KeepAlive:
 
 @dataclass(slots=True)
 class Connection:
-    """The connection of one event loop.
+    """The connection of one event loop to the service.
 
     Attributes:
         service: Client of the service.

@@ -144,7 +144,7 @@ class DaytonaContainer(Container):
         return plan, await create(plan)
 
     async def _finish_image(self, plan: ImagePlan) -> None:
-        """Applies the rest of the Dockerfile, which the service could not build."""
+        """Applies the lines of the Dockerfile that the service could not build."""
         self._policy = None  # the builder's network
 
         async def run(
@@ -186,7 +186,7 @@ class DaytonaContainer(Container):
         return await self._running()[2].open_shell(self._other_user(user))
 
     def _other_user(self, user: User | None) -> User | None:
-        """Returns the user of a shell, whose default is the image's user; `None`: root."""
+        """Returns `user`, or the image's user if `user` is `None`. Returns `None` for root."""
         user = self._user if user is None else user
         return None if str(user) in ROOT_NAMES else user
 
@@ -272,7 +272,7 @@ class DaytonaContainer(Container):
             yield
         except (SnapshotError, ContainerError) as cause:
             connection, sandbox, _ = self._running()  # if the container was stopped, reports this instead of `cause`
-            has_died = isinstance(cause, ContainerDiedError)  # or the service is silent, which has the same symptoms
+            has_died = isinstance(cause, ContainerDiedError)  # an unresponsive service causes the same error
             is_in_doubt = has_died or isinstance(cause, ContainerServiceError)
             if is_in_doubt and await connection.service.is_gone(sandbox, must_answer=has_died):
                 message = f"The sandbox {self.sandbox_name} has ended, or was removed. {cause}"

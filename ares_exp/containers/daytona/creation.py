@@ -1,7 +1,7 @@
-"""Creation and removal of sandboxes. No sandbox is created twice, and none leaks if a response is lost.
+"""Creation and removal of sandboxes. If a response is lost, no sandbox is created twice, and no sandbox leaks.
 
-Names are globally unique, and the service gives a name to one sandbox at a time. So if a response is lost, the name
-shows whether the sandbox exists.
+Names are globally unique, and the service never has two sandboxes with the same name. So if a response is lost, the
+name shows whether the sandbox exists.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def create_sandbox(
     name: str,
     timeout_sec: float,
 ) -> AsyncSandbox:
-    """Creates a sandbox and waits until it runs, with its full TTL remaining.
+    """Creates a sandbox and waits until it runs. Its full TTL then remains.
 
     After an error or cancellation, no sandbox remains. Its removal takes up to `REMOVAL_SEC` more than `timeout_sec`.
 
@@ -114,7 +114,7 @@ async def _create_or_adopt(
     what = f"The sandbox {name}"
 
     async def create(client: AsyncDaytona) -> AsyncSandbox:
-        # A separate task: the service may still act on a request that is abandoned here, and its response then counts.
+        # A separate task, because the service may still act on an abandoned request. Its response is then needed.
         creation = service.creating[name] = asyncio.ensure_future(client.create(params, timeout=0))
         creation.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieves the exception
         await asyncio.wait({creation})
@@ -137,7 +137,7 @@ async def _create_or_adopt(
 
 
 async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) -> AsyncSandbox:
-    """Waits until a sandbox runs, if the response to its creation was lost."""
+    """Waits until a sandbox runs. Used if the response to its creation was lost."""
     what = f"The sandbox {sandbox.name}"
     try:
         if not has_ended(sandbox):
@@ -153,7 +153,7 @@ async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) ->
 
 
 async def _undo(service: DaytonaService, name: str) -> None:
-    """Removes the result of a failed creation. Only logs errors, because another error is being raised."""
+    """Removes the sandbox of a failed creation. Only logs errors, because another error is being raised."""
     if name not in service.creating:
         return  # nothing was requested
     try:

@@ -25,7 +25,7 @@ class Credentials:
         api_url: Address of its API, without a trailing slash.
         api_key: Key of an organisation.
         jwt_token: Token of a user, instead of a key. It needs `organization_id`.
-        organization_id: Organisation on whose account sandboxes run, with a token.
+        organization_id: Organisation on whose account sandboxes run. Used only with `jwt_token`.
         target: Region of the sandboxes; `None`: the organisation's default.
     """
 

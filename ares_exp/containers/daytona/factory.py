@@ -64,7 +64,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. With them,
                 `no-network` becomes an allowlist.
             shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
-                profile files first, and Debian's reset `PATH`.
+                profile files first, which reset `PATH` on Debian.
             env: Variables for every sandbox. The task's variables override them.
             forwarded_port_lease_sec: Number of seconds after which a sandbox's forwarded port closes if the run sends
                 nothing, for example because it was killed. While the port is open, the run renews the lease four times
@@ -125,7 +125,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """Lists nothing without credentials in the environment."""
+        """Lists the sandboxes of runs at the service. Lists none if the environment has no credentials."""
         if has_credentials():
             try:
                 yield from find_all(snapshots=snapshots)

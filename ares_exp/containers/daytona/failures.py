@@ -64,7 +64,7 @@ class Failure:
         passes: Whether the same request may succeed later.
         untouched: Whether the service has certainly not acted on the request.
         few_tries: Whether the request is retried only a few times, because the failure may be a permanent defect.
-        wait_sec: Wait that the service requested, in seconds, if any.
+        wait_sec: Seconds that the service asks the client to wait; `None` if it does not ask.
         never_connected: Whether no connection was established.
     """
 
@@ -130,7 +130,7 @@ def unanswered(what: str, seconds: float) -> ContainerServiceUnavailableError:
 
 
 def plain(text: object) -> str:
-    """Returns the service's text in one bounded line, without secrets and control characters."""
+    """Returns a text of the service as one line of bounded length, without secrets and control characters."""
     words = " ".join(mask_known_secrets(str(text)).split())
     line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
     return line if len(line) <= _SHOWN_CHARS else f"{line[: _SHOWN_CHARS - 1]}…"

@@ -116,7 +116,7 @@ async def _with_service(credentials: Credentials, use: Callable[[DaytonaService]
 
 
 async def _reason_left(removal: Coroutine[Any, Any, None]) -> str:
-    """Returns why the removal failed; `""` if the resource is gone or being removed."""
+    """Awaits a removal. Returns why it failed; `""` if the resource is gone or being removed."""
     try:
         await removal
     except ContainerError as error:

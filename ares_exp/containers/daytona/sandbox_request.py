@@ -85,16 +85,16 @@ def create_params(
 ) -> CreateSandboxFromImageParams | CreateSandboxFromSnapshotParams:
     """Returns the SDK's parameters for a sandbox.
 
-    If `plan` has steps after the start, the sandbox is created with a builder's network, and `network_settings` has to
-    be applied afterwards.
+    If `plan` has steps after the start, the sandbox is created with the network of an image build. The caller has to
+    apply `network_settings` afterwards.
 
     Args:
         spec: The task's container.
         options: The factory's options.
         plan: Plan of the image, after `ImagePlan.stored` or `ImagePlan.after_start`.
         labels: Labels that name the owner.
-        ttl_min: Number of minutes after which the service removes it, in any state, unless it is kept alive.
-        directory: Directory of the plan's files, empty if it has none.
+        ttl_min: Number of minutes after which the service removes the sandbox, in any state, unless it is kept alive.
+        directory: Directory of the plan's files, empty if the plan has no files.
     """
     from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
 
@@ -157,7 +157,7 @@ def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str
 
 
 def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
-    """Splits an allowlist into networks and domains. One of them is empty."""
+    """Returns the networks and the domains of an allowlist. One list is empty: the service does not support both."""
     networks: list[str] = []
     domains: list[str] = []
     strange: list[str] = []

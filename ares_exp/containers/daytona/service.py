@@ -27,7 +27,7 @@ CALL_TIMEOUT_SEC = 60.0
 """Default bound on one request, retries included."""
 
 FEW_TRIES = 4
-"""Bound on the attempts of a request to which the service responds with 500, which may be permanent."""
+"""Maximum number of attempts if the service responds with status 500, because the error may be permanent."""
 
 _MAX_SEC = 10.0
 _LOOK_SEC = 15.0
@@ -75,7 +75,8 @@ class DaytonaService:
             what: Subject of error messages: "The sandbox x".
             request: Function that sends the request once, through the SDK. Called for each attempt.
             timeout_sec: Bound on all attempts and the waits between them.
-            unreachable_sec: The same bound while no connection can be established, for example to a wrong address.
+            unreachable_sec: Bound that applies instead while no connection can be established, for example because the
+                address is wrong.
             repeatable: Whether sending the request twice is harmless. If not, it is retried only if the service has
                 certainly not acted on it: after a rate limit (429), or if no connection was established.
 
@@ -137,17 +138,17 @@ class DaytonaService:
     def _wait_sec(self, tries: int, failure: failures.Failure) -> float:
         if failure.wait_sec is None:
             return backoff_sec(tries, base_sec=self._base_sec, max_sec=_MAX_SEC, rng=self._rng)
-        # Never earlier than requested. The jitter spreads clients that were rejected together.
+        # Never retry earlier than requested. The jitter spreads clients that were rejected at the same time.
         return failure.wait_sec + self._base_sec * self._rng.uniform(0.0, 1.0)
 
 
 def state_of(resource: Any) -> str:
-    """Returns the last seen state of a sandbox or snapshot, with the service's name for it."""
+    """Returns the last known state of a sandbox or snapshot, as named by the service."""
     return "unknown" if resource.state is None else str(resource.state.value)
 
 
 def has_ended(sandbox: AsyncSandbox) -> bool:
-    """Returns whether a sandbox was last seen in a final state."""
+    """Returns whether the last known state of a sandbox is final."""
     return state_of(sandbox) in _ENDED
 
 
@@ -158,7 +159,7 @@ _connecting = threading.Lock()  # every loop has its own service and thread
 
 
 def _connect(credentials: Credentials) -> AsyncDaytona:
-    """Creates the client, without a limit on parallel requests, because every sandbox holds some open.
+    """Creates the client, without a limit on parallel requests, because every sandbox keeps requests open.
 
     The client polls. An event stream would take over Ctrl-C (`engineio` installs a SIGINT handler that stops the loop).
     """

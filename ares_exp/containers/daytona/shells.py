@@ -1,9 +1,9 @@
 """Shells and terminals of a sandbox, each on a pseudo-terminal of the service.
 
 The service starts a login shell on each pseudo-terminal, which our program replaces. A terminal gets a login shell of
-the user. Commands get a shell between two pipes, with the environment that the service gives to commands. The service
+the user. Commands get a shell between two pipes, with the environment that the service sets for commands. The service
 disconnects a client that reads too slowly. So a shell for commands prints a mark after each part of its output, and
-pauses until this side has confirmed earlier marks.
+pauses until our client has acknowledged earlier marks.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class SandboxShells:
         return await self._start(f" exec env -i /bin/sh {path}\r", columns=columns, lines=lines)
 
     async def has_heard(self, terminal: PseudoTerminal, mark: str) -> None:
-        """Confirms to the shell in a terminal that this side has received its output up to the mark.
+        """Acknowledges the output of a terminal's shell up to a mark, so that the shell can continue.
 
         Hangs up the terminal if the request fails.
         """
@@ -191,7 +191,7 @@ class SandboxShells:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Hangs up all terminals, whose processes end with the sandbox. Idempotent."""
+        """Hangs up all terminals. Their processes end with the sandbox. Idempotent."""
         await cancel_all(*self._tasks)
         await asyncio.gather(*(terminal.hang_up() for terminal in list(self._terminals)))
 

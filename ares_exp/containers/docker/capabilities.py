@@ -20,8 +20,8 @@ _MiB = 1024 * 1024
 class Capabilities:
     """The capabilities of an engine. The defaults are valid for every engine.
 
-    `disk_quota` means that it can bound the size of a container's files. `cdi_gpus` are names of GPUs that the
-    Container Device Interface knows.
+    `disk_quota` means that the engine can limit the size of a container's files. `cdi_gpus` are the names of GPUs in
+    the Container Device Interface.
     """
 
     cpus: int = 1
@@ -32,7 +32,7 @@ class Capabilities:
 
     @property
     def simultaneous_starts(self) -> int:
-        """Bound on simultaneous starts. More make each start slower without increasing the throughput."""
+        """Bound on simultaneous starts. More starts would make each one slower without increasing the throughput."""
         return min(16, max(8, 2 * self.cpus))
 
 
@@ -51,8 +51,8 @@ def capabilities_of(info: Mapping[str, Any]) -> Capabilities:
 def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
     """Returns whether the engine can limit the size of a container's files.
 
-    The storage drivers btrfs and zfs can, and overlay2 on XFS that is mounted with project quotas. The engine does not
-    report mount options, so this machine's `mounts` are read. A remote engine counts as an engine without quotas.
+    The storage drivers btrfs and zfs can do so. overlay2 can if its XFS is mounted with project quotas. The engine does
+    not report mount options, so they are read from this machine's `mounts`. Remote engines count as unable.
     """
     driver, status = info.get("Driver"), dict(info.get("DriverStatus") or [])
     if driver in ("btrfs", "zfs"):

@@ -1,9 +1,9 @@
 """Capture of a container's changes relative to its image, with one of two methods.
 
-`upper`: reads the upper directory of the container's overlay until two reads agree. The result is then the state at a
-moment between them. It takes tens of milliseconds and needs nothing in the image, but needs root on the engine's
-machine. `archive`: the engine lists the changes, and GNU `tar` in the container packs them. The list has each deletion
-instead of opaque directories, and names that are not UTF-8 are lost. `auto`: `upper` if possible.
+`upper`: reads the upper directory of the container's overlay until two reads agree. The result is the state at a moment
+between these reads. The method takes tens of milliseconds. It needs root on the engine's machine, but nothing in the
+image. `archive`: the engine lists the changes, and GNU `tar` in the container packs them. The list contains each
+deletion instead of opaque directories, and lacks names that are not UTF-8. `auto`: `upper` if possible.
 
 The container is never paused, because an engine that starts a process in a container while it is being paused hangs
 forever.
@@ -38,7 +38,7 @@ READ_SEC = 300.0
 """Bound on reading an upper directory."""
 
 READINGS = 5
-"""Bound on the reads until two agree. Each read covers only changed files."""
+"""Maximum number of reads until two consecutive reads agree. Each read skips unchanged files."""
 
 _ENGINE_FILES = frozenset(
     {
@@ -60,7 +60,7 @@ _Skip = Callable[[str], bool]  # whether a path is skipped
 
 
 class Capture:
-    """Captures one container repeatedly, and caches unchanged files."""
+    """Repeated captures of one container, with a cache of unchanged files."""
 
     def __init__(self, engine: Engine, container: str, way: CaptureWay) -> None:
         self._engine = engine
@@ -145,9 +145,9 @@ _ALL_IDS = ["0", "0", "4294967295"]
 
 
 async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> dict[str, Entry]:
-    """Runs `read`, which calls its argument for each path, in a thread.
+    """Runs `read` in a thread. `read` gets a function, and calls it for each path.
 
-    After `READ_SEC`, or if the caller is cancelled, this call raises `CaptureError`, which ends `read`.
+    After `READ_SEC`, or if the caller is cancelled, the function raises `CaptureError`, which ends `read`.
     """
     given_up = threading.Event()
 
@@ -168,7 +168,7 @@ async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> di
 def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc")) -> Path:
     """Finds the upper directory of an inspected, running container. Blocking.
 
-    Raises `SnapshotUnsupportedError` if it cannot be read from here. The message follows "because".
+    Raises `SnapshotUnsupportedError` if this process cannot read it. The message is a clause that follows "because".
     """
     process = proc / str(inspected["State"]["Pid"])
     if not is_root_with(CAP_SYS_ADMIN, proc=proc):  # the kernel hides attributes `trusted.*` from other processes
@@ -202,7 +202,7 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
 
 
 class ArchiveCapture:
-    """Captures one container repeatedly with the method `archive`, without reading unchanged files again."""
+    """Repeated captures of one container with the method `archive`. Unchanged files are not read again."""
 
     def __init__(self, engine: Engine, container: str) -> None:
         self._engine = engine
@@ -266,7 +266,7 @@ class ArchiveCapture:
         return {**old, **read}
 
     async def _signatures(self, paths: list[str]) -> dict[str, bytes]:
-        """Returns a signature of each path, which changes with the file; empty if `stat` lacks the options."""
+        """Returns a signature of each path that changes with the file. Empty if `stat` does not support the options."""
         most = sum(len(path) * 4 + _STAT_BYTES for path in paths)
         answer, _ = await self._run(_STAT, paths, lambda file: file.read(most + 1))
         found = {}
@@ -288,7 +288,7 @@ class ArchiveCapture:
 
 
 def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
-    """Yields a note for each hard-linked file that also has names in the image, which are not in `signatures`."""
+    """Yields a note for each hard-linked file that has more names than `signatures` contains: names in the image."""
     paths: dict[tuple[bytes, ...], list[str]] = {}
     for path, signature in signatures.items():
         inode, _, names, mode = signature.split(b" ")[:4]

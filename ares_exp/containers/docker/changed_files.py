@@ -1,4 +1,4 @@
-"""Restore of changed files into a new container: the search for their base image, and the writing of the files."""
+"""Restore of changed files into a new container: finding their base image, and writing the files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
 
 
 def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
-    """Returns a readable name of an image: the task's name if it still refers to the image, another name, or the id."""
+    """Returns the task's name of an image if it still refers to the image, otherwise another name or the id."""
     names: list[str] = image.get("RepoTags") or [image["Id"]]
     return spec.docker_image if spec.docker_image in names else names[0]
 

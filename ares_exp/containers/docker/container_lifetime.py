@@ -21,7 +21,7 @@ from ares_exp.containers.docker.engine import INQUIRY_TIMEOUT_SEC, Engine, Engin
 from ares_exp.containers.docker.stream import EngineStream
 
 FIRST_COMMAND = ["sh", "-c", "while read -r _; do jobs; done"]
-"""The first process of a container. It ends with its stdin, which closes with our connection, even after `kill -9`.
+"""The first process of a container. It ends when our connection to its stdin closes, even after `kill -9`.
 
 As process 1, it ignores signals from inside (`kill -9 -1`, `pkill sh`). It also reaps orphaned processes: each time it
 reads a line, `jobs` makes the shell reap them, without a fork that could fail.
@@ -42,7 +42,7 @@ _OOM_BEFORE_DEATH_NS = 5_000_000_000  # an earlier event belongs to another proc
 
 
 class FirstProcess:
-    """The open stdin of a container's first process, and the end of its output."""
+    """The open stdin of a container's first process, and the last part of the process's output."""
 
     def __init__(self, stream: EngineStream) -> None:
         self._stream = stream
@@ -51,7 +51,7 @@ class FirstProcess:
 
     @classmethod
     async def attach(cls, engine: Engine, container: str) -> FirstProcess:
-        """Attaches to a container that is created but not started, before its first output."""
+        """Attaches to a container that has been created but not started, so that no output is missed."""
         connection = await engine.hijack(f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1", {})
         return cls(EngineStream(*connection, with_stderr=True))
 
@@ -66,7 +66,7 @@ class FirstProcess:
             reaper.cancel()
 
     async def _reap(self) -> None:
-        """Sends lines, which make the first process reap zombies. Otherwise, processes could wait for them forever."""
+        """Sends lines. Each line makes the first process reap zombies, for which other processes may be waiting."""
         with contextlib.suppress(OSError):
             while True:
                 await asyncio.sleep(_REAP_EVERY_SEC)
@@ -77,7 +77,7 @@ class FirstProcess:
         await asyncio.wait({self._listener})
 
     def last_output(self) -> str:
-        """Returns a sentence with the end of its output; empty if it printed nothing."""
+        """Returns a sentence with the last output of the process; empty if the process printed nothing."""
         text = self._output.decode("utf-8", "replace").strip()
         return f" Its first process (the image's ENTRYPOINT, if it has one) last printed:\n{text}" if text else ""
 
@@ -96,7 +96,7 @@ def remove(engine: Engine, container: str, image: str | None = None) -> None:
 
 
 def _remove_container(engine: Engine, container: str) -> None:
-    """Requests the removal. A hanging engine completes it when it resumes."""
+    """Requests the removal of a container. A hanging engine removes the container when it resumes."""
     path = f"{engine.api.base_url}/v{engine.api.api_version}/containers/{container}"
     answer = engine.api.delete(path, params={"force": "1", "v": "1"}, timeout=REMOVAL_SEC)
     if not answer.ok:
@@ -128,7 +128,7 @@ class ExitReason:
 
 
 class ExitWatch:
-    """Determines a container's exit reason as soon as it ends, because the engine soon forgets it."""
+    """Watcher that determines why a container ended. It does so immediately, because the engine soon forgets it."""
 
     def __init__(self, engine: Engine, container: str, first_process: FirstProcess) -> None:
         self._engine = engine
@@ -138,7 +138,7 @@ class ExitWatch:
         self._task = asyncio.create_task(self._watch(first_process))
 
     async def cause(self) -> ExitReason | None:
-        """Returns why the container ended; `None` while it is running. Bounded."""
+        """Returns why the container ended; `None` while it is running. Waits for a bounded time."""
         dead = self._cause or await self._ask()
         if dead is None:  # the engine may notice the end later than this process
             await asyncio.wait({self._task}, timeout=_DYING_SEC)
@@ -179,12 +179,12 @@ def exit_reason(engine: Engine, container: str) -> ExitReason | None:
 
 
 def out_of_reach(engine: Engine, what: str) -> ExitReason:
-    """Returns an exit reason. `what` is a predicate for a sentence that starts with "the engine at HOST"."""
+    """Returns the exit reason for an engine that does not work. `what` continues the clause "the engine at HOST"."""
     return ExitReason(f"is out of reach: the engine at {engine.host} {what}", is_outside=True)
 
 
 def _events(engine: Engine, container: str, now: str) -> Iterator[dict[str, Any]]:
-    """Yields the events of an ended container up to its removal, or to `now`, the `Date` of an engine's response."""
+    """Yields the events of an ended container until its removal or `now`, which is the `Date` of a response."""
     until = parsedate_to_datetime(now).timestamp() + 1
     parameters = {
         "since": "1",
@@ -229,7 +229,7 @@ _semaphores = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semap
 
 
 def starts(engine: Engine) -> asyncio.Semaphore:
-    """Returns this event loop's semaphore for creating and starting containers. More starts would not be faster."""
+    """Returns this event loop's semaphore, which bounds concurrent starts. More starts would not be faster."""
     return _semaphores.setdefault(
         asyncio.get_running_loop(), asyncio.Semaphore(engine.capabilities.simultaneous_starts)
     )

@@ -32,7 +32,7 @@ PODMAN_SOCKET = "/podman/podman.sock"
 """The end of the path of Podman's system socket and user sockets."""
 
 Pool = Literal["calls", "starts", "removals", "transfers"]
-"""Kinds of calls. Each kind has its own threads, so that quick calls do not wait for slow ones of another kind."""
+"""Kinds of calls. Each kind has its own threads, so that quick calls do not wait for slow calls of another kind."""
 
 _THREADS: dict[Pool, int] = {"calls": 8, "starts": 16, "removals": 8, "transfers": 8}
 _STREAM_LIMIT = 256 * 1024
@@ -106,9 +106,9 @@ async def connect(host: str | None = None) -> Engine:
 
 
 async def why_unreachable(host: str | None) -> str:
-    """Returns why the engine at `host` does not respond within `INQUIRY_TIMEOUT_SEC`; an empty string if it does.
+    """Returns why the engine at `host` does not respond in `INQUIRY_TIMEOUT_SEC`; an empty string if it responds.
 
-    Opens a new connection, because an engine that is being stopped still responds on open ones.
+    Opens a new connection, because an engine that is being stopped still responds on open connections.
     """
     failures: tuple[type[Exception], ...] = (PreflightError, *engine_errors())
 
@@ -127,8 +127,8 @@ async def why_unreachable(host: str | None) -> str:
 async def in_thread(function: Callable[[], _T], *, pool: Pool = "calls", abandon: bool = False) -> _T:
     """Runs a blocking engine call in a thread of `pool`.
 
-    With `abandon`, a cancelled caller leaves the call running, which suits read-only calls. Otherwise, cancellation
-    waits for it, so that no resource appears after a clean-up.
+    By default, a cancelled caller waits for the call to end, so that no resource appears after a clean-up. With
+    `abandon`, which is meant for read-only calls, a cancelled caller does not wait.
     """
     future = asyncio.wrap_future(_executor(os.getpid(), pool).submit(function))
     try:
@@ -228,7 +228,7 @@ def _how_to_reach(host: str, error: BaseException) -> str:
 
 
 def _probe(host: str) -> None:
-    """Opens and closes a connection to get a simple error. docker-py's error is a paragraph, and leaks a socket."""
+    """Opens and closes a connection, to raise a short error. docker-py's error is long, and leaks a socket."""
     url = urlsplit(host)
     if url.scheme == "unix":
         with socket.socket(socket.AF_UNIX) as probe:

@@ -77,7 +77,7 @@ class DockerContainerFactory(ContainerFactoryBase):
             allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. With them,
                 `no-network` becomes an allowlist.
             shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
-                profile files first, and Debian's reset `PATH`.
+                profile files first, which reset `PATH` on Debian.
             keep_image: Whether images built from a task's Dockerfile are kept for the next run. `False` removes each
                 image with the last container that uses it.
             env: Variables for every container. The task's variables override them.
@@ -91,8 +91,8 @@ class DockerContainerFactory(ContainerFactoryBase):
                 the container. It is slower, and may lose details such as hard links and names that are not UTF-8.
                 `auto`: `upper` if possible.
             compose_max_containers: Maximum number of containers, and of networks, of a task's compose file.
-            compose_max_memory_mb: Memory bound of each service other than `main`, which is also the default of services
-                without a limit.
+            compose_max_memory_mb: Maximum memory of each service other than `main`, in MiB. Services without a limit
+                get this limit.
             compose_trusted: Whether a task's compose file may use all features of Docker Compose on the engine's
                 machine, without bounds: its directories, devices, networks, privileged containers. Run such a task only
                 if you would run it as a program.
@@ -196,7 +196,7 @@ class DockerContainerFactory(ContainerFactoryBase):
 class PodmanContainerFactory(DockerContainerFactory):
     """Creates containers with Podman's service: the system's service for root, otherwise the user's.
 
-    It behaves like `container=docker`, except for the address: `CONTAINER_HOST`, or by default the socket.
+    The address is `CONTAINER_HOST`, or by default Podman's socket. Otherwise, the factory is like `container=docker`.
     """
 
     name = "podman"
@@ -208,6 +208,6 @@ class PodmanContainerFactory(DockerContainerFactory):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """Lists nothing on a machine without Podman."""
+        """Lists the leftovers on Podman's service. Lists none if this machine has no Podman."""
         if "CONTAINER_HOST" in os.environ or Path(urlsplit(cls.default_host()).path).exists():
             yield from super().find_leftovers(images=images, snapshots=snapshots)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _IMAGE = "ares_exp.image"
 _BUILDER = "ares_exp.image-builder"
 KEPT_VOLUME = "ares_exp.mount"
-"""Label of volumes with directories for containers of several runs. Its value is their mount point."""
+"""Label of volumes with directories for containers of several runs. The value is the volume's mount point."""
 _logger = logging.getLogger(__name__)
 
 

@@ -85,7 +85,7 @@ def volume_name(directory: Directory) -> str:
 
 @contextmanager
 def _reaching_into(api: APIClient, volume: str, image: str) -> Iterator[str]:
-    """Yields the id of a new container that mounts the volume at `_AT`, for copies. The container is never started."""
+    """Yields the id of a new container, never started, that mounts the volume at `_AT` and receives copied files."""
     from docker.types import Mount
 
     host_config = api.create_host_config(mounts=[Mount(_AT, volume, type="volume", no_copy=True)])

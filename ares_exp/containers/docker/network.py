@@ -6,8 +6,8 @@
 | `no-network` | only its loopback |
 | `allowlist` | its loopback, with the egress proxy of this process, which the usual variables name |
 
-A switch connects or disconnects the bridge while the container runs, and sets the proxy's policy. So under an
-allow-list, the container has no route to this machine or to other containers, and no DNS. The proxy's socket is created
+A switch connects or disconnects the bridge while the container runs, and sets the proxy's policy. Under an allowlist,
+the container therefore has no route to this machine or to other containers, and no DNS. The proxy's socket is created
 inside the container's network, which needs root on the engine's machine.
 """
 
@@ -50,8 +50,8 @@ PROXY_ENV: Mapping[str, str] = {**_VARIABLES, **{name.upper(): value for name, v
 class NetworkOptions:
     """The network options of a factory, which modify the policies of tasks.
 
-    `override` replaces all policies of a task. `allowed_hosts` are added. `extra_hosts` are names with their addresses,
-    or `"host-gateway"`.
+    `override` replaces all policies of a task. `allowed_hosts` are added to each policy. `extra_hosts` maps names to
+    addresses or `"host-gateway"`.
     """
 
     override: NetworkPolicy | None = None
@@ -193,7 +193,7 @@ def _bridge(engine: Engine) -> str:
 
 
 def _gateway(engine: Engine) -> str:
-    """Returns this machine's address on the default bridge. Default: the first address of its subnet."""
+    """Returns this machine's address on the default bridge: the gateway, or the first address of the subnet."""
     config = engine.api.inspect_network(_bridge(engine))["IPAM"]["Config"][0]
     return str(config.get("Gateway") or next(ipaddress.ip_network(config["Subnet"]).hosts()))
 

@@ -58,7 +58,7 @@ _NO_WORKDIR = "chdir to cwd"
 
 
 class RunningContainer:
-    """Runs commands on persistent shells and copies files, until it is closed or the container ends."""
+    """A running container. Runs commands on persistent shells and copies files, until it is closed or ends."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class RunningContainer:
         workdir: str | None = None,
         first_process: FirstProcess | None = None,
     ) -> None:
-        """Opens no shell yet.
+        """Creates the object without opening a shell.
 
         `what` is the name of the container in messages, which start with "The " and this name. `workdir` is the default
-        directory of commands, instead of the image's. `first_process` knows the reason of the container's end.
+        directory of commands, instead of the image's. `first_process` is used to find out why the container ended.
         """
         self._engine = engine
         self._container = container
@@ -178,7 +178,7 @@ class RunningContainer:
             await self.exec(script, user="root", shell="sh -c", timeout_sec=_HANG_UP_SEC)
 
     def _starts_elsewhere(self, why: str) -> bool:
-        """Makes later shells start in `/` if the error is a missing working directory. Returns whether it is."""
+        """Returns whether the error is a missing working directory. If so, later shells start in `/`."""
         if _NO_WORKDIR not in why:
             return False
         self._start_dir = "/"

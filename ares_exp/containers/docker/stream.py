@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 class EngineStream:
     """A `ChannelStream` over a connection from `Engine.hijack`.
 
-    The output arrives in frames: stream number, three zeros, length, payload. `read` also returns stderr with
-    `with_stderr`.
+    The output arrives in frames: stream number, three zeros, length, payload. If `with_stderr` is set, `read` also
+    returns stderr.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EngineStream:
 
 
 class DockerTerminal:
-    """A `Terminal` over a connection from `Engine.hijack`, without frames in both directions."""
+    """A `Terminal` over a connection from `Engine.hijack`. The connection transfers bytes without frames."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hang_up: Callable[[], Awaitable[None]]

@@ -23,7 +23,7 @@ UNKEPT_DIRECTORIES = ("/dev/", "/proc/", "/sys/")
 """Directories whose contents the kernel or the engine provides. No delta contains their paths."""
 
 MAX_MTIME_NS = 2**40 * 10**9
-"""35 thousand years before or after 1970, beyond the range of any file system on disk."""
+"""Bound on times: 35 thousand years before or after 1970, beyond the range of any file system on disk."""
 
 MAX_PATH_BYTES = 4095
 MAX_NAME_BYTES = 255
@@ -46,11 +46,11 @@ class Entry:
         uid, gid: Owner, as numbers.
         mtime_ns: Nanoseconds since the epoch; may be negative.
         size: Size of a file, bytes.
-        chunks: Digests of a file's content in chunks of `CHUNK_BYTES`, the last one shorter. `None` is a chunk of
-            zeros.
+        chunks: Digests of the file's chunks. Each chunk has `CHUNK_BYTES` bytes, except for the last, which may be
+            shorter. `None` is a chunk of zeros.
         target: Target of a symlink.
         xattrs: Extended attributes of a file or directory: `user.*` and `security.capability`.
-        opaque: Whether a directory hides everything that the base has in it.
+        opaque: Whether a directory hides all of its contents in the base.
         link: Number shared by all names of one file (hard links); `None` if the file has one name.
     """
 
@@ -93,7 +93,7 @@ class StoredChanges:
 
 
 def is_kept(path: str) -> bool:
-    """Returns whether a delta may contain this path. Paths of the kernel are excluded."""
+    """Returns whether a delta may contain this path. Paths below `UNKEPT_DIRECTORIES` are excluded."""
     return not f"{path}/".startswith(UNKEPT_DIRECTORIES)
 
 
@@ -112,7 +112,7 @@ def link_number(first_name: str) -> int:
 def differences(a: Delta, b: Delta) -> list[str]:
     """Returns the differences of two deltas, one line per path and field; empty if they are equivalent.
 
-    Notes are not compared. For hard links, the groups of paths are compared, but not their numbers.
+    Notes are not compared. For hard links, only the grouping of paths is compared, not the link numbers.
     """
     lines = [] if a.base == b.base else [f"base: {a.base} != {b.base}"]
     names = [_names_of_links(delta.entries) for delta in (a, b)]
@@ -150,13 +150,13 @@ def sorted_by_path(entries: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def parents(path: str) -> Iterator[str]:
-    """Yields the directories above a path, the nearest first, without `/`."""
+    """Yields the parent directories of a path, nearest first, excluding the root `/`."""
     while path := path.rpartition("/")[0]:
         yield path
 
 
 def in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the entries, parents first, without entries whose directories were removed during the read."""
+    """Returns the entries, parents first, without entries whose parent directory was removed during the read."""
     found: dict[str, Entry] = {}
     for path, entry in sorted_by_path(entries).items():
         parent = path.rpartition("/")[0]

@@ -2,8 +2,9 @@ r"""Encoding of deltas as lines of JSON. Lines are untrusted: each entry is chec
 
 The first line is `{"version": 1, "base": …, "notes": […]}`. Then each entry has one line, with its path and the fields
 that differ from the defaults of `Entry`. Xattrs are hexadecimal. Chunks are digests, or the number of consecutive
-chunks of zeros. A file of many chunks continues in lines that are lists, so that changing a page of a large file
-changes few objects. Bytes of a name that are not UTF-8 are lone surrogates (`\udc80` to `\udcff`), as in Python.
+chunks of zeros. If a file has many chunks, further lines contain lists of chunks. Changing a page of a large file
+therefore changes few objects. Bytes of a name that are not UTF-8 are lone surrogates (`\udc80` to `\udcff`), as in
+Python.
 """
 
 from __future__ import annotations
@@ -55,17 +56,17 @@ _INTEGERS = {
 
 
 def malformed(what: str, *found: object) -> NoReturn:
-    """Rejects data that `encode` never writes."""
+    """Raises the error for data that `encode` never writes."""
     raise SnapshotMetadataError(f"{what}: {str(found[0])[:200]!r}." if found else f"{what}.")
 
 
 def unsafe(what: str, value: object) -> NoReturn:
-    """Rejects well-formed data that is unsafe to use."""
+    """Raises the error for data that is well-formed, but unsafe to use."""
     raise UnsafeSnapshotError(f"{what}: {str(value)[:200]!r}.")
 
 
 def checked_entry(value: Any, room: int) -> dict[str, Any]:
-    """Checks each field of one parsed entry, whose file may have at most `room` bytes, and returns the entry.
+    """Checks each field of one parsed entry, and returns the entry. A file may have at most `room` bytes.
 
     Raises `SnapshotMetadataError` if it is not an entry, and `UnsafeSnapshotError` if no capture produces it.
     """
@@ -259,7 +260,7 @@ def _json(value: object) -> bytes:
 def _ends_object(line: bytes) -> bool:
     """Returns whether a stored object ends after this line.
 
-    For an entry, this depends only on its path, so that a changed entry moves no boundary.
+    For an entry, this depends only on the path, so that a changed entry does not move the ends of objects.
     """
     # The first line, and each line of chunks, is a separate object.
     return not line.startswith(b'{"path":') or zlib.crc32(line[8 : line.find(b',"kind":')]) % _CUT == 0

@@ -49,7 +49,7 @@ _RACY_NS = 20_000_000  # two writes within one tick of the kernel's clock have t
 ScanCache = dict[Path, dict[int, tuple[tuple[int, ...], Entry]]]
 """The entries of files in upper directories by inode, so that only changed files are read again.
 
-Only one scan may use it at a time. A file counts as unchanged if its size, mode and times of change are the same.
+Only one scan may use a cache at a time. A file counts as unchanged if its size, mode and times of change are the same.
 Writes through a shared memory mapping change the times only when the kernel writes them back.
 """
 
@@ -74,7 +74,7 @@ def scan(
         upper: The directory.
         objects: Store for the contents.
         cache: Cache of earlier scans of the same container. Entries of removed files are dropped from it.
-        notes: List of sentences.
+        notes: List to which the sentences are added.
         at: Mount point of the overlay in the container, to which `upper` corresponds.
         skip: Function that returns whether to exclude a path of the container and everything below.
         root_ids: Uid and gid on the host that are 0 in the container, for a container in a user namespace.
@@ -184,7 +184,7 @@ class _Scan:
         self._keep(path, entry)
 
     def _read(self, directory: int, path: str, name: str, opaque: str) -> tuple[os.stat_result, Entry | None]:
-        """Reads a file that may change at the same time. Returns no entry for a whiteout, which is already added."""
+        """Reads a file that may change at the same time. Adds a whiteout itself, and then returns `None` as entry."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         file = os.open(name, flags, dir_fd=directory)
         try:
@@ -215,7 +215,7 @@ class _Scan:
             os.close(file)
 
     def _xattrs(self, path: str, file: int) -> tuple[dict[str, bytes], dict[str, str]]:
-        """Returns the attributes that a delta contains, and the attributes of overlayfs without their prefix."""
+        """Returns the attributes to include in a delta, and the attributes of overlayfs without their prefix."""
         kept, marks = {}, {}
         try:
             names = os.listxattr(file)

@@ -161,8 +161,8 @@ class ObjectStore:
 
         Args:
             lines: Lines without line ends.
-            cut_after: Returns whether a line is the last line in its object. Default: objects of slightly more than 32
-                KiB, which suits lists that only grow.
+            cut_after: Function that returns whether a line is the last line in its object. Default: objects of slightly
+                more than 32 KiB, which suits lists that only grow.
 
         Returns:
             The digests, for `get_lines`.
@@ -264,7 +264,7 @@ class ObjectStore:
         return count, size
 
     def _remove(self, file: Path, before: float) -> int | None:
-        """Removes one file that was last put before `before`. Returns its size, or `None` if it was kept."""
+        """Removes a file unless it was put or kept after `before`. Returns its size, or `None` if it remains."""
         aside = self._temporary / secrets.token_hex(16)
         try:
             if file.stat().st_mtime > before:

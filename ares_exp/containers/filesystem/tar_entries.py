@@ -107,7 +107,7 @@ _ARCHIVE_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, LookupError, R
 class _Member(tarfile.TarInfo):
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile, /) -> Self:
-        """Reads a header. Raises an error for an unreadable one, which `tarfile` treats as the end of the archive."""
+        """Reads a header. Raises an error for a damaged header, where `tarfile` itself would end the archive."""
         try:
             return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]

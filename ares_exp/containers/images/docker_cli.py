@@ -29,13 +29,13 @@ def docker_clis(name: str = "docker") -> Iterator[Path]:
 
 
 def passed_on() -> dict[str, str]:
-    """Returns the variables that are passed to Docker's programs. Other variables are withheld, such as API keys."""
+    """Returns the variables that are passed to Docker's programs. Other variables, such as API keys, are withheld."""
     return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 
 @functools.lru_cache(maxsize=64)
 def drives_buildkit(cli: Path) -> bool:
-    """Returns whether a `docker` command builds with BuildKit: with its plugin buildx, or from version 18 to 22."""
+    """Returns whether a `docker` command builds with BuildKit: with its plugin buildx, or if its version is 18-22."""
     if output_of(cli, "buildx", "version").startswith("github.com/docker/buildx"):
         return True
     major = re.match(r"\d+", output_of(cli, "version", "--format", "{{.Client.Version}}"))
@@ -43,7 +43,7 @@ def drives_buildkit(cli: Path) -> bool:
 
 
 def output_of(*command: str | Path) -> str:
-    """Returns the output of one of Docker's programs that runs without an engine; empty if it fails."""
+    """Runs one of Docker's programs without an engine. Returns its output; empty if it fails."""
     try:
         done = subprocess.run(
             command,

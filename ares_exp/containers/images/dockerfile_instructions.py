@@ -23,7 +23,7 @@ _QUOTED = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\."""
 _HEREDOC = re.compile(
     rf"""(?:{_QUOTED}|\$\(\(.*?\)\))|(?<!\S)\d*<<(?P<dash>-?)[ \t]*(?P<word>(?:{_QUOTED}|[^\s<'"\\])+)(?!\S)"""
 )
-"""The start of a here-document (by BuildKit's rules, with optional blanks after `<<`), or quoted text to skip."""
+"""Pattern for the start of a here-document (with BuildKit's rules), or for quoted text, which is skipped."""
 
 _QUOTES = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""")
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]\w*)\s*=\s*(\S.*?)\s*")
@@ -47,12 +47,12 @@ class HereDocument(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its lines, without leading tabs if they are ignored."""
+        """The lines, without leading tabs if they are ignored."""
         return re.sub(r"^\t+", "", self.body, flags=re.MULTILINE) if self.strips_tabs else self.body
 
 
 class Instruction(NamedTuple):
-    """An instruction, with its name in capitals. Its first line is counted from 1."""
+    """An instruction, with its name in capitals and the number of its first line. Lines are counted from 1."""
 
     name: str
     value: str
@@ -61,7 +61,7 @@ class Instruction(NamedTuple):
 
 
 class Syntax(NamedTuple):
-    """The `# syntax=` line of a Dockerfile: its number and its frontend; 0 and `None` without one."""
+    """The number and the frontend of a Dockerfile's `# syntax=` line; 0 and `None` if the line is missing."""
 
     line: int
     frontend: str | None
@@ -92,7 +92,7 @@ def read_text(path: Path) -> str:
 
 
 def find_syntax(text: str) -> Syntax:
-    """Finds the `# syntax=` line. Only other directives of this form may precede it."""
+    """Finds the `# syntax=` line. Only other directives (`# name=value`) may precede it."""
     for number, line in enumerate(text.splitlines(), 1):
         if (found := _DIRECTIVE.fullmatch(line)) is None:
             break

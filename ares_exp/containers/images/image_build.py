@@ -25,7 +25,7 @@ _LAST_LINES = 30
 _MAX_LINE_BYTES = 4096
 _MAX_LINE_CHARS = 500
 _NOISE = re.compile(r"\x1b\[[0-9;]*m|^#\d+ (?:\d+\.\d+ )?")
-"""Colours, which engines use, and the step number before each line of BuildKit's output."""
+"""Pattern for text to remove from output: colour codes, and the step numbers before BuildKit's lines."""
 
 
 def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
@@ -46,7 +46,7 @@ def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
 
 
 def find_buildkit(engine: Engine) -> Path | None:
-    """Finds the first `docker` command on PATH that uses the engine's BuildKit; `None` if there is none. Blocking."""
+    """Finds the first `docker` command on PATH that can use the engine's BuildKit; `None` if none can. Blocking."""
     return None if engine.capabilities.is_podman else next(filter(drives_buildkit, docker_clis()), None)
 
 
@@ -108,7 +108,7 @@ def _build_with_buildkit(
     demand: Demand,
     last: collections.deque[str],
 ) -> str:
-    """Runs `docker build`. Returns the error, or `""`. `last` receives the lines of its output."""
+    """Runs `docker build`. Returns the error, or `""` on success. The lines of its output are added to `last`."""
     options = [f"--tag={tag}", *(f"--label={name}={value}" for name, value in labels.items())]
     try:
         process = subprocess.Popen(

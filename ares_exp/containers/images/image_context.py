@@ -65,10 +65,10 @@ def _words(instruction: Instruction, text: str) -> tuple[str, ...]:
 
 
 def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
-    """Finds the files to send to the builder, by their names in the context, whose `.dockerignore` applies. Blocking.
+    """Finds the files to send to the builder, by their names in the context. Applies `.dockerignore`. Blocking.
 
-    Raises `TaskError` if a source is missing, and `UnsupportedTaskError` if one leads out of the context, or cannot be
-    uploaded unchanged: a link in a directory, an empty directory, a device, a name that is not UTF-8.
+    Raises `TaskError` if a source is missing. Raises `UnsupportedTaskError` if a source leads out of the context, or
+    cannot be uploaded unchanged: a link in a directory, an empty directory, a device, a name that is not UTF-8.
     """
     root = context.resolve()
     names = names_not_ignored(root)

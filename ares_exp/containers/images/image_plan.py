@@ -71,8 +71,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 class LocalFiles:
     """The files that a Dockerfile needs from its context, by name, and the first line that needs a file.
 
-    `not_stored` is the reason why the object store cannot store them, and `not_after` the reason why the rest of the
-    Dockerfile cannot be applied in a running sandbox. `None` if it can.
+    `not_stored` is the reason why the object store cannot store the files; `None` if it can. `not_after` is the reason
+    why the rest of the Dockerfile cannot be applied in a running sandbox; `None` if it can.
     """
 
     first_line: int
@@ -118,10 +118,10 @@ class ImagePlan:
     def stored(self, directory: Path, mounts: Sequence[Mount]) -> ImagePlan:
         """Returns the plan in which the service builds everything, with files in its object store. Blocking.
 
-        The files are copied to the empty `directory`, which must exist until the sandbox is created. Without files, the
-        `mounts` become the last layers of the image, except for directories that the store would change. With files,
-        `COPY .` would copy them. Raises `UnsupportedTaskError` if the task needs files that the store would change, and
-        cannot be finished after the start.
+        The Dockerfile's files are copied to the empty `directory`, which must exist until the sandbox is created. If
+        the Dockerfile needs no files, the `mounts` become the last layers of the image, except for directories that the
+        store would change. Otherwise, `mounts` are ignored, because `COPY .` would copy them. Raises
+        `UnsupportedTaskError` if the store would change files, and the rest cannot be applied after the start.
         """
         if self.dockerfile is None or (self.local is not None and self.local.not_stored is not None):
             return self.after_start()
@@ -135,7 +135,7 @@ class ImagePlan:
         return replace(self, dockerfile=as_read_by_sdk(self.dockerfile, found), local=None)
 
     def after_start(self) -> ImagePlan:
-        """Returns the plan in which the service builds the lines before a needed file, and `apply` the rest.
+        """Returns the plan in which the service builds the lines before a needed file, and `apply` applies the rest.
 
         Raises `UnsupportedTaskError` if the rest cannot be applied in a running sandbox.
         """
@@ -148,7 +148,7 @@ class ImagePlan:
         return replace(self, dockerfile=text, local=None, built_lines=built)
 
     def with_kept_files(self, snapshot: str) -> ImagePlan:
-        """Returns the plan for a snapshot of the service that already has the files of the finished image."""
+        """Returns the plan for a snapshot of the service that already contains the files of the finished image."""
         is_known = self.local is not None and self.local.not_after is not None
         return replace(replace(self, local=None) if is_known else self.after_start(), snapshot=snapshot)
 
@@ -275,7 +275,7 @@ def _plan_for_dockerfile(context: Path) -> ImagePlan:
 
 @dataclass(frozen=True, slots=True)
 class FinishedImage:
-    """The defaults of commands in a finished sandbox. `env` has only variables that the sandbox itself lacks."""
+    """The defaults of commands in a finished sandbox. `env` has only variables that the sandbox does not set itself."""
 
     env: Mapping[str, str]
     workdir: str
@@ -287,7 +287,7 @@ def _read_rest(path: Path, base: Base) -> Dockerfile:
 
 
 async def _variables(run: RunInContainer) -> dict[str, str]:
-    """Returns the sandbox's variables, without variables that shells set themselves or for a user."""
+    """Returns the sandbox's variables, without the variables that a shell or a login sets."""
     result = await run("cat /proc/self/environ")
     if result.exit_code != 0 or result.elided_bytes:
         raise ContainerStartError(f"The variables of the sandbox could not be read: {result.output[-500:]}")

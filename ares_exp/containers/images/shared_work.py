@@ -42,7 +42,7 @@ class Demand:
 
     @contextlib.contextmanager
     def releasing(self, release: Callable[[], None]) -> Iterator[None]:
-        """If the demand ends in the body, calls `release` from another thread, to unblock the working thread."""
+        """Calls `release` from another thread if the demand ends in the `with` block, to unblock the working thread."""
         with self._lock:
             self._release = release
             if self._over.is_set():
@@ -117,7 +117,7 @@ def _forget(key: str, shared: _Shared) -> None:
 
 @contextlib.contextmanager
 def work_lock(name: str, demand: Demand) -> Iterator[None]:
-    """Holds a lock with a name that this user's processes share. The kernel releases it if its holder ends. Blocking.
+    """Holds a named lock that this user's processes share. The kernel releases it if the holder ends. Blocking.
 
     Raises `WorkAbandoned` if the demand ends first, and `ContainerStartError` if the lock file cannot be used.
     """
@@ -135,7 +135,7 @@ def work_lock(name: str, demand: Demand) -> Iterator[None]:
 
 
 def _locked(path: Path, demand: Demand) -> int:
-    """Opens and locks the file. Opens it again if its holder removed it in the meantime."""
+    """Opens and locks the file. Opens it again if the previous holder of the lock has removed it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:

@@ -1,9 +1,10 @@
 """The cgroups of a local container, which enforce its limits, if this process may create cgroups.
 
-A container has a group, named like its directory, for each controller that limits it. The directory lists its groups
-for clean-ups after dead runs. A container can neither see nor change them, because it has a cgroup namespace and no
-`/sys`. New groups are below this process's group, so that a limit on the run also applies to its containers. If version
-2 forbids that (a group with processes has no limited children), they are next to it, in a group that systemd delegates.
+A container has a group for each controller that limits it. The groups have the name of the container's directory, and
+the directory contains a list of the groups for clean-ups after dead runs. A container can neither see nor change its
+groups, because it has a cgroup namespace and no `/sys`. New groups are below this process's group, so that a limit on
+the run also applies to its containers. Version 2 forbids this if a group with processes would get limited children. In
+this case, new groups are next to this process's group, in a group that systemd delegates.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Limits:
     pids: int | None = None
 
     def settings(self, *, unified: bool) -> dict[Controller, dict[str, str]]:
-        """Returns the cgroup files and values of each needed controller, the limit itself first."""
+        """Returns, for each needed controller, cgroup files and their values. The file of the limit is first."""
         quota = max(int((self.cpus or 0) * _PERIOD_USEC), _LEAST_QUOTA_USEC)
         memory = str((self.memory_mb or 0) * 1024**2)
         found: dict[Controller, tuple[float | None, dict[str, str], dict[str, str]]] = {
@@ -110,7 +111,7 @@ def _set(file: Path, value: str) -> None:
 
 
 class Reserve:
-    """Headroom above a full container's process limit, for a new shell that may have to kill processes."""
+    """Additional processes above the limit of a full container, for a new shell that may have to kill processes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -119,11 +120,11 @@ class Reserve:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the container is nearly full. Ended processes count until the first process has reaped them."""
+        """Whether the process limit is nearly reached. Ended processes count until the first process reaps them."""
         return _number(self._directory, "pids.current") + _RESERVE > self._limit > 0
 
     def open(self) -> None:
-        """Raises the limit if the container is full. Must be followed by `close`."""
+        """Increases the process limit if it is nearly reached. The caller must call `close` afterwards."""
         self._users += 1
         if self.is_needed:
             self._set(self._limit + _RESERVE)
@@ -151,7 +152,7 @@ def groups_of(directory: Path) -> list[Path]:
 
 
 def remove_groups(directory: Path) -> bool:
-    """Removes the groups of an ended container. Returns `False` if a process in them is alive; then try again later."""
+    """Removes the groups of an ended container. Returns `False` if a process is alive; the caller may then retry."""
     try:
         return not [group for group in groups_of(directory) if not remove_group(group)]
     except OSError:
@@ -181,21 +182,21 @@ def oom_kills(directory: Path) -> int:
 
 
 def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
-    """Returns a clause about exhausted memory, if the kernel killed processes of the container; otherwise `""`."""
+    """Returns a clause about exhausted memory if the kernel killed processes of the container, otherwise `""`."""
     memory = "its memory, which also contains its files," if holds_files else "its memory"
     count = oom_kills(directory)
     return f"{memory} was used up, and the kernel killed {count} of its processes" if count else ""
 
 
 def lack_of_processes(directory: Path) -> str:
-    """Returns a clause about the process limit, if the container has hit it and is still near it; otherwise `""`."""
+    """Returns a clause about the process limit if the container has hit it and is still near it, otherwise `""`."""
     limit, refused = _number(directory, "pids.max"), _number(directory, "pids.events", "max")
     is_full = refused and 2 * _number(directory, "pids.current") > limit
     return f"processes left running in it use up its limit of {limit} processes" if is_full else ""
 
 
 def _number(directory: Path, name: str, key: str = "") -> int:
-    """Returns the number in a file of a container's groups, or in its line for `key`; 0 if missing."""
+    """Returns the number in the file `name` of a container's group, or in the file's line for `key`; 0 if missing."""
     with contextlib.suppress(OSError):
         for file in (group / name for group in groups_of(directory)):
             if file.exists() and (found := re.search(rf"^{key} ?(\d+)$", file.read_text(), re.MULTILINE)):
@@ -205,7 +206,7 @@ def _number(directory: Path, name: str, key: str = "") -> int:
 
 @dataclass(frozen=True, slots=True)
 class CgroupPath:
-    """The directory of a cgroup below which this process may create groups; `unified` if its version is 2."""
+    """The directory of a cgroup in which this process may create child groups. `unified` is true for cgroup v2."""
 
     directory: Path
     unified: bool
@@ -213,13 +214,13 @@ class CgroupPath:
 
 @functools.cache
 def usable_cgroup_paths() -> Mapping[Controller, CgroupPath]:
-    """Returns, by controller, the group below which we can create groups. The first call takes milliseconds."""
+    """Returns, by controller, the group in which this process can create groups. The first call takes milliseconds."""
     found = {controller: find_cgroup_path(controller) for controller in get_args(Controller)}
     return {controller: path for controller, path in found.items() if path is not None}
 
 
 def find_cgroup_path(controller: Controller, process: Path = Path("/proc/self")) -> CgroupPath | None:
-    """Finds the nearest group, from the group of a process upwards, below which groups with `controller` work."""
+    """Finds the nearest group, from the group of a process upwards, in which child groups with `controller` work."""
     with contextlib.suppress(OSError):  # no cgroups, a group that is being removed, an unusual mount
         return next((path for path in candidates(controller, process) if _works(path, controller)), None)
     return None
@@ -239,7 +240,7 @@ def candidates(controller: Controller, process: Path = Path("/proc/self")) -> It
                 yield CgroupPath(group, unified=True)
             limits = [group / name for name in ("cpu.max", "memory.max", "memory.high")]
             if group == top or any(not limit.read_text().startswith("max") for limit in limits if limit.exists()):
-                return  # in a sibling group, a container would escape the limits set around us
+                return  # a container in a sibling group would escape the limits of this process
             group = group.parent
 
 

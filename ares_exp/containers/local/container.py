@@ -91,12 +91,12 @@ class LocalContainer(Container):
         shell: Shell = "bash -c",
         pids_limit: int | None = None,
     ) -> None:
-        """Starts nothing yet.
+        """Creates the container object without starting a process.
 
         Args:
             spec: The task's container.
             share_network: Whether the container has the host's network instead of none.
-            build_network: Whether its Dockerfile is always applied with the host's network, as engines do.
+            build_network: Whether the Dockerfile is always applied with the host's network, like builds of engines.
             shell: Default shell of commands.
             pids_limit: Maximum number of processes of the container, if this user may create cgroups.
         """
@@ -285,7 +285,7 @@ class LocalContainer(Container):
         return user
 
     async def _explained(self, error: ContainerError) -> ContainerError | None:
-        """Returns the error with a reason, or `None` unless the container has ended or lacks memory or processes."""
+        """Returns the error with a reason (ended container, exhausted memory or processes); `None` if none is known."""
         if self._process is None or self._directory is None or self._stopped:
             return None
         name, directory = self._spec.name, self._directory.path

@@ -4,9 +4,9 @@ A container's mounts disappear with its last process, which ends with the runner
 unless the shell that removes them was also killed. A cgroup whose directory another program removed (for example, a
 cleaner of `/tmp`) remains, and its name identifies its owner.
 
-The directories are in a folder in memory, if one can hold the upper layers of overlays: the files then count as memory
-of the container. The second choice is such a folder on disk. Otherwise, the files are in a tmpfs inside the container,
-which cannot be read from outside, as snapshots need.
+The directories are in a folder in memory, if it supports upper layers of overlays. The files then count as memory of
+the container. Otherwise, they are in a folder on disk that supports upper layers. If both are missing, the files are in
+a tmpfs inside the container. Snapshots are then not supported, because the tmpfs cannot be read from outside.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ContainerDirectory(OwnedDirectory):
         self._mutex = threading.Lock()
 
     def prepare(self, work: Callable[[Path], _T]) -> _T:
-        """Runs `work` with the path of the directory, unless it has been removed (`FileNotFoundError`). Blocking."""
+        """Runs `work` with the path of the directory. Raises `FileNotFoundError` if it has been removed. Blocking."""
         with self._mutex:
             if self._lock < 0:
                 raise FileNotFoundError(f"{self.path} has been removed")
@@ -147,7 +147,7 @@ def _prefix(pid: int, folder: Path) -> str:
 def delete(path: Path, *, is_certain: bool = False) -> bool:
     """Deletes the directory of an ended container, its cgroups and the paths that it created on this machine.
 
-    Returns whether all are gone. `False`: a process is still alive, or a path could not be removed. `is_certain` means
+    Returns whether all are gone. If not, a process is still alive, or a path could not be removed. `is_certain` means
     that the container has just ended; see `remove_made`.
     """
     if (path / MADE).exists():

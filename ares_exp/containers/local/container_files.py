@@ -1,10 +1,10 @@
 """The files that a local container writes, in its directory on the host: capture and restore.
 
 `files/` is the container's root directory without the host's files. `upper/N` is the upper layer of the overlay over
-one directory on the host. bubblewrap mounts these; snapshots exclude its other mounts.
+one directory on the host. bubblewrap mounts these directories. Snapshots exclude all other mounts.
 
-Changes are relative to a base, a description of this host's system. It does not cover every file on the host, because
-reading them would take seconds.
+Changes are relative to a base, which is a description of this host's system. The description does not cover every file
+on the host, because reading all files would take seconds.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class ContainerFiles:
     """The files of one container. Every method blocks, and calls must not overlap."""
 
     def __init__(self, directory: Path, parts: Sequence[Part], *, privileged: bool) -> None:
-        """Creates no files yet. `parts` are the parts of the container's root directory, parents first."""
+        """Creates the object without writing files. `parts` are the parts of the root directory, parents first."""
         self._directory = directory
         self._parts = parts
         self._root = directory / _FILES
@@ -225,7 +225,7 @@ class ContainerFiles:
         return entries
 
     def _mirrored(self, path: str) -> Entry:
-        """Returns an upper-layer entry with the attributes of the host's directory, which an overlay shows."""
+        """Returns an entry for the upper layer that copies the attributes of the host's directory at `path`."""
         found = Path(path).stat()
         uid, gid = (found.st_uid, found.st_gid) if self._privileged else (0, 0)
         return Entry("directory", stat.S_IMODE(found.st_mode) | stat.S_IRWXU, uid, gid, mtime_ns=found.st_mtime_ns)
@@ -298,7 +298,7 @@ class ContainerFiles:
                     )
 
     def _make_points(self) -> None:
-        """Creates the mount points for bubblewrap. The directories above them keep their times."""
+        """Creates the mount points for bubblewrap. Preserves the times of their parent directories."""
         files = {part.path for part in self._parts if part.kind == "bind" and not Path(*part.sources).is_dir()}
         for point in sorted(self._points):
             if self._overlay_of(point.rpartition("/")[0] or "/") != "/":
@@ -314,7 +314,7 @@ class ContainerFiles:
 
 
 def _make_directory(path: Path) -> None:
-    """Creates a directory that all users can enter, regardless of our umask. Does not change an existing one."""
+    """Creates a directory that all users can enter, regardless of our umask. Does not change an existing directory."""
     if not path.is_dir():
         _make_directory(path.parent)
         path.mkdir()

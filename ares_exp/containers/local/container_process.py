@@ -1,9 +1,9 @@
 """The processes of one local container: bubblewrap, the container's first process, and new shells with their streams.
 
 The first process is a bash that reads requests from its stdin, which only this process holds. At end of file (the
-runner stopped the container, or died) it ends, and the kernel kills all processes of the container. As PID 1, it cannot
-be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts the bash, kills all
-processes and reaps orphans.
+runner stopped the container, or died), the bash ends, and the kernel kills all processes of the container. As PID 1,
+the bash cannot be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts the
+bash, kills all processes and reaps orphans.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Launch:
 
 
 class ContainerProcess:
-    """The first process of a container and the shells in it. `launch` creates it, `kill` ends it."""
+    """The first process of a container, and the container's shells. `launch` starts the process, `kill` ends it."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: FifoStream, how: Launch) -> None:
         self._process = process
@@ -297,9 +297,9 @@ class ContainerProcess:
         raise ContainerDiedError(f"The local container no longer answers: {reason}.")
 
     async def reaped(self) -> None:
-        """Waits, bounded, while the container is nearly full, for example with killed processes before their reaping.
+        """Waits for a bounded time while the container's process limit is nearly reached.
 
-        Bash does not try a fork again if another child of it ends meanwhile.
+        Killed processes count until they are reaped. Bash does not retry a fork if another of its children ends.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REAP_SEC):
@@ -328,11 +328,11 @@ class ContainerProcess:
             self._exited.set()
 
     async def has_ended(self) -> bool:
-        """Returns whether the process has ended, after waiting briefly for the kernel to report its end."""
+        """Returns whether the process has ended. Waits briefly for the kernel to report the end."""
         return await happened(self._exited, _REPORT_SEC)
 
     def why_ended(self) -> str:
-        """Returns the reason for an end without `kill`, as a clause."""
+        """Returns why the process ended without `kill`, as a clause."""
         status = self._process.returncode or 0
         killer = status - 128 if status > 128 else -status  # of the container's first process, or of bubblewrap
         if killer == signal.SIGKILL and (
@@ -391,7 +391,7 @@ def _open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoSt
 
 
 class _LocalTerminal:
-    """A `Terminal`. It hangs up when our end is closed, or when its shell ends, even with background processes."""
+    """A `Terminal`. It hangs up when our end is closed or its shell ends, even if background processes still run."""
 
     def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
         self._stream = stream

@@ -60,7 +60,7 @@ class LocalContainerFactory(ContainerFactoryBase):
                 has a public network. `public` rejects tasks with `allowed_hosts`, or with different networks in their
                 phases.
             shell: Shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash -lc`
-                reads `/etc/profile` first, and Debian's resets `PATH`.
+                reads `/etc/profile` first, which resets `PATH` on Debian.
             pids_limit: Maximum number of processes in one container, as a protection against fork bombs. It is
                 enforced, like a task's cpus and memory_mb, if this user may create cgroups.
         """

@@ -28,9 +28,9 @@ _CHUNK_BYTES = 256 * 1024
 def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
     """Creates two FIFOs, `name.in` and `name.out`, for a process in the container to open during the context.
 
-    All four ends are opened here first, so that `open` never blocks and neither side sees an early end of file. The
-    container sees `directory` read-only, so it cannot replace a FIFO with a link. Yields a stream over our ends, which
-    stay open after the context unless it fails.
+    This process first opens all four ends, so that `open` never blocks and no process sees an early end of file. The
+    container sees `directory` read-only, so it cannot replace a FIFO with a link. Yields a stream over our two ends.
+    The stream stays open after the context, unless the context fails.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         for path in (directory / f"{name}.in", directory / f"{name}.out"):
@@ -64,14 +64,14 @@ class FifoStream:
         self.is_closed = False
 
     async def read(self) -> bytes:
-        """Reads the next bytes; `b""` at the end. Cancelling it loses no data."""
+        """Reads the next bytes; `b""` at the end. Cancelling the call loses no data."""
         while True:
             with contextlib.suppress(BlockingIOError):
                 return os.read(self._reader, _CHUNK_BYTES)
             await self._ready(self._loop.add_reader, self._loop.remove_reader, self._reader)
 
     async def read_line(self, limit: int = 4096) -> str:
-        """Reads up to a newline or the end, and decodes the line. No data may follow the newline yet."""
+        """Reads and decodes a line, up to a newline or the end. The sender must not have sent data after the line."""
         line = b""
         while not line.endswith(b"\n") and len(line) < limit and (data := await self.read()):
             line += data
@@ -119,7 +119,7 @@ _STATUS = re.compile(rb"status (\d+)\n$")
 
 
 async def send(stream: FifoStream, source: Path, target: str) -> None:
-    """Copies a host file to the container's path `target`, or the contents of a host directory into it.
+    """Copies a host file to the container's path `target`, or a host directory's contents to this directory.
 
     The stream is a new shell of the container's root, and cannot be used afterwards. Raises `TransferError` with the
     path and the reason if the copy fails, and `OSError` if the stream breaks.
@@ -145,7 +145,7 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
 
 
 async def receive(stream: FifoStream, source: str, target: Path) -> None:
-    """Copies a file from the container to the host path `target`, or a directory's contents into it. See `send`."""
+    """Copies a file from the container to the host path `target`, or a directory's contents there. See `send`."""
     directory, name = posixpath.split(source)
     pack_file = f"echo file; tar -chf - -C {shlex.quote(directory)} -- {shlex.quote('./' + name)}"
     pack_directory = f"echo directory; tar -cf - -C {shlex.quote(source)} ."

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 MADE = "made"
-"""The file in the directory of a guarded container that lists the paths that it created, one JSON object per line."""
+"""The file in a guarded container's directory that lists the paths the container created, one JSON object per line."""
 
 MARK = "ARES_CONTAINER"
 """The environment variable of every process of a guarded container, with the name of its directory."""
@@ -40,8 +40,8 @@ _LOOK_EVERY_SEC = 0.002
 def main(directory: Path, held: int | None, command: list[str]) -> int:
     """Runs `command`, and returns its exit code, which is 128 + n for death by signal n.
 
-    Kills all of its processes when it ends or when the other end of stdin is closed. `command` does not inherit the
-    descriptor `held`, which stays open in this process.
+    Kills all processes of the command when the command ends or when the other end of stdin is closed. `command` does
+    not inherit the descriptor `held`, which stays open in this process.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -87,7 +87,7 @@ def _reap() -> dict[int, int]:
 
 
 def end_descendants() -> None:
-    """Kills all descendants of this process, which adopts orphans, until it has no child left."""
+    """Kills all descendants of this process until it has no child left. Orphans are also children of this process."""
     stopped: set[int] = set()
     deadline = time.monotonic() + KILL_SEC  # the kernel may keep a process alive, for example if its disk hangs
     with contextlib.suppress(ChildProcessError):
@@ -103,7 +103,7 @@ def end_descendants() -> None:
 
 
 def end_marked(name: str) -> bool:
-    """Kills the processes of a container whose guardian is dead, which have `MARK`. Returns whether all are gone."""
+    """Kills the processes with `MARK` of a container whose guardian is dead. Returns whether all are gone."""
     mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + KILL_SEC
     while time.monotonic() < deadline:
         found = set()
@@ -122,7 +122,7 @@ def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
     """Removes the paths that a container created on this machine, and the records of the removed paths. Blocking.
 
     Unless the container has just ended (`is_certain`), keeps a path that differs from its record, because a user may
-    have created it since. Returns these paths.
+    have created it since. Returns the kept paths.
     """
     try:
         lines = (directory / MADE).read_text().splitlines()

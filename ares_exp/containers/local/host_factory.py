@@ -1,7 +1,8 @@
 """`container=host`: commands run directly on this machine, in the real paths, without isolation.
 
-It is for machines that allow no namespaces. The paths that a task uses are checked, recorded before the task's files
-are written (`guardian.MADE`), and removed with the episode, by this process, the guardian, the next run or `clean`.
+It is for machines that allow no namespaces. The paths that a task uses are checked. They are recorded before the task's
+files are written (`guardian.MADE`), and removed after the episode by this process, the guardian, the next run or
+`clean`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class MachinePaths:
         self._lock = threading.Lock()
 
     def claim(self, path: str) -> None:
-        """Reserves a directory that the task fills, and that `settle` creates if it is missing.
+        """Reserves a directory to which the task's files are written. `settle` creates it if it is missing.
 
         Raises `ContainerStartError` if the path exists and is not an empty directory.
         """
@@ -84,8 +85,8 @@ class MachinePaths:
     def make_room(self, source: Path, target: str) -> list[str]:
         """Records the paths that an upload will create, and creates the topmost missing part of each path.
 
-        Returns the files that it has created. The upload replaces them; then, `renew` must be called. Raises
-        `TransferError` if a directory above `target` cannot be created.
+        Returns the files that it has created. After the upload has replaced these files, the caller must call `renew`.
+        Raises `TransferError` if a directory above `target` cannot be created.
         """
         try:
             with self._lock:
@@ -148,7 +149,7 @@ def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
 
 
 def task_directories(spec: ContainerSpec, dockerfile: Dockerfile | None) -> list[str]:
-    """Returns the directories that a task fills: the directories of its Dockerfile, its mounts and its episode."""
+    """Returns the directories to which a task's files are written: by its Dockerfile, its mounts and its episode."""
     steps = dockerfile.steps if dockerfile is not None else ()
     made = [step.path.rstrip("/") for step in steps if isinstance(step, MakeDirectoryStep)]
     return [path for path in dict.fromkeys((*made, *spec.directories, *(one.target for one in spec.mounts))) if path]
@@ -189,7 +190,7 @@ def _contents(source: Path, target: str) -> Iterator[tuple[str, bool]]:
 
 
 def _is_directory(path: Path) -> bool:
-    """Returns whether a path is a directory. A link to a directory is not."""
+    """Returns whether a path is a directory, but not a link to a directory."""
     return path.is_dir() and not path.is_symlink()
 
 
@@ -223,7 +224,7 @@ class HostContainerFactory(ContainerFactoryBase):
 
         Args:
             shell: Shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash -lc`
-                reads `/etc/profile` first, and Debian's resets `PATH`.
+                reads `/etc/profile` first, which resets `PATH` on Debian.
         """
         self._shell: Shell = shell
 
@@ -281,7 +282,7 @@ class HostContainerFactory(ContainerFactoryBase):
 
 
 class HostContainer(LocalContainer):
-    """This machine as a container. Only one can be started at a time."""
+    """This machine as a container. Only one such container can run at a time."""
 
     _backend: ClassVar[str] = "host"
 

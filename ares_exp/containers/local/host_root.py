@@ -1,12 +1,12 @@
 """The host's files that a local container sees.
 
-It is an allowlist: `/usr`, `/etc`, the package database and the Python installation that runs us. Other directories
-(homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) do not exist inside, or are empty. Every visible
-directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`).
+The files are an allowlist: `/usr`, `/etc`, the package database and this process's Python installation. Other
+directories (homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) do not exist inside, or are empty.
+Every visible directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`).
 
 Between the host's directory and the upper layer is a small layer that is written for each container. It hides
-owner-only files in `/etc`, because root inside is root outside, so permissions do not protect them. It also drops the
-host's human users, and adds `python3` if the host's PATH has no such program.
+owner-only files in `/etc`: permissions do not protect them, because root in the container is root on the host. It also
+drops the host's human users, and adds `python3` if the host's PATH has no such program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EMPTY = (
     "/var/cache/apt/archives/partial",
 )
 _OURS = ("bin", "sbin", "lib", "share", "local", *(f"local/{name}" for name in ("bin", "sbin", "lib", "share", "etc")))
-"""Directories of `/usr` that our layer contains, so that the container's root owns them even for ordinary users."""
+"""Directories of `/usr` in our layer. The container's root owns them, even if the run's user is not root."""
 
 _FIRST_HUMAN_ID = 1000
 _NOBODY_IDS = (65533, 65534)
@@ -47,7 +47,7 @@ class Part:
     Attributes:
         kind: `"directory"` or `"symlink"`: a new entry; `"overlay"`: a writable directory on the host; `"bind"`: a
             read-only file or directory on the host; `"mount"`: a read-only directory of `ContainerSpec.mounts`.
-        path: Its path in the container.
+        path: Path in the container.
         sources: For an overlay, host directories, lowest first. For a bind or mount, the host path. For a symlink, its
             target.
         mode: Mode of a directory.
@@ -60,7 +60,7 @@ class Part:
 
 
 def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
-    """Returns the parts of the container's root directory, parents first, with a `layer` from `write_layer`.
+    """Returns the parts of the container's root directory, parents first. `layer` is the result of `write_layer`.
 
     Only a `privileged` process may mount an overlay over a directory with other mounts below it. In a user namespace,
     such a directory is rebuilt entry by entry.
@@ -117,7 +117,7 @@ def _has_python() -> bool:
 
 
 def write_layer(layer: Path, *, share_network: bool) -> None:
-    """Fills an empty directory, readable only by us, with the files that differ from the host's files."""
+    """Writes the files that differ from the host's files to an empty directory that only this user can read."""
     for name in _OURS:
         if not Path("/usr", name).is_symlink():
             _mirror(Path("/usr", name), layer / "usr" / name)
@@ -137,7 +137,7 @@ def write_layer(layer: Path, *, share_network: bool) -> None:
 
 @functools.cache
 def _hidden_in_etc() -> tuple[Path, ...]:
-    """Returns the hidden paths, cached because the walk takes longer than the rest of a container's start."""
+    """Returns the paths to hide. Cached, because the search takes longer than the rest of a container's start."""
     return tuple(_hidden(Path("/etc")))
 
 

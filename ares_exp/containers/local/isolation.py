@@ -4,7 +4,7 @@ The kernel boundary of the sandbox is defined only here. The seccomp filter deni
 namespaces still allow if the root of the container is the host's root: new user namespaces (with a new set of
 capabilities, and cgroups to mount), kernel keyrings of the caller, sockets to the hypervisor (which network namespaces
 do not cover), and interfaces that attacks on kernels usually exploit. Docker's default profile also denies these calls.
-The numbers are from the kernel's `unistd.h`.
+The numbers of the calls are from the kernel's `unistd.h`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ares_exp.errors import PreflightError
 class Mount:
     """One line of the mount table: the mount point, the mounted directory of the file system, its type and options.
 
-    A later mount hides an earlier one at the same point.
+    A later mount hides an earlier mount at the same point.
     """
 
     point: Path
@@ -100,7 +100,7 @@ _ARCHITECTURES = {
 
 
 def compiled_filter(machine: str | None = None) -> bytes | None:
-    """Returns the filter for `bwrap --seccomp`; `None` on an architecture with unknown numbers."""
+    """Returns the filter for `bwrap --seccomp`; `None` if the architecture's system call numbers are unknown."""
     calls = _ARCHITECTURES.get(machine or platform.machine())
     if calls is None:
         return None
@@ -120,7 +120,7 @@ def compiled_filter(machine: str | None = None) -> bytes | None:
 
 
 MINIMUM_VERSION = (0, 11)
-"""The first version with overlays."""
+"""The first version of bubblewrap that supports overlays."""
 
 CHANNELS = "/run/ares_exp"
 """The directory of the channels' FIFOs in the container."""
@@ -199,7 +199,7 @@ def bwrap_arguments(
 ) -> list[str]:
     """Returns the arguments of `bwrap` for one container, without the command.
 
-    They may contain secrets, so pass them with `bwrap --args FD`, not on the command line.
+    The arguments may contain secrets, so pass them with `bwrap --args FD`, not on the command line.
 
     Args:
         mounts: Arguments that mount the container's files, from `ContainerFiles.mounts` or `private_mounts`.
@@ -253,7 +253,8 @@ def user_namespace(*, privileged: bool) -> list[str]:
 Isolation = Literal["namespaces", "shared processes", "none"]
 """`namespaces`: containers have all namespaces. `shared processes`: they have the machine's PID namespace and `/proc`.
 
-The kernel rejects a new `/proc` if parts of the old one are masked. `none`: bubblewrap does not work.
+This is needed if the kernel rejects a new `/proc` because parts of the existing `/proc` are masked. `none`: bubblewrap
+does not work.
 """
 
 WAYS_OUT = (
@@ -328,7 +329,7 @@ def container_evidence() -> str | None:
 
 
 def container_note() -> str:
-    """Returns a sentence if this machine is itself a container, with a space before it; otherwise an empty string."""
+    """Returns a note (with a leading space) that this machine is itself a container; empty if it is not."""
     found = container_evidence()
     return f" This machine is itself a container ({found})." if found else ""
 

@@ -45,11 +45,11 @@ SERVICE = "com.docker.compose.service"
 
 
 class ComposeProject:
-    """The containers, networks and volumes of one attempt at a task. `name` prefixes all names in it.
+    """The containers, networks and volumes of one attempt at a task. All their names start with `name`.
 
     Attributes:
-        containers: Name of each service's container (the first of several) after the start.
-        addresses: Names by which the services reach each other, after the start.
+        containers: Name of a container of each service; empty before the start.
+        addresses: Names by which the services reach each other; empty before the start.
         built: Names of the images that were built for the project.
         unready: Names of the services that were not ready when a failed start was removed.
     """
@@ -70,7 +70,8 @@ class ComposeProject:
     async def start(self, engine: Engine) -> None:
         """Builds or pulls the images, starts the services, and waits until they are ready. The caller bounds the time.
 
-        Raises `ContainerStartError` if a service or the compose program fails, and other `UserError`s for the file.
+        Raises `ContainerStartError` if a service or the compose program fails, and another `UserError` if the file is
+        invalid.
         """
         folder = self._file.parent
         tool = await asyncio.to_thread(find_compose)
@@ -118,7 +119,7 @@ class ComposeProject:
         return images
 
     async def _build(self, engine: Engine, tool: ComposeTool, name: str, build: Mapping[str, Any]) -> str:
-        """Builds the image of the service `name`, and returns its name. Equal plain builds share an image."""
+        """Builds the image of the service `name` unless an equal image exists. Returns the name of the image."""
         task, keep, folder = f"{self._spec.name}-{name}", self._options.keep_image, self._file.parent
         context = Path(str(build["context"]).replace("$$", "$")) if "context" in build else None
         is_plain = set(build) <= {"context", "dockerfile"} and build.get("dockerfile") in (None, "Dockerfile")
@@ -190,7 +191,7 @@ class ComposeProject:
         return ["--ansi", "never", "-p", self.name, "--project-directory", str(self._file.parent)]
 
     async def _read(self, tool: ComposeTool, env: Mapping[str, str]) -> dict[str, Any]:
-        """Reads the task's file, merged on top of `base_document`, with variables and extended files filled in."""
+        """Reads the task's file, merged on top of `base_document`. Substitutes variables and includes other files."""
         async with working_directory("build") as folder:
             base = folder / "base.json"
             await asyncio.to_thread(lambda: base.write_text(json.dumps(base_document(self._spec)), encoding="utf-8"))
@@ -223,9 +224,9 @@ def containers_of(api: APIClient, project: str) -> list[dict[str, Any]]:
 
 
 async def is_ready(engine: Engine, project: str) -> bool:
-    """Returns whether each service is running and healthy, or, except for `main`, has exited with 0.
+    """Returns whether all services are ready: running and healthy, or (except for `main`) exited with code 0.
 
-    Raises `ContainerStartError` if one has failed. The message has its name and the end of its output.
+    Raises `ContainerStartError` if a service has failed. The message has its name and the end of its output.
     """
     found = await in_thread(lambda: _states(engine.api, project), abandon=True)
     for one in found:
@@ -252,7 +253,7 @@ def _health(state: Mapping[str, Any]) -> str:
 
 
 def _failure(one: Mapping[str, Any]) -> str:
-    """Returns why a service has failed, as a clause; empty if it is, or may become, ready."""
+    """Returns why a service has failed, as a clause; empty if the service is ready or may still become ready."""
     state, is_main = one["State"], one["Config"]["Labels"].get(SERVICE) == MAIN
     if state["Status"] in ("exited", "dead") and (state["ExitCode"] != 0 or is_main):
         return f"ended with exit code {state['ExitCode']}"

@@ -36,7 +36,7 @@ def is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
 
 
 def base_document(spec: ContainerSpec) -> dict[str, Any]:
-    """Returns the compose document with the service `main`, with which the task's file is merged. Blocking."""
+    """Returns a compose document with the service `main`. The task's file is merged on top of it. Blocking."""
     main: dict[str, Any] = {"command": FIRST_COMMAND}
     if spec.docker_image is not None:
         main["image"] = literal(spec.docker_image)
@@ -55,7 +55,7 @@ def complete(
     """Returns the document to start the project from.
 
     Args:
-        document: The compose program's merge of `base_document` and the task's file, with variables filled in.
+        document: The compose program's merge of `base_document` and the task's file, with variables substituted.
         spec: The task's settings of `main`.
         options: Settings that do not depend on the task.
         images: Image of each service, by name.
@@ -173,7 +173,7 @@ def _networks(service: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(value: object) -> dict[str, Any]:
-    """Converts a table or a list of `name=value` to a table. Omits names without a value (Compose uses the host's)."""
+    """Converts a table or a list of `name=value` to a table. Omits names for which Compose uses the host's values."""
     if isinstance(value, list):
         value = dict(str(line).split("=", 1) for line in value if "=" in str(line))
     return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else {}

@@ -3,7 +3,7 @@
 A user who trusts the file can disable the policy. Keys that are not known to be harmless are rejected, including new
 keys of later Compose versions. The policy is first applied to the file as written, before the compose program runs,
 which reads the local files of `env_file`, `extends` and `include`. It is then applied again to the program's output,
-with variables and extended files filled in.
+which has variables substituted and includes the extended files.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 class _Reading:
-    """The violations in one file. Values with a `$` are checked after the variables are filled in."""
+    """The violations in one file. Values with a `$` are checked after the variables are substituted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -212,7 +212,7 @@ class _Reading:
         )
 
     def _is_read_from_ours(self, path: object) -> bool:
-        """Like `_is_ours`, but rejects variables, because the compose program reads the file before filling them in."""
+        """Returns `_is_ours`, but false for variables: the compose program reads this file before substituting them."""
         return "$" not in str(path) and self._is_ours(path)
 
     def _is_ours(self, path: object, below: str = ".") -> bool:
@@ -247,7 +247,7 @@ def _of_network(network: Mapping[str, Any]) -> Iterator[str]:
 
 def _is_private(pool: Mapping[str, Any]) -> bool:
     subnet = str(pool.get("subnet"))
-    if "subnet" not in pool or "$" in subnet:  # the engine chooses, or a variable is not filled in yet
+    if "subnet" not in pool or "$" in subnet:  # the engine chooses, or a variable is not substituted yet
         return True
     found = ipaddress.ip_network(subnet, strict=False)
     return any(found[0] in private and found[-1] in private for private in _PRIVATE)

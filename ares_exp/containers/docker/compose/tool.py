@@ -1,7 +1,8 @@
 """The compose program of this machine: the plugin `docker compose`, or the program `docker-compose`.
 
-It fills in the `$NAME`s of a task's file from its environment. Our environment is not passed on, because a file could
-copy any API key into a container. The program gets the variables of the task (`[environment.env]`) and of Harbor.
+The program substitutes each `$NAME` in a task's file with a variable of its environment. Our environment is not passed
+on, because a file could copy any API key into a container. The program gets the variables of the task
+(`[environment.env]`) and of Harbor.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ComposeTool:
 
     @property
     def says_json(self) -> bool:
-        """Whether the program can print a compose file as JSON, which has no dialects, unlike YAML."""
+        """Whether the program can print a compose file as JSON. Unlike YAML, JSON has no dialects."""
         return not self.version.startswith("1.")
 
     async def run(
@@ -102,7 +103,7 @@ async def _whole(stream: asyncio.StreamReader) -> str:
 
 
 async def _end(stream: asyncio.StreamReader) -> str:
-    """Returns the last lines."""
+    """Returns the last lines of a stream."""
     last = b""
     while data := await stream.read(64 * 1024):
         last = (last + data)[-_LAST_BYTES:]
@@ -118,9 +119,9 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
 
 
 def find_compose() -> ComposeTool:
-    """Finds the compose program, once per environment. Blocking, usually for less than a second.
+    """Finds the compose program, and caches the result. Blocking, usually for less than a second.
 
-    Raises `PreflightError` if no compose program is installed, or only an old one.
+    Raises `PreflightError` if no compose program is installed, or if all are too old.
     """
     return _found(tuple(os.environ.get(name, "") for name in ENVIRONMENT))
 
@@ -159,9 +160,10 @@ _OBEYED = re.compile(
 
 
 def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
-    """Raises `UnsupportedTaskError` if a file has variables of the task that control programs on this machine.
+    """Rejects a file that uses a variable of the task whose name would control programs on this machine.
 
-    The compose program does not get such variables, so it cannot fill them in. Containers may still have them.
+    The compose program does not get these variables, so it cannot substitute them. Containers may still have them.
+    Raises `UnsupportedTaskError`.
     """
     found = [name for name in spec.env if _OBEYED.fullmatch(name) and re.search(rf"\$\{{?{re.escape(name)}\b", text)]
     if found:
