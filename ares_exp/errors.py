@@ -314,7 +314,7 @@ class ContainerQuotaError(ContainerServiceError):
 
 
 class ContainerRateLimitError(ContainerServiceError):
-    """Too many requests, and waiting as long as allowed did not help."""
+    """The service still rejects requests as too frequent after the longest allowed wait."""
 
     retryable = True
 

@@ -92,7 +92,7 @@ def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
 
 
 def _pending(env: EnvironmentBase, time_step: TimeStep[Any]) -> tuple[PendingRequest, ...]:
-    """Returns the pending requests, or none if a wrapper has changed the observation, and may change other requests."""
+    """Returns the pending requests; none if a wrapper changed the observation, because it may change other requests."""
     pending = env.pending_requests()
     return pending if pending and pending[0].request == time_step.observation else ()
 

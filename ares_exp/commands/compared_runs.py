@@ -219,7 +219,7 @@ class ComparedPair:
 
     @property
     def advice(self) -> str | None:
-        """Advice on how to get a significant result; `None` if the result is significant or no task was compared."""
+        """Advice on how to get a significant result; `None` if the result is significant, or no tasks were compared."""
         remedy = self.comparison.remedy
         return None if self.is_settled or remedy is None else _advice(remedy, self)
 

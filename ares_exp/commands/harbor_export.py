@@ -49,7 +49,7 @@ Json = Mapping[str, Any]
 AGENT_FOLDER, TRAJECTORY = "agent", "trajectory.json"
 MAX_TASK_CHARS, HASH_CHARS = 32, 7
 MAX_MASKED_BYTES = 64 * 2**20
-"""Maximum size of a file in which secrets are masked. In larger files, the run has masked the task's secrets."""
+"""Maximum size of a file in which secrets are masked. Larger files are copied as the run has masked and stored them."""
 
 _NAMESPACE = uuid.UUID("5b0a4c0e-7a0f-5d0c-9a51-5d9f3c1f6a0b")
 _FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")

@@ -175,7 +175,7 @@ def _snapshot(reference: str) -> EnvironmentSnapshot:
 def _recorded(
     snapshot: EnvironmentSnapshot, episode: EpisodeParts, overrides: Sequence[str]
 ) -> tuple[HarborTask, EpisodeParts]:
-    """Returns the task of a snapshot, and `episode` with its container backend unless the overrides choose one."""
+    """Returns a snapshot's task, and `episode` with the snapshot's container backend unless the overrides set one."""
     from ares_exp.environments.recorded_setup import recorded_container_factory, recorded_task
 
     containers: ContainerFactoryBase = episode.container_factory

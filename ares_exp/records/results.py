@@ -124,7 +124,7 @@ class ErrorInfo:
     """An error, or the limit that truncated an episode.
 
     Attributes:
-        type: Class name of the exception; `limit` for a limit, except `agent_exit`, which has an exception.
+        type: Class name of the exception; `limit` for a limit. `agent_exit` is a limit with the name of its exception.
         message: Human-readable message.
         limit: Limit that was reached: `steps`, `time`, `tokens`, `cost`, `unknown`, or a name that the environment
             defines; `None` for an error.
@@ -228,7 +228,7 @@ class AgentFacts:
         retries: Number of requests that asked for the same response again. They cause no further cost.
         conversations: Names of the agent's conversations, in the order in which they started.
         dropped: Unsupported fields that were removed from the requests.
-        background_requests: Number of calls in addition to the agent's work that the policy answered without a step.
+        background_requests: Number of background requests, such as for titles, that the policy answered without a step.
         refused: Number of HTTP requests that the LLM endpoint rejected, such as a request with a wrong key.
         last_refusal: Method, path, status and reason of the last rejected request; `None` if there is none.
     """

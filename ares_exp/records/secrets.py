@@ -24,7 +24,7 @@ SHOWN_CHARS = 160
 class RepeatedWarnings(logging.Filter):
     """A log filter that shows only the first warning of each kind, and counts the others. Errors are always shown.
 
-    Two warnings are of the same kind if they differ only in the inserted values.
+    Two warnings of a logger are of the same kind if `kind_of` returns the same text for both.
     """
 
     def __init__(self) -> None:

@@ -72,10 +72,10 @@ class EpisodeMaker:
     ) -> BaseException | None:
         """Runs an episode, and returns the exception that ended it, if any.
 
-        If the task that runs the episode is cancelled, `is_ended` returns whether only the episode was cancelled.
+        If the asyncio task of the episode is cancelled, `is_ended` returns whether only this episode was cancelled.
 
         Raises:
-            CancelledError: The task is cancelled, and not only the episode.
+            CancelledError: The asyncio task is cancelled, and not only this episode.
         """
         try:
             environment, policy = await self.make(episode)
@@ -91,7 +91,7 @@ class EpisodeMaker:
         return None
 
     def environment_parts(self, start_from: EpisodeStart | None = None) -> EpisodeParts:
-        """Returns the parts from which an environment of this run is created, without an episode."""
+        """Returns the parts from which this run creates an environment, without the values of a single episode."""
         return EpisodeParts(
             container_factory=self._parts.container_factory,
             code_agent_factory=self._parts.effective_agent,
@@ -224,7 +224,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             await in_thread(lambda: copy_responses(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
-        """Returns the starting point: a snapshot of the earlier episode, or the branching point; otherwise `None`."""
+        """Returns a snapshot of the earlier episode, or the branching point; `None` to start from the beginning."""
         from ares_exp.environments.restoring import Continuation
         from ares_exp.snapshots.store import SnapshotStore
 

@@ -100,7 +100,7 @@ class RunningEpisode(EpisodeEvents):
             self.recorder.spending.pay(self, response)
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
-        """Writes the result to the response log, so that it survives a crash while the trajectory is written."""
+        """Writes the result to the response log, so that a crash while writing the trajectory does not lose it."""
         self.last, self.finished_at = last, end_time
         result = self.to_result(None, report)
         if self.log is not None and result.outcome in RESPONSES_USED_UP:

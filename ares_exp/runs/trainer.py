@@ -101,7 +101,7 @@ class TrainedRun:
         return self._scheduler.concurrency
 
     def describe(self, task_name: str) -> Mapping[str, Any]:
-        """Returns the facts that the task itself states, or its digest if the source has no tasks."""
+        """Returns the description of a task; only its digest, if known, if the source has no task objects."""
         task = next((one for one in self._source.tasks if one.name == task_name), None)
         if task is not None:
             return task.describe()

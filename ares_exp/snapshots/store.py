@@ -2,7 +2,7 @@
 
 ```
 <path>/objects/ab/cdef…             contents, each once (ares_exp.containers.filesystem.stored_objects)
-<path>/<snapshot_id>/snapshot.json  a snapshot, always complete: all of its objects are written before
+<path>/<snapshot_id>/snapshot.json  a snapshot, always complete: all of its objects are written first
 <path>/.tmp-…                       a leftover of a killed process; `gc` removes it
 <path>/.lock                        the lock: shared for writers, exclusive for `gc`
 ```
@@ -131,7 +131,7 @@ class SnapshotStore:
 
         Args:
             snapshot: The snapshot. Its `snapshot_dir` is ignored.
-            sync: Whether the snapshot and its objects must survive a power cut when this returns.
+            sync: Whether the snapshot and its objects must survive a power cut when this method returns.
 
         Returns:
             The snapshot as it can be read from the store.

@@ -136,8 +136,8 @@ def mean_over_tasks(
 ) -> Estimate:
     """Estimates the mean over at least two tasks of a value between 0 and 1, one value per task.
 
-    If the value is skewed, its variance is unreliable if few tasks are on either side. `attempts` is the total number
-    of attempts behind the values.
+    If the value is skewed (`is_skewed`), its variance is unreliable near 0 and 1. The number of tasks is then the upper
+    bound on the number of observations. `attempts` is the total number of attempts behind the values.
     """
     few = is_skewed and min(mean(values), 1 - mean(values)) * len(values) < FEW
     most = len(values) if few else attempts

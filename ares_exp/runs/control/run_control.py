@@ -38,10 +38,10 @@ class RunControl:
 
     Attributes:
         sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` if there is no sweep.
-        set: Changes settings of the run by key. If one is invalid, it changes nothing.
-        interrupt: Ends the run, like Ctrl-C.
-        on_drop: Called with each episode that is removed from the queue.
-        note: Called with each line of the record.
+        set: Function that changes settings of the run by key. If a setting is invalid, the function changes no setting.
+        interrupt: Function that ends the run, like Ctrl-C.
+        on_drop: Function that is called with each episode that is removed from the queue.
+        note: Function that is called with each line of `control.jsonl`.
         is_recorded: Whether the run can write its records. If it cannot, the run has already reported the reason.
     """
 
