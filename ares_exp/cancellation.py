@@ -14,7 +14,10 @@ _T = TypeVar("_T")
 
 
 async def in_thread(function: Callable[[], _T]) -> _T:
-    """Runs `function` in a thread. A cancellation first waits for its end, so that it creates nothing afterwards."""
+    """Runs `function` in a thread.
+
+    If the caller is cancelled, waits for the function to end, so that it creates nothing after the clean-up.
+    """
     task = asyncio.ensure_future(asyncio.to_thread(function))
     try:
         return await asyncio.shield(task)

@@ -436,7 +436,7 @@ class EnvironmentBase:
 
         May be awaited at any time, also during `step()`, and may be cancelled. Returns only after a change. It does not
         have to report the request that a `step()` responds to or returns, because the caller of `step()` knows it.
-        Default: never returns.
+        By default, never returns.
         """
         await asyncio.Event().wait()
         raise AssertionError("unreachable: the event is never set")

@@ -113,7 +113,7 @@ class NoRequestError(AgentError):
 
 
 class AgentSetupTimeoutError(AgentError, TimeoutError):
-    """The code agent sent no first request within its time limit."""
+    """The code agent did not send its first request within the time limit."""
 
 
 class AgentInstallError(AgentError):
@@ -465,7 +465,7 @@ class JournalError(SnapshotError):
 
 
 class NondeterministicCallError(JournalError):
-    """The agent used something outside its container, its LLM and its event loop."""
+    """The agent used a resource other than its container, its LLM and its event loop."""
 
 
 class DivergenceError(_Divergence, JournalError):

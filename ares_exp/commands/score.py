@@ -112,7 +112,11 @@ class _Scoring:
     """Scores the episodes that have no score yet. `failures` lists episodes whose scoring failed, by error message."""
 
     def __init__(self, run_dir: RunDir, scorers: Sequence[ConfiguredScorer]) -> None:
-        """Reads the records. Raises `ConfigError` for a broken record, a used name, or if no episode needs a score."""
+        """Reads the records, and selects the episodes that need a score.
+
+        Raises:
+            ConfigError: A record is broken, the name of a scorer is in use, or no episode needs a score.
+        """
         results, added = read_results(run_dir.episodes).results, added_rewards(run_dir)
         stored = {one.episode_id: one for one in load(run_dir.path, partial=True, skip_broken=True)}
         final = final_results(results)

@@ -124,7 +124,8 @@ class ErrorInfo:
     """An error, or the limit that truncated an episode.
 
     Attributes:
-        type: Class name of the exception; `limit` for a limit. `agent_exit` is a limit with the name of its exception.
+        type: Class name of the exception; `limit` for a limit. For the limit `agent_exit`, the class name of its
+            exception.
         message: Human-readable message.
         limit: Limit that was reached: `steps`, `time`, `tokens`, `cost`, `unknown`, or a name that the environment
             defines; `None` for an error.
@@ -266,7 +267,7 @@ class StageResult:
         reward: Reward of the stage; `None` if the stage was not verified.
         rewards: All scores of the stage's verifier, by key.
         truncated_by: Limit that ended the stage; `None` if no limit was reached.
-        num_steps: Number of time steps of the stage: responses, plus a final response that did not arrive in time.
+        num_steps: Number of responses in the stage, plus one if the final response did not arrive in time.
     """
 
     name: str

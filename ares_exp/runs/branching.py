@@ -42,7 +42,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BranchOptions:
-    """Changes at the start of the branches, compared with the recorded episode; `None` means no such change.
+    """Changes that all branches make to the recorded episode at the branching point; `None` means no change.
 
     Attributes:
         inject: User message that is appended to the pending request.
@@ -184,7 +184,10 @@ class Branching:
         return client if self._options.response is None else _FirstResponse(self._options.response, client)
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
-        """Returns the snapshot of the step from the recorded run or `made`, or the last earlier one. Blocking."""
+        """Finds the snapshot of the step in the recorded run or in the store `made`. Blocking.
+
+        If there is no such snapshot, returns the last snapshot before the step, if any.
+        """
         from ares_exp.snapshots.store import SnapshotStore
 
         found = SnapshotStore(self._run_dir.snapshots).nearest(self._episode.episode_id, self.step)

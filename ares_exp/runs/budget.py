@@ -110,7 +110,7 @@ _NOTHING = Spent()
 
 
 def paid(result: EpisodeResult) -> Spent:
-    """Returns the tokens and cost of one episode. Includes its environment, but not its replayed responses."""
+    """Returns the tokens and cost of one episode and its environment, without replayed responses."""
     tokens, cost, taken = result.prompt_tokens + result.generated_tokens, result.cost, result.replayed
     if taken is not None:
         tokens, cost = tokens - taken.prompt_tokens - taken.generated_tokens, cost - taken.cost

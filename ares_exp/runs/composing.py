@@ -163,7 +163,7 @@ def _formatted(handler: logging.Handler, formatter: Mapping[str, Any] | None) ->
 
 
 class _PassingOn(logging.Handler):
-    """Passes all log records to the run's handlers, and records of a minimum level also to the script's handlers."""
+    """Passes all log records to the run's handlers. Also passes records from a level on to the script's handlers."""
 
     def __init__(self, level: int, every: Sequence[logging.Handler]) -> None:
         super().__init__()

@@ -132,9 +132,9 @@ def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = ()
     the caller waits. You can call this function in scripts, threads and notebooks. In a notebook, it blocks the event
     loop. To await a run, use `arun`.
 
-    A failed attempt is a row and not an exception. `results.exit_code` is the exit code of the command. Ctrl-C cancels
-    running episodes, closes the run (which can be resumed), and raises `KeyboardInterrupt`. Other signals keep the
-    handlers of the script.
+    A failed attempt results in a row, not in an exception. `results.exit_code` is the exit code of the command. Ctrl-C
+    cancels running episodes, closes the run (which can be resumed), and raises `KeyboardInterrupt`. For other signals,
+    the handlers of the script remain installed.
 
     Args:
         overrides: Overrides as on the command line, such as `["env=harbor", "env.path=tasks", "policy=oracle"]`.
@@ -182,7 +182,7 @@ async def arun(
 
 
 class _Running:
-    """A run in a separate thread, which `__init__` starts."""
+    """A run in a separate thread. `__init__` starts the thread."""
 
     def __init__(self, overrides: Sequence[str], config_dirs: Sequence[str | Path], *, quiet: bool) -> None:
         self.results: Future[RunResults] = Future()

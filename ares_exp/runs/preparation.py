@@ -20,7 +20,7 @@ from ares_exp.trajectories.collector import CollectorBase
 
 SHOWN_TASKS = 5
 OPEN_FILES, OPEN_FILES_PER_EPISODE = 40, 14
-"""Number of open files of a run without its episodes, and of an episode in a local container (the most of all)."""
+"""Number of open files that a run needs besides its episodes, and that each episode needs at most."""
 
 
 async def prepare(

@@ -101,7 +101,10 @@ class TrainedRun:
         return self._scheduler.concurrency
 
     def describe(self, task_name: str) -> Mapping[str, Any]:
-        """Returns the description of a task; only its digest, if known, if the source has no task objects."""
+        """Returns the description of a task.
+
+        If the source has no task objects, returns only the digest of the task, or an empty mapping if it is unknown.
+        """
         task = next((one for one in self._source.tasks if one.name == task_name), None)
         if task is not None:
             return task.describe()

@@ -105,7 +105,10 @@ class SnapshotSchedule:
                 logger.warning("%s", freed.skipped)
 
     def report(self, what: str, error: Exception) -> None:
-        """Logs a failure; as a warning only once per cause, because all snapshots fail on a full disk."""
+        """Logs a failure.
+
+        Only the first failure with each cause is logged as a warning, because on a full disk, every snapshot fails.
+        """
         self._has_garbage = True
         words = (word for word in str(error).split() if word.isalpha())  # no names, paths or numbers
         cause = f"{type(error).__name__}: {' '.join(words)}"

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class RunControl:
-    """Applies orders and writes the state while its body runs: `async with RunControl(…):`.
+    """Applies orders and writes the state during the block `async with RunControl(…):`.
 
     Attributes:
         sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` if there is no sweep.

@@ -160,7 +160,7 @@ def _calls(frame: FrameType | None) -> str:
 
 
 class Watchdog:
-    """Reports an episode that waits long without a new request or response, and again whenever its wait has doubled."""
+    """Reports episodes that wait too long for a request or a response. Reports again whenever the wait has doubled."""
 
     def __init__(self, stall_warn_sec: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stall_warn_sec = stall_warn_sec
@@ -220,7 +220,7 @@ def _sentence(place: str, stalled: list[tuple[float, RunningEpisode]]) -> str:
 
 
 class RunnerMonitor:
-    """Watches a run while its body runs: `async with RunnerMonitor(…):`.
+    """Watches a run during the block `async with RunnerMonitor(…):`.
 
     A sample has the longest and the mean lag of the event loop since the last sample, the numbers of running episodes
     (in total and by phase), of their containers and of queued episodes, and the metrics of `ProcessFigures`. Failed

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 BOUND = 1.25
 """Factor by which a host may exceed its share of the environments before another host is chosen for a task."""
 FEWER = 8
-"""Factor by which the maximum number of environments on an attempt's host shrinks with each host that it lost."""
+"""Factor by which each loss of an attempt's host reduces the maximum number of environments on its next host."""
 
 HostT = TypeVar("HostT")
 
@@ -26,7 +26,7 @@ class Seat(Generic[HostT]):
         host: The host.
         node: Name of the host's node, which stores the images.
         slots: Maximum number of environments on the host.
-        limits: One limit per environment on the host: the maximum number of environments on its host, itself included.
+        limits: For each environment on the host, the maximum number of environments, including itself, on its host.
         kept_for: Waiting attempt for which the host is being emptied; `None` otherwise.
     """
 

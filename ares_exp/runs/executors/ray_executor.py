@@ -381,7 +381,10 @@ class _Node:
 def _make_there(
     host: RemoteHost, may_be_blamed: bool, source: SourceBase, task_name: str, parts: EpisodeParts
 ) -> RemoteEnvironment:
-    """Creates an episode's environment on a host. `may_be_blamed`: a lost host counts as caused by this attempt."""
+    """Creates the environment of an episode on a host.
+
+    If the host is lost and `may_be_blamed` is set, the error reports that this attempt may be the cause.
+    """
     sent, client = parts_to_send(parts), parts.background_client
     if parts.output_dir is not None:
         sent["output_dir"] = parts.output_dir.absolute()
@@ -408,7 +411,8 @@ def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
 async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:
     """Calls Ray in a daemon thread, because some calls never return if the cluster is broken.
 
-    When the thread ends, Linux kills the processes that `call` started. `thread_stays_until` therefore delays its end.
+    When the thread ends, Linux kills the processes that `call` started. To keep these processes running, set
+    `thread_stays_until`: the thread does not end before this event.
     """
     async with asyncio.timeout(within_sec):
         return await in_daemon_thread(call, thread_stays_until)

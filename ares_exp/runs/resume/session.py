@@ -326,7 +326,7 @@ def _check_same(
 
 
 def check_package(recorded_run: Path, provenance: Mapping[str, Any], *, forced: bool) -> None:
-    """Raises `ConfigError` if a replay or branch uses another package of the agent than the recorded run.
+    """Raises `ConfigError` if a replay or branch uses a different package of the agent than the recorded run.
 
     With `resume_force=true`, only logs a warning.
     """

@@ -78,7 +78,10 @@ class JobProcess:
 
 
 class Interruption:
-    """Handles Ctrl-C (or SIGTERM) in the first process while other processes run jobs. A second signal exits it."""
+    """Handles Ctrl-C (or SIGTERM) in the first process while other processes run jobs.
+
+    A second signal ends the first process immediately.
+    """
 
     def __init__(self, sweep_dir: Path) -> None:
         self.requested = False
