@@ -325,7 +325,7 @@ def _signature(path: Path, *, steps: bool) -> Signature:
     if steps and run.trajectories.is_dir():
         with os.scandir(run.trajectories) as entries:
             files += [Path(entry.path) for entry in entries]
-    is_written = int(is_run(path) and ShownRun(path).is_written)  # a killed run does not write
+    is_written = int(is_run(path) and ShownRun(path).is_written)  # a killed run stops writing without changing a file
     stamps = []
     for file in files:
         with contextlib.suppress(OSError):

@@ -392,7 +392,7 @@ class RunDir:
             (self.path / ".hydra" / name).unlink(missing_ok=True)
         self.log.unlink(missing_ok=True)
         folders = [self.path / ".hydra", self.path]
-        if self.path.parent.parent.name == "outputs":  # the default place: outputs/NAME/TIME
+        if self.path.parent.parent.name == "outputs":  # the default location: outputs/NAME/TIME
             folders += [self.path.parent, self.path.parent.parent]
         for folder in folders:
             if folder.resolve() != Path.cwd() and folder.is_dir() and not any(folder.iterdir()):

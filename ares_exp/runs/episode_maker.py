@@ -207,7 +207,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         await self._take_over_responses(episode.planned, files)
         background_client = self._background_client()
         environment = self._make_environment(episode, start_from, output_dir=files, background_client=background_client)
-        if episode.planned.earlier is None:  # a new log is only a line, written like the steps
+        if episode.planned.earlier is None:  # creating a log only writes one line
             policy = self._make_policy(episode)
         else:
             policy = await in_thread(lambda: self._make_policy(episode))
@@ -218,7 +218,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
     async def _take_over_responses(self, planned: PlannedEpisode, own: Path) -> None:
         """Copies responses of the environment's own models from an earlier episode or a replayed recording."""
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
-        if (earlier := planned.earlier) is not None:  # before that try's log is deleted
+        if (earlier := planned.earlier) is not None:  # copied before the earlier log is deleted
             await in_thread(lambda: copy_responses(self._run_dir.files / earlier.episode_id, own))
         elif recorded is not None:
             await in_thread(lambda: copy_responses(recorded, own, of_scorers=True))

@@ -149,7 +149,7 @@ class TrainedRun:
         else:
             self._scheduler.resume(TRAINER)
 
-    # For the run
+    # Methods for the run
 
     def dropped(self, planned: PlannedEpisode) -> None:
         """Ends an attempt, because another component has removed its episode from the queue."""

@@ -454,7 +454,7 @@ def _held(store: Path, kind: int, wait_sec: float) -> Iterator[bool]:
 def _try_lock(descriptor: int, kind: int) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:  # another process holds the lock; other errors do not end by waiting
+    except BlockingIOError:  # another process holds the lock; for other errors, waiting does not help
         return False
     except OSError:
         if kind == fcntl.LOCK_EX:

@@ -79,7 +79,7 @@ class JobFunction:
                 if summary is None:
                     summary = run_steadily(run_attended(Run(config, hydra)))
         except UserError as error:
-            ran = run_dir.has_run  # its records are kept
+            ran = run_dir.has_run  # such a run keeps its records
             if note is None:  # Hydra continues to write to the folders of a sweep
                 run_dir.discard()
             self._fail(None if ran else note, exit_codes.USAGE, str(error))

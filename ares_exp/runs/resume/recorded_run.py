@@ -323,7 +323,7 @@ class EpisodeRef:
         try:
             path = run_path(text).expanduser()
             run = next((place for place in (path, *path.parents) if is_recorded_run(place)), None)
-        except (OSError, RuntimeError, ValueError) as error:  # a too long name, a missing home, or a NUL
+        except (OSError, RuntimeError, ValueError) as error:  # for example, a long name or a NUL
             raise ConfigError(f"Expected <run>/<episode>@<step>, got {text!r:.200}: {error}") from error
         if run is None:
             raise ConfigError(no_such_run(path))

@@ -43,7 +43,7 @@ class GivenAgain:
 class _Answered(NamedTuple):
     response: LLMResponse
     ahead: int | None  # number in the response log, if it was requested ahead of time
-    is_taken: bool = False  # whether the earlier episode requested it
+    is_taken: bool = False  # whether the earlier episode requested the response
 
 
 class ResumablePolicy:

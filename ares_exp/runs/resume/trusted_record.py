@@ -71,7 +71,7 @@ def values_of(run: RecordedRun) -> dict[str, Any]:
         ConfigError: The records are missing or broken.
     """
     values, composed = values_as_meant(run), run.composed_config()
-    if missing := [key for key in composed if key not in values]:  # both are written when the run starts
+    if missing := [key for key in composed if key not in values]:  # the run writes both files at its start
         got = "a file without it, which was cut or changed. Restore the file, or start another run"
         raise broken(RunDir(run.path).config, f"the key `{missing[0]}`", got)
     return {key: _text(value, composed.get(key)) for key, value in values.items() if key not in _NOT_OF_THE_RUN}
