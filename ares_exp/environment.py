@@ -264,7 +264,7 @@ class PendingRequest(NamedTuple):
 
 
 MAIN_CONVERSATION = "main"
-"""Name of the conversation of an agent that has only one, or does not distinguish its conversations."""
+"""Name of an agent's only conversation, or of all conversations of an agent that does not distinguish them."""
 BACKGROUND_PREFIX = "side-"
 """Prefix of the names of conversations without tools, such as requests for titles."""
 

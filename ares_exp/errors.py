@@ -310,7 +310,7 @@ class ContainerServiceError(ContainerError):
 
 
 class ContainerQuotaError(ContainerServiceError):
-    """A quota of the service is used up: it starts no more, or no larger, containers. Waiting does not help."""
+    """A quota of the service does not allow more containers, or larger containers. Waiting does not help."""
 
 
 class ContainerRateLimitError(ContainerServiceError):
@@ -445,7 +445,7 @@ class SnapshotNotFoundError(SnapshotMetadataError, LookupError):
 
 
 class SnapshotVersionError(SnapshotMetadataError):
-    """A snapshot has another schema version than the current one."""
+    """A snapshot does not have the current schema version."""
 
 
 class SnapshotCorruptError(SnapshotMetadataError):
@@ -481,7 +481,7 @@ class TrajectoryFormatError(AresExpError, ValueError):
 
 
 class TrajectoryVersionError(TrajectoryFormatError):
-    """A trajectory file has another schema version than the current one."""
+    """A trajectory file does not have the current schema version."""
 
 
 class ServiceError(AresExpError):

@@ -52,7 +52,7 @@ _RESERVED = ("objects",)
 
 
 def check_id(snapshot_id: str, where: str | Path | None = None) -> str:
-    """Returns a snapshot id. Raises `SnapshotMetadataError` if it is not a plain file name, safe in commands."""
+    """Returns a snapshot id. Raises `SnapshotMetadataError` if it is not a plain file name that is safe in commands."""
     if is_id(snapshot_id):
         return snapshot_id
     raise SnapshotMetadataError(

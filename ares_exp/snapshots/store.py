@@ -61,7 +61,7 @@ class Verification:
 
     Attributes:
         snapshot_id: Id of the snapshot.
-        objects: Number of objects that it needs, including the objects of its files.
+        objects: Number of objects that the snapshot needs, including the objects of its files.
         bytes: Size of these objects on the disk, including objects shared with other snapshots.
         problems: The first `MAX_PROBLEMS` problems, one sentence each. Empty if the snapshot is complete.
     """
@@ -79,7 +79,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class RemovedObjects:
-    """The removed objects and directories or, in a dry run, the removable ones.
+    """The objects and directories that were removed or, in a dry run, can be removed.
 
     Attributes:
         objects: Number of objects.
@@ -285,8 +285,8 @@ class SnapshotStore:
     ) -> RemovedObjects:
         """Removes unneeded objects and leftovers of killed processes that are older than the grace time.
 
-        Nothing is removed while another process writes to the store, or if a snapshot cannot be read, because the
-        objects that it needs are unknown.
+        Removes nothing while another process writes to the store. Also removes nothing if a snapshot cannot be read,
+        because the objects of this snapshot are unknown.
 
         Args:
             grace_sec: Age in seconds below which objects and directories are kept.
@@ -417,7 +417,7 @@ def _expect(snapshot: EnvironmentSnapshot, name: str, said: object, found: objec
 
 @contextmanager
 def _shared_lock(store: Path) -> Iterator[None]:
-    """Holds the writers' lock of a store. Any number of writers can hold it at the same time, also nested.
+    """Holds the writers' lock of a store. Several writers can hold this lock at the same time, and can nest it.
 
     If the file system has no such locks, no lock is held and no collection is allowed.
 

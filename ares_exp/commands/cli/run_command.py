@@ -34,7 +34,7 @@ from ares_exp.records.terminal_text import printable
 EXIT_PIPE_CLOSED = 141
 """Exit code of a program that SIGPIPE has ended. Exit code 0 would report a success that is not certain."""
 MISTAKES = (UserError, TrajectoryFormatError, SnapshotError, UntrainableError)
-"""Errors of the user, or in files that the user named. They are printed as one paragraph, with exit code 2."""
+"""User errors, and errors in files that the user named. They are printed as one paragraph, with exit code 2."""
 
 
 Number = TypeVar("Number", int, float)

@@ -28,7 +28,7 @@ DIGITS = 10
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of a run, for one treatment of attempts without a reward.
+    """The scores of a run, for one way of counting attempts without a reward.
 
     Attributes:
         tasks: Number of tasks with at least one included attempt.

@@ -24,7 +24,7 @@ from ares_exp.runs.scheduler import PlannedEpisode, Scheduler
 LOOK_SEC = 1.0
 """Interval between two reads of the inbox, in seconds."""
 WRITE_SEC, WATCHED_WRITE_SEC = 10.0, 2.0
-"""Interval between two writes of the state, in general and while another process reads it, in seconds."""
+"""Intervals between writes of the state, in seconds: by default, and while another process reads the state."""
 UNWIND_SEC = 2.0
 MAX_ROUNDS = 100
 SHOWN_FILES, SHOWN_EPISODES = 3, 10
@@ -42,7 +42,7 @@ class RunControl:
         interrupt: Function that ends the run, like Ctrl-C.
         on_drop: Function that is called with each episode that is removed from the queue.
         note: Function that is called with each line of `control.jsonl`.
-        is_recorded: Whether the run can write its records. If it cannot, the run has already reported the reason.
+        is_recorded: Function that returns whether the run can write its records. If not, the run reports the reason.
     """
 
     run_dir: RunDir

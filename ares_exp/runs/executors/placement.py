@@ -37,7 +37,7 @@ class Seat(Generic[HostT]):
     kept_for: object | None = None
 
     def has_room(self, limit: int) -> bool:
-        """Returns whether an environment can be added that shares its host with at most `limit` - 1 others."""
+        """Returns whether the host has room for an environment that allows at most `limit` environments on its host."""
         return len(self.limits) < min([self.slots, limit, *self.limits])
 
 

@@ -326,7 +326,7 @@ class RayExecutor(Executor):
         return host
 
     def _uses_shared_disk(self, sees_run_dir: bool) -> bool:
-        """Returns whether a host writes to the run directory. Raises `PreflightError` if it must, but cannot."""
+        """Returns whether a host writes to the run directory. Raises `PreflightError` if it must do so, but cannot."""
         if self._storage == "shared" and not sees_run_dir:
             raise PreflightError("it cannot see the run directory, which `executor.storage=shared` requires.")
         shares = sees_run_dir and self._storage != "stream"

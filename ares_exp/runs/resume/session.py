@@ -235,7 +235,7 @@ def open_session(
     tasks: Mapping[str, str | None],
     warnings: Sequence[str],
 ) -> Session:
-    """Starts the run, or resumes the one in its directory, which this process owns. Blocking.
+    """Starts the run, or resumes the run in its directory. This process must own the directory. Blocking.
 
     Args:
         run_dir: Directory of the run.
