@@ -27,7 +27,7 @@ async def in_thread(function: Callable[[], _T]) -> _T:
 
 
 async def happened(event: asyncio.Event, seconds: float | None) -> bool:
-    """Waits up to `seconds` (`None`: no bound) for an event; returns whether it has happened."""
+    """Waits up to `seconds` (`None`: no limit) for an event. Returns whether the event is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -35,7 +35,7 @@ async def happened(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def cancel_all(*tasks: asyncio.Future[Any], within_sec: float | None = None) -> None:
-    """Cancels tasks and waits until they have ended, for up to `within_sec` seconds (`None`: no bound).
+    """Cancels tasks, and waits up to `within_sec` seconds (`None`: no limit) until the tasks have ended.
 
     asyncio does not report their errors as never retrieved. `result` still raises the errors.
     """

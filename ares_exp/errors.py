@@ -69,7 +69,7 @@ class PresetError(ConfigError, ValueError):
 
 
 class PresetLookupError(ConfigError, LookupError):
-    """The preset does not exist, or it has no such task."""
+    """The preset does not exist, or does not contain the selected task."""
 
 
 class TaskError(UserError, ValueError):
@@ -85,7 +85,7 @@ class PreflightError(UserError):
 
 
 class GitError(PreflightError):
-    """Git failed: a repository cannot be reached, or has no such commit.
+    """Git failed. For example, a repository cannot be reached, or a commit does not exist.
 
     Attributes:
         said: Output of git, without the suggested fix.
@@ -238,7 +238,7 @@ class EndpointUnreachableError(EndpointError):
 
 
 class WireFormatError(PolicyError, ValueError):
-    """A request or a response does not fit the wire format: malformed, or with an unsupported field."""
+    """A request or a response is malformed, or has a field that the wire format does not support."""
 
 
 class UnsendableRequestError(WireFormatError):

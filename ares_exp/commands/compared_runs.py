@@ -172,7 +172,7 @@ def _name(run: ChosenRun, differing: Sequence[str]) -> str:
 
 
 def _letters(number: int) -> str:
-    """Returns a letter from A to Z, then AA, AB and so on."""
+    """Converts a number to letters: A to Z, then AA, AB and so on."""
     first, last = divmod(number, len(ascii_uppercase))
     return (ascii_uppercase[first - 1] if first else "") + ascii_uppercase[last]
 

@@ -231,7 +231,7 @@ def _raw_input() -> Iterator[None]:
 
 
 async def _connect(terminal: Terminal) -> None:
-    """Types standard input into the terminal and prints its output until the shell ends."""
+    """Sends standard input to the terminal, and prints the output of the terminal until the shell ends."""
     typing = asyncio.create_task(_type(terminal))
     try:
         with suppress(OSError):
@@ -243,7 +243,7 @@ async def _connect(terminal: Terminal) -> None:
 
 
 async def _type(terminal: Terminal) -> None:
-    """Types standard input into the terminal. At the end of the input, types Ctrl-D until the shell ends."""
+    """Sends standard input to the terminal. At the end of the input, sends Ctrl-D until the shell ends."""
     loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
     with suppress(OSError):
         while data := await _readable(loop, descriptor):

@@ -74,7 +74,7 @@ class RunningEpisode(EpisodeEvents):
 
     @property
     def starts_anew(self) -> bool:
-        """Whether a retry follows that does not continue this episode."""
+        """Whether a retry follows that starts from the beginning instead of continuing this episode."""
         return self.retry is not None and self.retry.planned.earlier is None
 
     def waited(self, seconds: float) -> None:

@@ -190,7 +190,7 @@ def _checksum_of(data: Mapping[str, Any]) -> str:
 
 
 def absolute(path: Any) -> Path:
-    """Returns `path`, the field `snapshot_dir` of a file. Raises `ValueError` if it is not an absolute path."""
+    """Converts the field `snapshot_dir` to a path. Raises `ValueError` if it is not an absolute path."""
     try:
         if isinstance(path, str) and os.fsencode(path).startswith(b"/") and "\0" not in path:
             return Path(path)

@@ -144,7 +144,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Waits for the snapshot in progress (after a cancellation, cancels it), then leaves the environment."""
+        """Completes the snapshot in progress (cancels it after a cancellation), then leaves the wrapped environment."""
         try:
             if isinstance(exc, asyncio.CancelledError | KeyboardInterrupt):
                 await self._abandon_snapshot()
@@ -212,7 +212,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self._schedule.report(what, error)
 
     async def _abandon_snapshot(self) -> None:
-        """Cancels the snapshot in progress, which does not appear in the store, and waits for its clean-up."""
+        """Cancels the snapshot in progress, and waits for its clean-up. The snapshot does not appear in the store."""
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.cancel()

@@ -136,7 +136,7 @@ def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
 
 
 def _arrive(arguments: Sequence[str], first_process: tuple[tuple[str, str], ...]) -> JobFunction:
-    """Returns the job function in a process that a launcher started. Prepares this process like the command's process."""
+    """Prepares a process that a launcher started for jobs, and returns the job function of the process."""
     from ares_exp.containers.ownership import owner_labels
 
     if owner_labels() == dict(first_process):

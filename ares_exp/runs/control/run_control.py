@@ -228,7 +228,7 @@ class RunControl:
         await self._on_disk(lambda: write_status(self.run_dir.status, self.live.read()))
 
     async def _on_disk(self, write: Callable[[], None]) -> None:
-        """Writes in a thread. If a write fails, the run continues, and one warning is logged."""
+        """Calls `write` in a thread. If writes fail, the run continues. Only the first failure is a warning."""
         try:
             await asyncio.to_thread(write)
         except OSError as error:

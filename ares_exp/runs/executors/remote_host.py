@@ -183,7 +183,7 @@ class RemoteHost:
     # News of the host
 
     async def _listen(self) -> None:
-        """Polls the host for news until it is lost, which also renews the lease."""
+        """Polls the host for news until the host is lost. Each poll also renews the lease."""
         wait_sec = min(NEWS_SEC, self.lease_sec / 4)
         while self.why_lost is None:
             why = f"it gave no sign of life for {self.lease_sec:g} s"

@@ -62,7 +62,7 @@ def check_trust(run_dir: Path, *, forced: bool) -> None:
 
 
 def values_of(run: RecordedRun) -> dict[str, Any]:
-    """Returns the recorded config of a run for a new composition, with its values from the start of the run.
+    """Returns the recorded config of a run, with the values from the start of the run, to compose another config.
 
     References to other keys and to the run's directory remain references. A typed key therefore applies wherever it is
     referenced (`branches=4` changes the attempts), and a new run writes to its own directory.

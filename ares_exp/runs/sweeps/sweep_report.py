@@ -213,8 +213,8 @@ def pooled(runs: Sequence[RunSummary]) -> RunSummary:
 
     Tasks with several seeds are a nested design, whose interval resamples tasks, each with the results of all of its
     seeds. Davison & Hinkley (1997, "Bootstrap Methods and their Application", section 3.8) show that resampling seeds
-    as well would count their variation twice. The interval of the pooled run is the closed form. It does not include
-    effects that all tasks of a run share, as with checkpoints of several training runs.
+    as well would count their variation twice. The interval of the pooled run is computed in closed form. It does not
+    include effects that all tasks of a run share, as with checkpoints of several training runs.
     """
     stride = 1 + max((result.attempt for run in runs for result in run.results), default=0)
     results = (
