@@ -202,7 +202,7 @@ class QuotaError(EndpointError):
 
 
 class AuthenticationError(EndpointError):
-    """The key is wrong, or not allowed to do this (401, 403)."""
+    """The key is invalid, or has no permission for the request (401, 403)."""
 
 
 class ContextOverflowError(EndpointError):
@@ -320,7 +320,7 @@ class ContainerRateLimitError(ContainerServiceError):
 
 
 class ContainerAuthorizationError(ContainerServiceError):
-    """The key is wrong, expired, or not allowed to do this."""
+    """The key is invalid or expired, or has no permission for the request."""
 
 
 class ContainerNotFoundError(ContainerServiceError):
@@ -429,7 +429,7 @@ class SnapshotBusyError(SnapshotTimingError):
 
 
 class SnapshotUnsupportedError(SnapshotError):
-    """This agent, container or value cannot be captured."""
+    """The agent, the container or a value cannot be captured in a snapshot."""
 
 
 class CaptureError(SnapshotError):

@@ -176,7 +176,7 @@ class SnapshotStore:
 
         Raises:
             SnapshotNotFoundError: The store has no snapshot with this id.
-            SnapshotMetadataError: The snapshot is malformed, or of another version.
+            SnapshotMetadataError: The snapshot is malformed, or has another schema version.
         """
         directory = self._directory(snapshot_id)
         with _told(directory, "read"):

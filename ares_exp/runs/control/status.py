@@ -217,7 +217,7 @@ _HOSTNAME = socket.gethostname()
 
 
 class LiveStatus:
-    """The current state of a run. Counts ended episodes; `read` adds running episodes and can be called in any thread.
+    """The current state of a run. Counts ended episodes. `read` adds running episodes; any thread can call it.
 
     The other components of the run set its attributes, which are described in `RunStatus`.
     """

@@ -453,7 +453,7 @@ def _size(used: EnvironmentUsage) -> tuple[int, float]:
 
 
 def _in_short(error: BaseException) -> str:
-    """Returns the class of an error and the last line of its message, which has the cause in Ray's errors."""
+    """Returns the class of an error and the last line of its message. Ray's errors have the cause in this line."""
     lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
     cause, _, _ = (lines or [""])[-1].partition(GUESSES)
     return f"{type(error).__name__}: {cause.rstrip(' .')[:300]}"
