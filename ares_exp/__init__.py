@@ -1,6 +1,6 @@
 """LLM code agents as reproducible RL experiments: `python -m ares_exp`, or the names below in a script.
 
-Importing this package costs next to nothing; each name is imported from the module that owns it when it is first used.
+Importing this package is fast, because each name is imported from its module when the name is first used.
 """
 
 from __future__ import annotations

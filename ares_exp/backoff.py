@@ -22,7 +22,9 @@ def backoff_sec(tries: int, *, base_sec: float, max_sec: float, rng: random.Rand
 
 
 def retry_after_sec(headers: Mapping[str, str], *, now: float | None = None) -> float | None:
-    """Returns the wait of `Retry-After` in seconds (a number or an HTTP date); `None` when it has no usable value.
+    """Returns the wait, in seconds, that the header `Retry-After` requests; `None` if the header is missing or invalid.
+
+    The header contains a number of seconds or an HTTP date.
 
     Args:
         headers: Response headers, by lower-case name.

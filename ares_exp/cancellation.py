@@ -14,7 +14,10 @@ _T = TypeVar("_T")
 
 
 async def in_thread(function: Callable[[], _T]) -> _T:
-    """Runs `function` in a thread; on cancellation waits for it, so that it creates nothing after the clean-up."""
+    """Runs `function` in a thread.
+
+    If the caller is cancelled, waits for the function to end, so that it creates nothing after the clean-up.
+    """
     task = asyncio.ensure_future(asyncio.to_thread(function))
     try:
         return await asyncio.shield(task)
@@ -24,7 +27,7 @@ async def in_thread(function: Callable[[], _T]) -> _T:
 
 
 async def happened(event: asyncio.Event, seconds: float | None) -> bool:
-    """Waits up to `seconds` (`None`: no bound) for an event; returns whether it has happened."""
+    """Waits up to `seconds` (`None`: no limit) for an event. Returns whether the event is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -32,9 +35,9 @@ async def happened(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def cancel_all(*tasks: asyncio.Future[Any], within_sec: float | None = None) -> None:
-    """Cancels tasks and waits until they have ended, for up to `within_sec` seconds (`None`: no bound).
+    """Cancels tasks, and waits up to `within_sec` seconds (`None`: no limit) until the tasks have ended.
 
-    Their errors count as handled, and `result` still raises them.
+    asyncio does not report their errors as never retrieved. `result` still raises the errors.
     """
     for task in tasks:
         task.cancel()
@@ -65,9 +68,9 @@ async def finish(work: Coroutine[Any, Any, Any]) -> None:
 
 
 def in_daemon_thread(function: Callable[[], _T], stays_until: threading.Event | None = None) -> asyncio.Future[_T]:
-    """Runs `function` in a daemon thread, which ends with the process, or stays alive until the event `stays_until`.
+    """Runs `function` in a daemon thread. With `stays_until`, the thread stays alive until this event is set.
 
-    The interpreter joins the threads of a pool when it exits, and would wait forever for a hanging thread.
+    The interpreter exits without waiting for a daemon thread. It would wait forever for a hanging thread of a pool.
     """
     outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
     context = contextvars.copy_context()

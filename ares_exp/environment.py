@@ -38,7 +38,7 @@ RewardT = TypeVar("RewardT", covariant=True, default=float)
 DiscountT = TypeVar("DiscountT", covariant=True, default=float)
 T = TypeVar("T")
 _SHOWN_CHARS = 200
-"""Length of an observation in the repr of a time step."""
+"""Maximum length of an observation in the repr of a time step, in characters."""
 
 
 class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
@@ -121,7 +121,7 @@ is longer than the model can read."""
 
 @runtime_checkable
 class MinimalEnvironment(Protocol):
-    """The minimal environment: three methods. All of ares_exp accepts it. `EnvironmentBase` adds the optional members.
+    """An environment with only the three required methods. `EnvironmentBase` adds the optional members.
 
     An observation is an LLM request, and an action is an LLM response. `reset()` and `step()` raise an exception if the
     agent, the container or the verifier fails. A LAST step always means that the episode ended by itself or by a limit.
@@ -264,7 +264,7 @@ class PendingRequest(NamedTuple):
 
 
 MAIN_CONVERSATION = "main"
-"""Name of the conversation of an agent that has only one, or does not distinguish its conversations."""
+"""Name of an agent's only conversation, or of all conversations of an agent that does not distinguish them."""
 BACKGROUND_PREFIX = "side-"
 """Prefix of the names of conversations without tools, such as requests for titles."""
 
@@ -425,8 +425,9 @@ class EnvironmentBase:
     def pending_requests(self) -> tuple[PendingRequest, ...]:
         """Returns the requests without a response. `step(action)` responds to the first one, which is the observation.
 
-        A caller can use this to ask the policy for several responses at once. New requests are appended, and the order
-        never changes. During `step()`, the request to which it responds is not included. Empty without an episode.
+        A caller can use this method to ask the policy for several responses at once. New requests are appended, and the
+        order never changes. During `step()`, the request to which the step responds is not included. Empty without an
+        episode.
         """
         return ()
 
@@ -435,7 +436,7 @@ class EnvironmentBase:
 
         May be awaited at any time, also during `step()`, and may be cancelled. Returns only after a change. It does not
         have to report the request that a `step()` responds to or returns, because the caller of `step()` knows it.
-        Default: never returns.
+        By default, never returns.
         """
         await asyncio.Event().wait()
         raise AssertionError("unreachable: the event is never set")
@@ -447,7 +448,7 @@ class EnvironmentBase:
 
     @property
     def held_container(self) -> Container | None:
-        """The container of the episode that reached LAST; `None` before, after its release, and without one."""
+        """The kept container of an episode that reached LAST; `None` if there is no kept container."""
         return None
 
     async def release_container(self) -> None:

@@ -69,7 +69,7 @@ class PresetError(ConfigError, ValueError):
 
 
 class PresetLookupError(ConfigError, LookupError):
-    """The preset does not exist, or it has no such task."""
+    """The preset does not exist, or does not contain the selected task."""
 
 
 class TaskError(UserError, ValueError):
@@ -85,7 +85,7 @@ class PreflightError(UserError):
 
 
 class GitError(PreflightError):
-    """Git failed: a repository cannot be reached, or has no such commit.
+    """Git failed. For example, a repository cannot be reached, or a commit does not exist.
 
     Attributes:
         said: Output of git, without the suggested fix.
@@ -113,7 +113,7 @@ class NoRequestError(AgentError):
 
 
 class AgentSetupTimeoutError(AgentError, TimeoutError):
-    """The code agent sent no first request within its time limit."""
+    """The code agent did not send its first request within the time limit."""
 
 
 class AgentInstallError(AgentError):
@@ -202,7 +202,7 @@ class QuotaError(EndpointError):
 
 
 class AuthenticationError(EndpointError):
-    """The key is wrong, or not allowed to do this (401, 403)."""
+    """The key is invalid, or has no permission for the request (401, 403)."""
 
 
 class ContextOverflowError(EndpointError):
@@ -238,7 +238,7 @@ class EndpointUnreachableError(EndpointError):
 
 
 class WireFormatError(PolicyError, ValueError):
-    """A request or a response does not fit the wire format: malformed, or with an unsupported field."""
+    """A request or a response is malformed, or has a field that the wire format does not support."""
 
 
 class UnsendableRequestError(WireFormatError):
@@ -310,17 +310,17 @@ class ContainerServiceError(ContainerError):
 
 
 class ContainerQuotaError(ContainerServiceError):
-    """A quota of the service is used up: it starts no more, or no larger, containers. Waiting does not help."""
+    """A quota of the service does not allow more containers, or larger containers. Waiting does not help."""
 
 
 class ContainerRateLimitError(ContainerServiceError):
-    """Too many requests, and waiting as long as allowed did not help."""
+    """The service still rejects requests as too frequent after the longest allowed wait."""
 
     retryable = True
 
 
 class ContainerAuthorizationError(ContainerServiceError):
-    """The key is wrong, expired, or not allowed to do this."""
+    """The key is invalid or expired, or has no permission for the request."""
 
 
 class ContainerNotFoundError(ContainerServiceError):
@@ -429,7 +429,7 @@ class SnapshotBusyError(SnapshotTimingError):
 
 
 class SnapshotUnsupportedError(SnapshotError):
-    """This agent, container or value cannot be captured."""
+    """The agent, the container or a value cannot be captured in a snapshot."""
 
 
 class CaptureError(SnapshotError):
@@ -445,7 +445,7 @@ class SnapshotNotFoundError(SnapshotMetadataError, LookupError):
 
 
 class SnapshotVersionError(SnapshotMetadataError):
-    """A snapshot has another schema version than the current one."""
+    """A snapshot does not have the current schema version."""
 
 
 class SnapshotCorruptError(SnapshotMetadataError):
@@ -465,7 +465,7 @@ class JournalError(SnapshotError):
 
 
 class NondeterministicCallError(JournalError):
-    """The agent used something outside its container, its LLM and its event loop."""
+    """The agent used a resource other than its container, its LLM and its event loop."""
 
 
 class DivergenceError(_Divergence, JournalError):
@@ -481,7 +481,7 @@ class TrajectoryFormatError(AresExpError, ValueError):
 
 
 class TrajectoryVersionError(TrajectoryFormatError):
-    """A trajectory file has another schema version than the current one."""
+    """A trajectory file does not have the current schema version."""
 
 
 class ServiceError(AresExpError):

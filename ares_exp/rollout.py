@@ -37,7 +37,7 @@ async def run_episode(
         environment: Environment to enter, reset, step and close.
         policy: Client that responds to the observations.
         events: Receiver of the events of the episode. It contains the usage, even if an exception ends the episode.
-        policy_timeout_sec: Time limit of one response in seconds, from the time when its turn comes.
+        policy_timeout_sec: Time limit of one response in seconds. It starts when the loop waits for this response.
 
     Raises:
         PolicyError: The policy failed, or gave no response within `policy_timeout_sec`.
@@ -92,7 +92,7 @@ def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
 
 
 def _pending(env: EnvironmentBase, time_step: TimeStep[Any]) -> tuple[PendingRequest, ...]:
-    """Returns the pending requests, or none if a wrapper has changed the observation, and may change other requests."""
+    """Returns the pending requests; none if a wrapper changed the observation, because it may change other requests."""
     pending = env.pending_requests()
     return pending if pending and pending[0].request == time_step.observation else ()
 

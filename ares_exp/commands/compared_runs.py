@@ -172,7 +172,7 @@ def _name(run: ChosenRun, differing: Sequence[str]) -> str:
 
 
 def _letters(number: int) -> str:
-    """Returns a letter from A to Z, then AA, AB and so on."""
+    """Converts a number to letters: A to Z, then AA, AB and so on."""
     first, last = divmod(number, len(ascii_uppercase))
     return (ascii_uppercase[first - 1] if first else "") + ascii_uppercase[last]
 
@@ -219,7 +219,7 @@ class ComparedPair:
 
     @property
     def advice(self) -> str | None:
-        """Advice on how to get a significant result; `None` if the result is significant or no task was compared."""
+        """Advice on how to get a significant result; `None` if the result is significant, or no tasks were compared."""
         remedy = self.comparison.remedy
         return None if self.is_settled or remedy is None else _advice(remedy, self)
 

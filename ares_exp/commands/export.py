@@ -224,7 +224,7 @@ def _write_lines(out: Path, lines: Iterable[str]) -> None:
 
 
 def _file_name(episode_id: str) -> str:
-    """Returns the id, or a similar safe file name if the id comes from another program."""
+    """Returns the id as a file name, or a similar safe name for an unsafe id from another program."""
     if SAFE_NAME.fullmatch(episode_id) and not episode_id.startswith("."):
         return episode_id
     like_it = re.sub(r"[^A-Za-z0-9_-]+", "_", episode_id)[:100]

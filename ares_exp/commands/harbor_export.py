@@ -49,7 +49,7 @@ Json = Mapping[str, Any]
 AGENT_FOLDER, TRAJECTORY = "agent", "trajectory.json"
 MAX_TASK_CHARS, HASH_CHARS = 32, 7
 MAX_MASKED_BYTES = 64 * 2**20
-"""Maximum size of a file in which secrets are masked. In larger files, the run has masked the task's secrets."""
+"""Maximum size of a file in which secrets are masked. Larger files are copied unchanged."""
 
 _NAMESPACE = uuid.UUID("5b0a4c0e-7a0f-5d0c-9a51-5d9f3c1f6a0b")
 _FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")
@@ -359,7 +359,10 @@ def mean_rewards(rewards: Sequence[Mapping[str, float] | None]) -> dict[str, flo
 
 
 def pass_rates(successes: Mapping[str, Sequence[bool]]) -> dict[str, float]:
-    """Returns the mean pass@k over tasks, for powers of two and multiples of five. `successes` are attempts by task."""
+    """Returns the mean pass@k over tasks, for powers of two and multiples of five.
+
+    `successes` contains, for each task, whether each attempt passed.
+    """
     most = min(map(len, successes.values()), default=0)
     powers = {2**exponent for exponent in range(1, most.bit_length())}
     numbers = sorted(k for k in {*powers, *range(5, most + 1, 5)} if k <= most)

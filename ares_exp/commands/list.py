@@ -118,7 +118,7 @@ def _options(group: str, config_dirs: Sequence[Path]) -> list[Row]:
 
 
 def _problem_of(option: Option) -> str | None:
-    """Returns a problem that the file or class of an option shows without a run; `None` if there is no problem."""
+    """Checks the file and class of an option without starting a run. Returns the problem; `None` without a problem."""
     import yaml
 
     try:

@@ -109,10 +109,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Scoring:
-    """Scores the episodes that have no score yet. `failures` contains the other episodes, by error message."""
+    """Scores the episodes that have no score yet. `failures` lists episodes whose scoring failed, by error message."""
 
     def __init__(self, run_dir: RunDir, scorers: Sequence[ConfiguredScorer]) -> None:
-        """Reads the records. Raises `ConfigError` if one is broken, a name is in use, or no episode needs a score."""
+        """Reads the records, and selects the episodes that need a score.
+
+        Raises:
+            ConfigError: A record is broken, the name of a scorer is in use, or no episode needs a score.
+        """
         results, added = read_results(run_dir.episodes).results, added_rewards(run_dir)
         stored = {one.episode_id: one for one in load(run_dir.path, partial=True, skip_broken=True)}
         final = final_results(results)
@@ -232,9 +236,9 @@ class _Scoring:
     async def _container(
         self, trajectory: EpisodeTrajectory, scorers: Sequence[ConfiguredScorer]
     ) -> AsyncIterator[Container | None]:
-        """Yields the container of an episode in its final state, or `None` if no scorer uses it or it is gone.
+        """Yields the container of an episode in its final state; `None` if no scorer uses it, or it cannot be restored.
 
-        The agent executes the last response again, and the tests run again.
+        It is restored from the last snapshot. The agent then executes the last response again, and the tests run again.
         """
         step, last = len(trajectory.steps) - 2, trajectory.steps[-1].action if trajectory.steps else None
         snapshot = None
@@ -253,7 +257,7 @@ class _Scoring:
 
 
 def _has(rewards: Iterable[str], name: str) -> bool:
-    """Returns whether any of these names of rewards belongs to the scorer `name`."""
+    """Returns whether any of these rewards belongs to the scorer `name`."""
     return name in {reward.partition(".")[0] for reward in rewards}
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PREFIX = "serve."
 NAME = "name=serve"
-"""The run directory is outputs/serve/<date>_<time>."""
+"""Override that makes outputs/serve/<date>_<time> the default run directory."""
 NO_EFFECT = ("policy", "attempts", "branch_from", "replay")
 HELP = """\
 Runs episodes for trainers in other processes. Trainers submit rollouts over HTTP, and the agents' LLM calls go to the

@@ -166,7 +166,7 @@ def _list(episodes: StoredEpisodes, found: str, *, has_causes: bool) -> None:
 
 
 def _cause(episode: StoredEpisode) -> str:
-    """Returns the error of an episode, or otherwise the last line of the verifier's output."""
+    """Returns the error of an episode; without an error, the last line of the verifier's output."""
     if episode.error is not None:
         return f"{episode.error.type}: {episode.error.message}"
     lines = [line for text in _verifier_output(episode).values() for line in text.splitlines() if line.strip()]

@@ -401,7 +401,7 @@ def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: flo
         for result in attempts[name]
         if (objection := _of_agent(result) or object_to(result.reward, rewards[name], threshold)) is not None
     ]
-    first = {(one.fault, one.message): one for one in reversed(problems)}  # of the attempts with the same problem
+    first = {(one.fault, one.message): one for one in reversed(problems)}  # the first attempt of each problem
     return TaskVerdict(candidate, rewards[SOLUTION], rewards[NOTHING], tuple(first.values())[::-1])
 
 

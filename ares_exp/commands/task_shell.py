@@ -175,7 +175,7 @@ def _snapshot(reference: str) -> EnvironmentSnapshot:
 def _recorded(
     snapshot: EnvironmentSnapshot, episode: EpisodeParts, overrides: Sequence[str]
 ) -> tuple[HarborTask, EpisodeParts]:
-    """Returns the task of a snapshot, and `episode` with its container backend unless the overrides choose one."""
+    """Returns a snapshot's task, and `episode` with the snapshot's container backend unless the overrides set one."""
     from ares_exp.environments.recorded_setup import recorded_container_factory, recorded_task
 
     containers: ContainerFactoryBase = episode.container_factory
@@ -231,7 +231,7 @@ def _raw_input() -> Iterator[None]:
 
 
 async def _connect(terminal: Terminal) -> None:
-    """Types standard input into the terminal and prints its output until the shell ends."""
+    """Sends standard input to the terminal, and prints the output of the terminal until the shell ends."""
     typing = asyncio.create_task(_type(terminal))
     try:
         with suppress(OSError):
@@ -243,7 +243,7 @@ async def _connect(terminal: Terminal) -> None:
 
 
 async def _type(terminal: Terminal) -> None:
-    """Types standard input into the terminal. At the end of the input, types Ctrl-D until the shell ends."""
+    """Sends standard input to the terminal. At the end of the input, sends Ctrl-D until the shell ends."""
     loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
     with suppress(OSError):
         while data := await _readable(loop, descriptor):

@@ -3,8 +3,8 @@
 The server is a separate process that only reads files. It does not slow down runs, and it also shows runs that were
 killed or that run on another machine.
 
-Other web pages can send requests to a server on this machine, through host names that resolve to it. Other users of
-this machine can also connect to it. Each request therefore needs the exact `Host`, no foreign `Origin`, and a token.
+Other web pages can send requests to this server through host names that resolve to this machine. Other users of this
+machine can also connect to the server. Each request therefore needs the exact `Host`, no foreign `Origin`, and a token.
 The first address contains the token. Later requests send it in a cookie that is not sent with requests of other sites.
 """
 
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """The server of one folder, on the loopback interface. It listens from its creation."""
+    """The server of one folder, on the loopback interface. It starts to listen when it is created."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -325,7 +325,7 @@ def _signature(path: Path, *, steps: bool) -> Signature:
     if steps and run.trajectories.is_dir():
         with os.scandir(run.trajectories) as entries:
             files += [Path(entry.path) for entry in entries]
-    is_written = int(is_run(path) and ShownRun(path).is_written)  # a killed run does not write
+    is_written = int(is_run(path) and ShownRun(path).is_written)  # a killed run stops writing without changing a file
     stamps = []
     for file in files:
         with contextlib.suppress(OSError):

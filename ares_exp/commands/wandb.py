@@ -150,7 +150,7 @@ def _sync(files: Sequence[Path], folder: Path) -> None:
 
 
 def _complete(run_dir: Path, record: WandbRecord, folder: Path) -> list[Path]:
-    """Links the inputs of the run. Also uploads its scores and files if it was killed or moved, or has new scores.
+    """Links the input runs of a run. If the run was killed or moved, or has new scores, also uploads scores and files.
 
     Returns the parent runs whose trajectories changed.
     """

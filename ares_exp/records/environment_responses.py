@@ -1,8 +1,8 @@
 """The record of an environment's model calls: `oracle.jsonl` in the files of an episode, with one line per question.
 
-A line is written before the response is applied. From this record, the runner reads the usage of a lost episode. It
-also copies the responses to the record of the next episode, where they are marked as `taken_over` and are not requested
-again. The record is untrusted and is read up to the first invalid line.
+A line is written before the response is applied. The runner reads the usage of a lost episode from this record. The
+runner also copies the responses to the record of the next episode, where they are marked as `taken_over` and are not
+requested again. The record is untrusted and is read up to the first invalid line.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Asked:
     Attributes:
         task: Name of the task.
         question: Question of the policy.
-        said: The text of each of the model's responses. The answer was parsed from the last one.
+        said: Text of each of the model's responses. The answer was parsed from the last text.
         answer: Parsed answer, in the environment's terms; `None` if no response could be parsed.
         model: Name of the model; `None` if unknown.
         prompt_tokens, generated_tokens: Total tokens of all responses.

@@ -124,7 +124,8 @@ class ErrorInfo:
     """An error, or the limit that truncated an episode.
 
     Attributes:
-        type: Class name of the exception; `limit` for a limit, except `agent_exit`, which has an exception.
+        type: Class name of the exception; `limit` for a limit. For the limit `agent_exit`, the class name of its
+            exception.
         message: Human-readable message.
         limit: Limit that was reached: `steps`, `time`, `tokens`, `cost`, `unknown`, or a name that the environment
             defines; `None` for an error.
@@ -228,7 +229,7 @@ class AgentFacts:
         retries: Number of requests that asked for the same response again. They cause no further cost.
         conversations: Names of the agent's conversations, in the order in which they started.
         dropped: Unsupported fields that were removed from the requests.
-        background_requests: Number of calls in addition to the agent's work that the policy answered without a step.
+        background_requests: Number of background requests, such as for titles, that the policy answered without a step.
         refused: Number of HTTP requests that the LLM endpoint rejected, such as a request with a wrong key.
         last_refusal: Method, path, status and reason of the last rejected request; `None` if there is none.
     """
@@ -266,7 +267,7 @@ class StageResult:
         reward: Reward of the stage; `None` if the stage was not verified.
         rewards: All scores of the stage's verifier, by key.
         truncated_by: Limit that ended the stage; `None` if no limit was reached.
-        num_steps: Number of time steps of the stage: responses, plus a final response that did not arrive in time.
+        num_steps: Number of responses in the stage, plus one if the final response did not arrive in time.
     """
 
     name: str

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 EPISODES = "episodes.jsonl"
 SCORES_SUFFIX = ".jsonl"
-"""Suffix of the files in `scores/`, of which each scorer has one."""
+"""Suffix of the files in `scores/`. Each scorer has one file."""
 SWEEP_RECORD = "multirun.yaml"
 """Hydra's record of a sweep. A folder that has this file is a sweep."""
 STOP = "stop"
@@ -52,7 +52,7 @@ def dump_json(data: Any, *, indent: int | None = None) -> str:
 def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Opens a file for atomic writing. The file is replaced only if the body raises no exception.
 
-    By default (`sync`), the file then survives a power cut. Its directory must exist.
+    By default (`sync`), the file survives a power cut when the block has ended. Its directory must exist.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -392,7 +392,7 @@ class RunDir:
             (self.path / ".hydra" / name).unlink(missing_ok=True)
         self.log.unlink(missing_ok=True)
         folders = [self.path / ".hydra", self.path]
-        if self.path.parent.parent.name == "outputs":  # the default place: outputs/NAME/TIME
+        if self.path.parent.parent.name == "outputs":  # the default location: outputs/NAME/TIME
             folders += [self.path.parent, self.path.parent.parent]
         for folder in folders:
             if folder.resolve() != Path.cwd() and folder.is_dir() and not any(folder.iterdir()):

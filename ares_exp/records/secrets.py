@@ -24,7 +24,7 @@ SHOWN_CHARS = 160
 class RepeatedWarnings(logging.Filter):
     """A log filter that shows only the first warning of each kind, and counts the others. Errors are always shown.
 
-    Two warnings are of the same kind if they differ only in the inserted values.
+    Two warnings of a logger are of the same kind if `kind_of` returns the same text for both.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ _OTHER_KEYS = frozenset({
     "task",
 })
 _OTHER_TOKENS = frozenset({"bos", "cls", "end", "eos", "mask", "pad", "per", "sep", "special", "start", "stop", "unk"})
-# Final words of names such as `api_key_env` and `credentials_file`, which give the location of a secret.
+# Final words of names such as `api_key_env` and `credentials_file`, whose values are locations of secrets.
 _PLACES = frozenset({"dir", "env", "file", "name", "path", "sock", "url"})
 # fmt: on
 
@@ -223,7 +223,7 @@ def _known_secrets() -> tuple[str, ...]:
     variables = getattr(os.environ, "_data", os.environ)  # comparing the undecoded variables takes half a microsecond
     if (len(_protected), variables) != _known[0]:
         now = len(_protected), dict(variables)
-        # PWD is a folder.
+        # PWD is the working directory, not a password.
         named = (os.environ.get(name, "") for name in os.environ if name != "PWD" and is_sensitive(name))
         values = (value for value in {*_protected, *named} if len(value) >= LEAST_CHARS)
         _known = now, tuple(sorted(values, key=len, reverse=True))

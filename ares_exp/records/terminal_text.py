@@ -51,7 +51,7 @@ def printable(text: str) -> str:
 
 
 def shown_path(path: Path) -> Path:
-    """Returns the path relative to the working directory if it is below it, and otherwise unchanged."""
+    """Returns a path below the working directory as a relative path, and any other path unchanged."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -126,7 +126,7 @@ def count_of(number: int, thing: str, things: str | None = None) -> str:
 
 
 def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:
-    """Renders a table as text, as `stream` supports. The environment variable NO_COLOR disables colours."""
+    """Renders a table as text for the width and colours of `stream`. The variable NO_COLOR disables colours."""
     from rich.console import Console
 
     color_system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"

@@ -56,7 +56,7 @@ def validated(kind: type[T], data: Any) -> T:
     """Creates an object of a dataclass from its JSON form. Fields that `kind` does not have are ignored.
 
     Raises:
-        ValueError: A field is missing or invalid. The message names it.
+        ValueError: A field is missing or invalid. The message names the field.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -80,7 +80,7 @@ def briefly(value: object) -> str:
 def explain_validation(error: ValidationError, *, within: str | None = None) -> str:
     """Describes the first invalid field: its name, the expected value and the actual value.
 
-    `within` is the name of the validated value, if it is a field of another object.
+    `within` is the name of the validated value, if this value is a field of another object.
     """
     item = error.errors(include_url=False, include_context=False)[0]
     name = ".".join(map(str, item["loc"] if within is None else (within, *item["loc"]))) or "the whole"

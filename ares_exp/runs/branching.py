@@ -42,7 +42,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BranchOptions:
-    """Changes at the start of the branches, compared with the recorded episode; `None` means no such change.
+    """Changes that all branches make to the recorded episode at the branching point; `None` means no change.
 
     Attributes:
         inject: User message that is appended to the pending request.
@@ -55,7 +55,7 @@ class BranchOptions:
     response: str | None = None
 
     def edits(self, messages: int, step: int) -> tuple[MessageEdit, ...]:
-        """Returns the message edits that apply from `step`, whose request has this number of `messages`."""
+        """Returns the message edits that apply from `step` on. The request of `step` has `messages` messages."""
         edits = []
         if self.edit is not None:
             edits.append(MessageEdit("replace", messages - 1, self.edit, step))
@@ -103,10 +103,10 @@ class Branching:
 
         Args:
             agents: Factory of the branches' agents.
-            make: Creates an environment from a starting point.
-            check: Raises an error if no episode can start from a starting point. Blocking.
-            store: Directory of a new snapshot, or of a snapshot that an earlier session of the run took.
-            report: Called with messages for the user.
+            make: Function that creates an environment from a starting point.
+            check: Blocking function that raises an error if no episode can start from a starting point.
+            store: Directory for the new snapshot. It may contain the snapshot that an earlier session of the run took.
+            report: Function that is called with messages for the user.
 
         Raises:
             UserError: No snapshot exists and none can be taken. The message explains why.
@@ -179,12 +179,15 @@ class Branching:
         return self._start(lineage, self._edits)
 
     def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client that knows the earlier responses, and returns the fixed first response, if any."""
+        """Returns a client that knows the earlier responses. Its first response is the fixed response, if any."""
         client = policy.for_episode(replace(episode, earlier=self._earlier_responses))
         return client if self._options.response is None else _FirstResponse(self._options.response, client)
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
-        """Returns the snapshot of the step, from the recorded run or `made`, or the last earlier snapshot. Blocking."""
+        """Finds the snapshot of the step in the recorded run or in the store `made`. Blocking.
+
+        If there is no such snapshot, returns the last snapshot before the step, if any.
+        """
         from ares_exp.snapshots.store import SnapshotStore
 
         found = SnapshotStore(self._run_dir.snapshots).nearest(self._episode.episode_id, self.step)
@@ -218,7 +221,7 @@ class _FirstResponse:
 
     @property
     def max_concurrency_per_episode(self) -> int:
-        """The maximum concurrency of the client."""
+        """The maximum number of concurrent requests to the wrapped client."""
         return concurrency_of(self._client)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
@@ -226,14 +229,14 @@ class _FirstResponse:
         return LLMResponse.from_text(text) if text is not None else await self._client(request)
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a response that came from a log instead."""
+        """Notifies the client of a replayed response. The first one takes the place of the fixed response."""
         text, self._text = self._text, None
         if text is None and isinstance(self._client, AdvancingClient):
             self._client.advance(request, response)
 
 
 def _responses_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
-    """Reads the responses that the agent received from the journals of the snapshot. Blocking."""
+    """Reads the snapshot's journals, and returns the responses that the agent had received. Blocking."""
     objects, where = snapshot.object_store, str(snapshot.snapshot_dir)
     journals = (
         decode_journal(objects.get_lines(lines), started_at=0.0, seed=0, where=where)

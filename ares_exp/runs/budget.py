@@ -45,7 +45,7 @@ class Limits:
         cost: Paid US dollars for the policy and for environments.
         errors_in_a_row: Number of consecutive episodes without a reward because the container, the verifier or the
             policy failed. A reward, an agent error, a refusal or a conversation that is too long resets the count,
-            because these show that all other parts work. Cancelled and lost episodes do not count.
+            because these outcomes show that all other parts work. Cancelled and lost episodes do not count.
     """
 
     wall_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -54,7 +54,7 @@ class Limits:
     errors_in_a_row: Annotated[int, Field(gt=0)] | None = None
 
     def reached(self, spent: Spent) -> tuple[str, float, float] | None:
-        """Returns the first limit that is reached, as its name, its value and the spent amount; `None` if none is."""
+        """Returns the name and value of the first reached limit, and the spent amount; `None` without such a limit."""
         for name in _NAMES:
             bound = getattr(self, name)
             if bound is not None and getattr(spent, name) >= bound:
@@ -110,7 +110,7 @@ _NOTHING = Spent()
 
 
 def paid(result: EpisodeResult) -> Spent:
-    """Returns the tokens and cost of one episode, including its environment but not its replayed responses."""
+    """Returns the tokens and cost of one episode and its environment, without replayed responses."""
     tokens, cost, taken = result.prompt_tokens + result.generated_tokens, result.cost, result.replayed
     if taken is not None:
         tokens, cost = tokens - taken.prompt_tokens - taken.generated_tokens, cost - taken.cost
@@ -127,7 +127,7 @@ class BudgetMeter:
     Not thread-safe, except that `refresh` can run in another thread.
 
     Attributes:
-        budget: The limits, which can be replaced.
+        budget: Current limits, which can be replaced during the run.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class BudgetMeter:
     ) -> None:
         """Starts the measurement with the results and wall-clock seconds of earlier sessions. Does not read files.
 
-        Errors in a row of other jobs in `sweep_dir` count from `since`, in epoch seconds. The cause of earlier errors
-        may be fixed when the run is resumed.
+        Consecutive errors of other jobs in `sweep_dir` only count after the time `since`, in epoch seconds. The user
+        may have fixed the cause of earlier errors before resuming the run.
         """
         self.budget = budget
         self._clock = clock
@@ -237,7 +237,7 @@ class BudgetMeter:
 
 @dataclass(slots=True)
 class _Row:
-    """The errors in a row: the time of the last success, and the times of all errors since then, in epoch seconds."""
+    """Consecutive errors: the time of the last success, and the times of all errors since then, in epoch seconds."""
 
     well_at: float = 0.0
     errors_at: list[float] = field(default_factory=list)

@@ -87,7 +87,7 @@ class Components:
             budget=instantiate_node(config, "budget"),
             trainer=objects.get("trainer"),
             executor=part("executor"),
-            recipe=None if objects.keys() - {"policy", "trainer"} else Recipe.of(config),  # both stay here
+            recipe=None if objects.keys() - {"policy", "trainer"} else Recipe.of(config),  # both stay in this process
         )
 
 

@@ -72,10 +72,10 @@ class EpisodeMaker:
     ) -> BaseException | None:
         """Runs an episode, and returns the exception that ended it, if any.
 
-        If the task that runs the episode is cancelled, `is_ended` returns whether only the episode was cancelled.
+        If the asyncio task of the episode is cancelled, `is_ended` returns whether only this episode was cancelled.
 
         Raises:
-            CancelledError: The task is cancelled, and not only the episode.
+            CancelledError: The asyncio task is cancelled, and not only this episode.
         """
         try:
             environment, policy = await self.make(episode)
@@ -91,7 +91,7 @@ class EpisodeMaker:
         return None
 
     def environment_parts(self, start_from: EpisodeStart | None = None) -> EpisodeParts:
-        """Returns the parts from which an environment of this run is created, without an episode."""
+        """Returns the parts from which this run creates an environment, without the values of a single episode."""
         return EpisodeParts(
             container_factory=self._parts.container_factory,
             code_agent_factory=self._parts.effective_agent,
@@ -207,7 +207,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         await self._take_over_responses(episode.planned, files)
         background_client = self._background_client()
         environment = self._make_environment(episode, start_from, output_dir=files, background_client=background_client)
-        if episode.planned.earlier is None:  # a new log is only a line, written like the steps
+        if episode.planned.earlier is None:  # creating a log only writes one line
             policy = self._make_policy(episode)
         else:
             policy = await in_thread(lambda: self._make_policy(episode))
@@ -218,13 +218,13 @@ class ResumableEpisodeMaker(EpisodeMaker):
     async def _take_over_responses(self, planned: PlannedEpisode, own: Path) -> None:
         """Copies responses of the environment's own models from an earlier episode or a replayed recording."""
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
-        if (earlier := planned.earlier) is not None:  # before that try's log is deleted
+        if (earlier := planned.earlier) is not None:  # copied before the earlier log is deleted
             await in_thread(lambda: copy_responses(self._run_dir.files / earlier.episode_id, own))
         elif recorded is not None:
             await in_thread(lambda: copy_responses(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
-        """Returns the starting point: a snapshot of the earlier episode, or the branching point; otherwise `None`."""
+        """Returns a snapshot of the earlier episode, or the branching point; `None` to start from the beginning."""
         from ares_exp.environments.restoring import Continuation
         from ares_exp.snapshots.store import SnapshotStore
 

@@ -204,7 +204,7 @@ class Experiment:
     def _num_planned(self) -> int:
         """Counts the attempts that must have a reward for the run to be complete.
 
-        A training does not need attempts that it cancelled, or that it did not request again after it was resumed.
+        A training run does not need attempts that it cancelled, or that it did not request again after a resume.
         """
         if self._trained is None:
             return len(self._planned)
@@ -415,14 +415,14 @@ class Experiment:
         self.spending.add(result)
 
     def _end(self, why: BudgetExhaustedError | StorageError | UnreachableError) -> None:
-        """Cancels running episodes, and prevents the start of further episodes. Only the first call counts."""
+        """Cancels running episodes, and prevents the start of further episodes. Only the first call has an effect."""
         if self._ended_by is None:
             self._ended_by = why
             self._warn(str(why))
             self._scheduler.interrupt()
 
     def is_ended_by(self, error: BaseException) -> bool:
-        """Returns whether the disk or mount of a record caused an error. If so, the run is ended."""
+        """Returns whether the disk or mount of a record caused an error. If so, ends the run."""
         return self._storage.causes(error)
 
     def _cannot_record(self, failure: StorageError) -> None:

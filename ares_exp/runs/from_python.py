@@ -119,7 +119,7 @@ INTERRUPT_LIMIT_SEC = 60.0
 SIGNAL_CHECK_SEC = 0.5
 """Time in seconds after which a waiting caller notices a Ctrl-C that did not interrupt its wait.
 
-Another thread may have received the signal, or the signal came just before the wait."""
+This happens if another thread received the signal, or if the signal arrived just before the wait."""
 
 _in_progress = threading.Lock()
 
@@ -132,15 +132,15 @@ def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = ()
     the caller waits. You can call this function in scripts, threads and notebooks. In a notebook, it blocks the event
     loop. To await a run, use `arun`.
 
-    A failed attempt is a row and not an exception. `results.exit_code` is the exit code of the command. Ctrl-C cancels
-    running episodes, closes the run (which can be resumed), and raises `KeyboardInterrupt`. Other signals keep the
-    handlers of the script.
+    A failed attempt results in a row, not in an exception. `results.exit_code` is the exit code of the command. Ctrl-C
+    cancels running episodes, closes the run (which can be resumed), and raises `KeyboardInterrupt`. For other signals,
+    the handlers of the script remain installed.
 
     Args:
         overrides: Overrides as on the command line, such as `["env=harbor", "env.path=tasks", "policy=oracle"]`.
         config_dirs: Folders of options, as for `--config-dir`.
-        quiet: Whether to print no progress and no summary. Warnings go to the logging of the script, or to standard
-            error if it has no handlers.
+        quiet: Whether to omit the progress and the summary. Warnings go to the logging handlers of the script or, if
+            there are no handlers, to standard error.
 
     Raises:
         UserError: The overrides are invalid, or a part of the run cannot be used. No container was started.
@@ -182,7 +182,7 @@ async def arun(
 
 
 class _Running:
-    """A run in a separate thread, which `__init__` starts."""
+    """A run in a separate thread. `__init__` starts the thread."""
 
     def __init__(self, overrides: Sequence[str], config_dirs: Sequence[str | Path], *, quiet: bool) -> None:
         self.results: Future[RunResults] = Future()
@@ -237,7 +237,7 @@ class _Running:
 
 @contextmanager
 def only_run() -> Iterator[None]:
-    """Prevents other runs in this process while the block runs. Raises `ConfigError` if there is one."""
+    """Prevents other runs in this process during the block. Raises `ConfigError` if another run is running."""
     _claim()
     try:
         yield
@@ -254,7 +254,7 @@ def _claim() -> None:
 
 
 def checked_overrides(overrides: Sequence[str]) -> list[str]:
-    """Returns the overrides. Raises `ConfigError` if they are not a list of strings, or have a flag."""
+    """Returns the overrides. Raises `ConfigError` if they are not a list of strings, or contain a flag."""
     if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):
         raise ConfigError(
             f"Expected a list of overrides, got {overrides!r:.200}. Write each as on the command line: "

@@ -15,7 +15,7 @@ from ares_exp.runs.scheduler import Scheduler
 MAX_OUTAGE_SEC = 300.0
 """Maximum duration of an outage, in seconds. A longer outage ends the run."""
 FIRST_WAIT_SEC, MAX_WAIT_SEC = 1.0, 10.0
-"""Wait after the first check, which is doubled after each check, and its maximum, in seconds."""
+"""Wait after the first check, and maximum wait, in seconds. The wait is doubled after each check."""
 CHECK_SEC = 30.0
 """Time limit of a check, in seconds."""
 
@@ -44,7 +44,7 @@ class Outages:
         self._watches: dict[Check, asyncio.Task[None]] = {}
 
     async def wait(self, check: Check) -> bool:
-        """Waits until the check passes. Returns whether the check failed at first.
+        """Waits until the check passes. Returns whether the check failed the first time.
 
         Raises:
             UnreachableError: The check failed for `MAX_OUTAGE_SEC`, and the run ends.
@@ -84,7 +84,7 @@ class Outages:
 
 
 async def _problem(check: Check) -> UnreachableError | None:
-    """Runs a check. Returns its `UnreachableError`; `None` if it passed or raised another error."""
+    """Runs a check. Returns the `UnreachableError` that it raised; `None` if it passed or raised another error."""
     try:
         async with asyncio.timeout(CHECK_SEC):
             await check()

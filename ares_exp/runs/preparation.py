@@ -20,7 +20,7 @@ from ares_exp.trajectories.collector import CollectorBase
 
 SHOWN_TASKS = 5
 OPEN_FILES, OPEN_FILES_PER_EPISODE = 40, 14
-"""Open files of a run without its episodes, and of an episode in a local container, which needs the most."""
+"""Number of open files that a run needs besides its episodes, and that each episode needs at most."""
 
 
 async def prepare(
@@ -114,7 +114,7 @@ def _allow_open_files(episodes: int, warn: Callable[[str], None]) -> None:
 
 
 def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> None:
-    """Raises `ConfigError` if a collector records one episode at a time, and `concurrency` is larger."""
+    """Raises `ConfigError` if `concurrency` is above 1, and a collector can only record one episode at a time."""
     for collector in collectors:
         if concurrency > 1 and not collector.keeps_apart:
             raise ConfigError(
@@ -148,7 +148,7 @@ def _check_agent(parts: Components) -> None:
 
 
 def check_snapshots(parts: Components) -> None:
-    """Raises `ConfigError` if the snapshots that the run would take cannot be taken or cannot be used."""
+    """Raises `ConfigError` if the run would take snapshots, and they cannot be taken or cannot be used."""
     agents, schedule = parts.effective_agent, parts.snapshots
     if schedule.output_dir is None:
         return

@@ -54,7 +54,7 @@ def collect_provenance(
 
 
 def _git_state(folder: Path) -> dict[str, Any] | None:
-    """Returns `{"commit": hash, "dirty": whether the folder differs from it}`; `None` if git does not track it."""
+    """Returns `{"commit": hash, "dirty": whether the folder has changes}`; `None` for an untracked folder."""
     folder = folder if folder.is_dir() else folder.parent
     # The output is empty if an enclosing repository does not track the folder, such as a virtual environment.
     if not _git(folder, "ls-tree", "--name-only", "HEAD", "."):

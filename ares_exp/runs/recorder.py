@@ -62,7 +62,10 @@ class Recorder:
             self.track(tracker.log_episode, result)
 
     async def cause(self, failure: BaseException) -> BaseException:
-        """Returns the failed write that ended the run, because it may have caused `failure`, or otherwise `failure`."""
+        """Returns the write error that ended the run, because it may have caused `failure`.
+
+        If no write has failed, returns `failure`.
+        """
         if not isinstance(failure, (asyncio.CancelledError, BudgetExhaustedError, StorageError)):
             await asyncio.to_thread(self._storage.probe)
         return self._storage.failure or failure

@@ -49,8 +49,8 @@ class RetryRules:
         """Stores the rules.
 
         Args:
-            infrastructure: Whether temporary errors of containers and endpoints are retried: twice each, unless
-                `errors` names them.
+            infrastructure: Whether temporary errors of containers and endpoints are retried. Each is retried twice,
+                unless `errors` sets another number.
             container_error: Number of retries of an attempt with the outcome `container_error`.
             verifier_error: Number of retries of an attempt with the outcome `verifier_error`.
             policy_error: Number of retries of an attempt with the outcome `policy_error`.
@@ -90,7 +90,7 @@ class RetryRules:
             _check_class(name)
 
     def changed(self, changes: Mapping[str, Any]) -> RetryRules:
-        """Returns the rules with other values of, for example, `base_sec` or `errors.RateLimitError`.
+        """Returns the rules with changed values, for example of `base_sec` or `errors.RateLimitError`.
 
         Raises:
             ConfigError: A rule or an error class does not exist.

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class MadeEnvironments(SourceBase):
-    """A source of environments that calls a function without arguments. Its task has the function's name."""
+    """A source that creates environments by calling a function. Its only task has the function's name."""
 
     path = None
     needs_container = False
@@ -81,7 +81,7 @@ class MadeEnvironments(SourceBase):
 
 
 class _Seeded(EnvironmentWrapper):
-    """Passes the episode's seed to the first `reset`, if the environment accepts a seed."""
+    """A wrapper that passes the episode's seed to the first `reset`, if the environment accepts a seed."""
 
     def __init__(self, env: MinimalEnvironment, seed: int) -> None:
         super().__init__(env)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SHOWN_TASKS = 10
 _VERBS = {"branch": "branch_from", "replay": "replay"}
-"""Kinds of runs that are based on another run, with the key that names this run."""
+"""Kinds of runs that are based on a recorded run, with the config key that names the recorded run."""
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ def prepare_log() -> None:
 
 
 async def run_attended(run: Run) -> RunSummary:
-    """Executes a run, as `Run.execute`. The first Ctrl-C (or SIGTERM) ends it, and the second exits immediately."""
+    """Executes a run like `Run.execute`. The first Ctrl-C (or SIGTERM) ends the run, a second one exits immediately."""
     presses = 0
 
     def on_signal() -> None:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class RunningEpisode(EpisodeEvents):
     """The state of a running episode, and the handlers of its events.
 
-    This object does not refer to the rollout loop, the policy and the collecting wrapper, which refer to it. Their
-    memory is therefore freed as soon as the episode ends.
+    The rollout loop, the policy and the collecting wrapper refer to this object. This object does not refer to them, so
+    that their memory is freed as soon as the episode ends.
 
     Attributes:
         place: Place of the environment, in this process or on a host.
@@ -74,7 +74,7 @@ class RunningEpisode(EpisodeEvents):
 
     @property
     def starts_anew(self) -> bool:
-        """Whether a retry follows that does not continue this episode."""
+        """Whether a retry follows that starts from the beginning instead of continuing this episode."""
         return self.retry is not None and self.retry.planned.earlier is None
 
     def waited(self, seconds: float) -> None:
@@ -100,7 +100,7 @@ class RunningEpisode(EpisodeEvents):
             self.recorder.spending.pay(self, response)
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
-        """Writes the result to the response log, so that it survives a crash while the trajectory is written."""
+        """Writes the result to the response log. The result then survives a crash while the trajectory is written."""
         self.last, self.finished_at = last, end_time
         result = self.to_result(None, report)
         if self.log is not None and result.outcome in RESPONSES_USED_UP:

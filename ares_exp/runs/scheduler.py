@@ -97,7 +97,7 @@ class Scheduler:
     Attributes:
         concurrency: Maximum number of concurrent episodes.
         interrupted: Whether `interrupt` was called.
-        holds: Current pauses: the explanation of each, by its cause. The explanation of a user's pause is empty.
+        holds: Explanations of the current pauses, by cause. The explanation of a user's pause is empty.
     """
 
     def __init__(self, concurrency: int, execute: Execute) -> None:

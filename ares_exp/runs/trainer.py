@@ -101,7 +101,10 @@ class TrainedRun:
         return self._scheduler.concurrency
 
     def describe(self, task_name: str) -> Mapping[str, Any]:
-        """Returns the facts that the task itself states, or its digest if the source has no tasks."""
+        """Returns the description of a task.
+
+        If the source has no task objects, returns only the digest of the task, or an empty mapping if it is unknown.
+        """
         task = next((one for one in self._source.tasks if one.name == task_name), None)
         if task is not None:
             return task.describe()
@@ -146,7 +149,7 @@ class TrainedRun:
         else:
             self._scheduler.resume(TRAINER)
 
-    # For the run
+    # Methods for the run
 
     def dropped(self, planned: PlannedEpisode) -> None:
         """Ends an attempt, because another component has removed its episode from the queue."""

@@ -52,7 +52,7 @@ class SnapshotSchedule:
         Args:
             output_dir: Snapshot store, created with the first snapshot.
             every: Number of applied responses between two snapshots: 1 means every step, 5 means steps 0, 5, 10, …
-                Snapshots are taken while the environment waits for an action. `None`: only on request.
+                Snapshots are taken while the environment waits for an action. `None` takes them only on request.
             keep: Number of latest snapshots to keep per episode; `None` keeps all.
             success_reward: Minimum reward of the LAST step for which an episode's snapshots are deleted; `None` keeps
                 them.
@@ -105,7 +105,10 @@ class SnapshotSchedule:
                 logger.warning("%s", freed.skipped)
 
     def report(self, what: str, error: Exception) -> None:
-        """Logs a failure. Only the first one with each cause is a warning, because a full disk fails every snapshot."""
+        """Logs a failure.
+
+        Only the first failure with each cause is logged as a warning, because on a full disk, every snapshot fails.
+        """
         self._has_garbage = True
         words = (word for word in str(error).split() if word.isalpha())  # no names, paths or numbers
         cause = f"{type(error).__name__}: {' '.join(words)}"

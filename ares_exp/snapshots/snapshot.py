@@ -52,7 +52,7 @@ _RESERVED = ("objects",)
 
 
 def check_id(snapshot_id: str, where: str | Path | None = None) -> str:
-    """Returns a snapshot id. Raises `SnapshotMetadataError` if it is not a plain file name, safe in commands."""
+    """Returns a snapshot id. Raises `SnapshotMetadataError` if it is not a plain file name that is safe in commands."""
     if is_id(snapshot_id):
         return snapshot_id
     raise SnapshotMetadataError(
@@ -190,7 +190,7 @@ def _checksum_of(data: Mapping[str, Any]) -> str:
 
 
 def absolute(path: Any) -> Path:
-    """Returns the directory that a copied snapshot.json contains. Raises `ValueError` if the path is not absolute."""
+    """Converts the field `snapshot_dir` to a path. Raises `ValueError` if it is not an absolute path."""
     try:
         if isinstance(path, str) and os.fsencode(path).startswith(b"/") and "\0" not in path:
             return Path(path)
@@ -241,7 +241,7 @@ class _PastStage(TypedDict):
 
 
 class _Episode(TypedDict, total=False):
-    """The finished stages, which contain digests of objects. `EpisodeFacts` checks the other facts on reading."""
+    """The finished stages, which contain digests of objects. `EpisodeFacts` validates the other fields on reading."""
 
     past_stages: list[_PastStage]
 
@@ -264,17 +264,17 @@ class EnvironmentSnapshot:
     digests. Mappings and sequences are plain JSON.
 
     Attributes:
-        snapshot_id: Name in its store.
-        created_at: ISO 8601, UTC, with offset.
-        snapshot_dir: Directory in its store from which it was read: `<store>/<snapshot_id>`.
+        snapshot_id: Name of the snapshot in its store.
+        created_at: Time of creation, in ISO 8601 and UTC, with the offset.
+        snapshot_dir: Directory from which the snapshot was read: `<store>/<snapshot_id>`.
         step_count: Number of time steps since FIRST.
-        step_limit: Number of steps at which the episode is truncated, or `None`.
-        task_type: `"harbor"`.
+        step_limit: Number of steps at which the episode is truncated; `None` without a limit.
+        task_type: Type of the task, always `"harbor"`.
         task_data: Result of `Task.describe()`.
-        container_type: Backend: `"docker"`, `"local"`, ….
-        container_image: Source of the container's files, or `None`.
-        container_dockerfile_path: Dockerfile of the task, or `None`.
-        container_resources: `cpus`, `memory_mb`, `storage_mb`, `gpus`; `None` is unlimited.
+        container_type: Container backend: `"docker"`, `"local"`, ….
+        container_image: Source of the container's files; `None` if unknown.
+        container_dockerfile_path: Dockerfile of the task; `None` without a Dockerfile.
+        container_resources: `cpus`, `memory_mb`, `storage_mb` and `gpus`; `None` means unlimited.
         time_step: `step_type` (`"FIRST"` or `"MID"`), `reward` and `discount` of the pending time step.
         message_objects: Lines with the pending request's messages; see `agent_messages`.
         journal: Lines with the agent's calls to its environment and their results.
@@ -282,13 +282,13 @@ class EnvironmentSnapshot:
         filesystem: Lines with the delta of the container's files.
         filesystem_base: Base of the delta.
         filesystem_entries: Number of paths in the delta.
-        filesystem_bytes: Total size of the files in the delta, bytes.
+        filesystem_bytes: Total size of the files in the delta, in bytes.
         container: `options`, `workdir`, `env_names`, and state that is not captured: `processes` and `not_captured`.
         agent: `factory`, `options`, `source_digest`, and optionally `state` (an object) and its `state_version`.
         episode: Tokens, cost, elapsed seconds, random generator states, and so on.
         lineage: Origin: `root`, `parent`, `step`, `branch`, …; may be empty.
         writer: Versions of the software that wrote the snapshot.
-        requires_reset: Always false: the next call is `step()`.
+        requires_reset: Always false, because the next call is `step()`.
         schema: Schema version of the JSON.
     """
 
@@ -388,7 +388,7 @@ class EnvironmentSnapshot:
         Raises:
             SnapshotNotFoundError: The file does not exist.
             SnapshotVersionError: The schema version is not the current one.
-            SnapshotMetadataError: The file is malformed. The message gives the line or the field.
+            SnapshotMetadataError: The file is malformed. The message names the line or the field.
             SnapshotCorruptError: The file was changed or damaged after it was written.
         """
         path = _file_at(Path(path))
@@ -400,7 +400,7 @@ class EnvironmentSnapshot:
 
     @property
     def object_store(self) -> ObjectStore:
-        """The store of its objects."""
+        """The store of the snapshot's objects."""
         return ObjectStore(self.snapshot_dir.parent)
 
     @property
@@ -415,7 +415,7 @@ class EnvironmentSnapshot:
 
     @property
     def digest(self) -> str:
-        """The sha256 of its canonical JSON without id, time and lineage. Equal snapshots have equal digests."""
+        """The sha256 of the canonical JSON without id, time and lineage. Equal snapshots have equal digests."""
         return digest_of({name: value for name, value in self.to_dict().items() if name not in _NOT_IN_DIGEST})
 
     @property

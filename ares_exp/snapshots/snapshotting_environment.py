@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 CANCEL_GRACE_SEC = 3.0
-"""Upper bound in seconds on the clean-up of a cancelled snapshot if a cancellation ends the episode."""
+"""Time limit, in seconds, for the clean-up of a cancelled snapshot if a cancellation also ends the episode."""
 
 UNWIND_SEC = 600.0
-"""Upper bound in seconds on the clean-up of a snapshot in all other cases, in which the environment waits for it."""
+"""Time limit, in seconds, for the clean-up of a snapshot in all other cases. The environment waits for the clean-up."""
 
 
 class SnapshottingEnvironment(EnvironmentWrapper):
@@ -40,7 +40,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     """
 
     def __init__(self, env: MinimalEnvironment, schedule: SnapshotSchedule, *, episode_id: str | None = None) -> None:
-        """Takes snapshots of `env`, which has `export_state`. Episodes after the first one get a random id."""
+        """Wraps `env`, which must support `export_state`. Episodes after the first one get a random id."""
         super().__init__(env)
         self._schedule = schedule
         self._episode_id = episode_id or uuid.uuid4().hex
@@ -144,7 +144,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Waits for the snapshot in progress (after a cancellation, cancels it), then leaves the environment."""
+        """Completes the snapshot in progress (cancels it after a cancellation), then leaves the wrapped environment."""
         try:
             if isinstance(exc, asyncio.CancelledError | KeyboardInterrupt):
                 await self._abandon_snapshot()
@@ -212,7 +212,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self._schedule.report(what, error)
 
     async def _abandon_snapshot(self) -> None:
-        """Cancels the snapshot in progress, which does not appear in the store, and waits for its clean-up."""
+        """Cancels the snapshot in progress, and waits for its clean-up. The snapshot does not appear in the store."""
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.cancel()

@@ -2,7 +2,7 @@
 
 ```
 <path>/objects/ab/cdef…             contents, each once (ares_exp.containers.filesystem.stored_objects)
-<path>/<snapshot_id>/snapshot.json  a snapshot, always complete: all of its objects are written before
+<path>/<snapshot_id>/snapshot.json  a snapshot, always complete: all of its objects are written first
 <path>/.tmp-…                       a leftover of a killed process; `gc` removes it
 <path>/.lock                        the lock: shared for writers, exclusive for `gc`
 ```
@@ -61,7 +61,7 @@ class Verification:
 
     Attributes:
         snapshot_id: Id of the snapshot.
-        objects: Number of objects that it needs, including the objects of its files.
+        objects: Number of objects that the snapshot needs, including the objects of its files.
         bytes: Size of these objects on the disk, including objects shared with other snapshots.
         problems: The first `MAX_PROBLEMS` problems, one sentence each. Empty if the snapshot is complete.
     """
@@ -79,7 +79,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class RemovedObjects:
-    """The removed objects and directories or, in a dry run, the removable ones.
+    """The objects and directories that were removed or, in a dry run, can be removed.
 
     Attributes:
         objects: Number of objects.
@@ -131,7 +131,7 @@ class SnapshotStore:
 
         Args:
             snapshot: The snapshot. Its `snapshot_dir` is ignored.
-            sync: Whether the snapshot and its objects must survive a power cut when this returns.
+            sync: Whether the snapshot and its objects must survive a power cut when this method returns.
 
         Returns:
             The snapshot as it can be read from the store.
@@ -176,7 +176,7 @@ class SnapshotStore:
 
         Raises:
             SnapshotNotFoundError: The store has no snapshot with this id.
-            SnapshotMetadataError: The snapshot is malformed, or of another version.
+            SnapshotMetadataError: The snapshot is malformed, or has another schema version.
         """
         directory = self._directory(snapshot_id)
         with _told(directory, "read"):
@@ -285,8 +285,8 @@ class SnapshotStore:
     ) -> RemovedObjects:
         """Removes unneeded objects and leftovers of killed processes that are older than the grace time.
 
-        Nothing is removed while another process writes to the store, or if a snapshot cannot be read, because the
-        objects that it needs are unknown.
+        Removes nothing while another process writes to the store. Also removes nothing if a snapshot cannot be read,
+        because the objects of this snapshot are unknown.
 
         Args:
             grace_sec: Age in seconds below which objects and directories are kept.
@@ -417,7 +417,7 @@ def _expect(snapshot: EnvironmentSnapshot, name: str, said: object, found: objec
 
 @contextmanager
 def _shared_lock(store: Path) -> Iterator[None]:
-    """Holds the writers' lock of a store. Any number of writers can hold it at the same time, also nested.
+    """Holds the writers' lock of a store. Several writers can hold this lock at the same time, and can nest it.
 
     If the file system has no such locks, no lock is held and no collection is allowed.
 
@@ -454,7 +454,7 @@ def _held(store: Path, kind: int, wait_sec: float) -> Iterator[bool]:
 def _try_lock(descriptor: int, kind: int) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:  # another process holds the lock; other errors do not end by waiting
+    except BlockingIOError:  # another process holds the lock; for other errors, waiting does not help
         return False
     except OSError:
         if kind == fcntl.LOCK_EX:

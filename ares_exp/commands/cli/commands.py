@@ -26,4 +26,4 @@ COMMANDS: Mapping[str, CommandModule] = {
     "clean": CommandModule("remove leftovers of killed runs from this machine", "ares_exp.commands.clean"),
     "serve": CommandModule("run episodes for trainers in other processes, over HTTP", "ares_exp.commands.serve"),
 }
-"""Commands by their word on the command line."""
+"""Commands by name, as typed on the command line."""

@@ -30,7 +30,7 @@ BASIC_LAUNCHER = "BasicLauncher"
 
 
 class SweepRefused(BaseException):
-    """The sweep cannot start, because of a user's mistake. A BaseException, because Hydra only logs an Exception."""
+    """The sweep cannot start because of a user error. It is a BaseException, because Hydra only logs an Exception."""
 
 
 class SweepCallback(Callback):
@@ -135,7 +135,7 @@ def end_sweep(exit_code: int) -> int:
 
 
 def _run_in(folder: Path) -> Path | None:
-    """Returns the first run in the folder of a new sweep. The sweep would mistake it for one of its jobs."""
+    """Returns the first run in the folder of a new sweep, if any. The sweep would mistake this run for a job."""
     from ares_exp.runs.sweeps.job_folder import job_folders
 
     return folder if RunDir(folder).has_run else next(job_folders(folder), None)

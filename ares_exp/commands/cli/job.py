@@ -79,7 +79,7 @@ class JobFunction:
                 if summary is None:
                     summary = run_steadily(run_attended(Run(config, hydra)))
         except UserError as error:
-            ran = run_dir.has_run  # its records are kept
+            ran = run_dir.has_run  # such a run keeps its records
             if note is None:  # Hydra continues to write to the folders of a sweep
                 run_dir.discard()
             self._fail(None if ran else note, exit_codes.USAGE, str(error))
@@ -136,7 +136,7 @@ def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
 
 
 def _arrive(arguments: Sequence[str], first_process: tuple[tuple[str, str], ...]) -> JobFunction:
-    """Returns the job function in a process that a launcher started, and prepares the process like the first one."""
+    """Prepares a process that a launcher started for jobs, and returns the job function of the process."""
     from ares_exp.containers.ownership import owner_labels
 
     if owner_labels() == dict(first_process):

@@ -3,8 +3,8 @@
 A command is a module that is imported when the command is called. It has
 
 - `HELP`, its help. The line `[arguments]` stands for the list of arguments;
-- `add_arguments(parser)`, which declares its arguments, or the commands below it, on a `CommandParser`;
-- `run(arguments)`, if there are no commands below it: returns the exit code (`None` is 0) and raises user errors.
+- `add_arguments(parser)`, which declares its arguments or its subcommands on a `CommandParser`;
+- `run(arguments)`, if it has no subcommands: returns the exit code (`None` is 0) and raises user errors.
 
 Help texts refer to the command as `%(prog)s`, which becomes the typed command: `ares-exp show` or
 `python -m ares_exp show`. Help texts and messages that refer to another command contain `ares-exp …`.
@@ -32,9 +32,9 @@ from ares_exp.records.run_dir import EPISODES
 from ares_exp.records.terminal_text import printable
 
 EXIT_PIPE_CLOSED = 141
-"""Exit code of a program that SIGPIPE has ended. Exit code 0 would report success, which is not known."""
+"""Exit code of a program that SIGPIPE has ended. Exit code 0 would report a success that is not certain."""
 MISTAKES = (UserError, TrajectoryFormatError, SnapshotError, UntrainableError)
-"""Errors of the user, or in files that the user named. They are printed as one paragraph, with exit code 2."""
+"""User errors, and errors in files that the user named. They are printed as one paragraph, with exit code 2."""
 
 
 Number = TypeVar("Number", int, float)
@@ -64,7 +64,7 @@ class CommandParser(argparse.ArgumentParser):
     def add_command(
         self, name: str, act: Callable[[argparse.Namespace], int | None], about: str, text: str
     ) -> CommandParser:
-        """Adds a command below this one, such as `list` below `ares-exp agents`. `about` is its line in this help."""
+        """Adds a subcommand, such as `list` of `ares-exp agents`. `about` describes it in the help of this command."""
         self.below[name] = CommandParser(f"{self.prog} {name}", text)
         self.below[name].set_defaults(act=act, about=about)
         return self.below[name]

@@ -54,7 +54,7 @@ class Comparison:
     def of(cls, a: RunStatistics, b: RunStatistics, *, alpha: float = ALPHA, comparisons: int = 1) -> Self:
         """Compares the statistics of run A (the baseline) and run B, which must use the same threshold.
 
-        The p-values are adjusted for this number of `comparisons`.
+        The p-values are adjusted for the total number of `comparisons`.
         """
         of_a, of_b = ({task.task_name: task for task in run.tasks} for run in (a, b))
         pairs = tuple(TaskPair(task, of_b[name]) for name, task in of_a.items() if name in of_b)

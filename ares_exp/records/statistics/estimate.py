@@ -11,9 +11,9 @@ for clustered surveys (Korn & Graubard 1998; compared in Dean & Pagano 2015, Fra
 n* has two bounds. In the worst case, all attempts at a task are equal. The lower bound is therefore the number of tasks
 (Kish's `N² / sum n²` if the tasks have different numbers of attempts). For pass or fail, the upper bound is the number
 of attempts, because attempts cannot be better than independent. If all scores are 0, or all are 1, V has no information
-and the lower bound is used. The lower bound is also used for pass@k and pass^k with k > 1 if fewer than five tasks are
-on either side. These rates are skewed near 0 and 1, where V is usually too small. With one attempt per task, the result
-is the plain Wilson interval.
+and the lower bound is used. The lower bound is also used for pass@k and pass^k with k > 1 if fewer than five tasks
+succeed, or fewer than five fail. These rates are skewed near 0 and 1, where V is usually too small. With one attempt
+per task, the result is the plain Wilson interval.
 
 *Other scales* get `m ± t sqrt(V)`, or no interval if V is zero, because its width is then unknown.
 
@@ -134,10 +134,10 @@ def mean_over_attempts(tasks: Iterable[Sequence[float]], *, level: float = LEVEL
 def mean_over_tasks(
     values: Sequence[float], *, attempts: int, is_skewed: bool = False, level: float = LEVEL
 ) -> Estimate:
-    """Estimates the mean over at least two tasks of a value between 0 and 1, one value per task.
+    """Estimates the mean of values between 0 and 1, with one value for each of at least two tasks.
 
-    If the value is skewed, its variance is unreliable if few tasks are on either side. `attempts` is the total number
-    of attempts behind the values.
+    If the value is skewed (`is_skewed`), its variance is unreliable near 0 and 1. The number of tasks is then the upper
+    bound on the number of observations. `attempts` is the total number of attempts behind the values.
     """
     few = is_skewed and min(mean(values), 1 - mean(values)) * len(values) < FEW
     most = len(values) if few else attempts

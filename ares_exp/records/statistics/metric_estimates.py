@@ -19,8 +19,8 @@ PHASES = ("start", "agent", "policy", "verify")
 def metrics(statistics: RunStatistics) -> dict[str, float]:
     """Flattens the statistics: `stat/mean_reward`, `stat/mean_reward_low`, `stat/mean_reward_high`, `stat/pass@2`, ….
 
-    Errors count as zero. If attempts have no reward, `stat/scored_only/…` has the values without them. Unknown values
-    are omitted.
+    Errors count as zero. If some attempts have no reward, `stat/scored_only/…` contains the values without these
+    attempts. Unknown values are omitted.
     """
     found = {
         "stat/attempts": float(statistics.attempts),

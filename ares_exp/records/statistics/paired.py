@@ -3,12 +3,12 @@
 Differences do not depend on how hard each task is. They are therefore more informative than the two means (Miller 2024,
 "Adding Error Bars to Evals", section 4). Each task has one difference, for any number of attempts.
 
-If few tasks differ, the p-value is exact. If the runs were equal, each difference could equally have the other sign.
+If few tasks differ, the p-value is exact. If the runs were equal, both signs of a difference would be equally likely.
 The p-value is the share of all choices of signs whose mean is at least as far from zero (Fisher's test of paired
 differences). If many tasks differ, the p-value is from the t-test, which then agrees with the exact test.
 
 The interval is from the paired t-test. If all differences are equal, their spread is zero. With rewards between 0 and
-1, the interval is then from Bonett & Price (2012, for paired proportions), which adds one task in favour of each side.
+1, the interval is then from Bonett & Price (2012, for paired proportions), which adds one task in favour of each run.
 Such an interval can contradict the exact test. It is then replaced by the test-based interval (Miettinen 1976), which
 is the t interval with the standard error that the p-value implies:
 
@@ -56,7 +56,7 @@ class Difference:
     def of(cls, differences: Sequence[float], *, is_bounded: bool, level: float = LEVEL) -> Difference | None:
         """Tests one difference per task: B's mean minus A's mean. Returns `None` if there are no tasks.
 
-        If all rewards are between 0 and 1 (`is_bounded`), so is the size of the difference.
+        `is_bounded` means that all rewards are between 0 and 1, so that each difference is between -1 and 1.
         """
         if not differences:
             return None

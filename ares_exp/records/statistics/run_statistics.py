@@ -28,12 +28,12 @@ DIGITS = 10
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of a run, for one treatment of attempts without a reward.
+    """The scores of a run, for one way of counting attempts without a reward.
 
     Attributes:
-        tasks: Number of tasks with such an attempt.
-        attempts: Number of attempts that are included.
-        mean_reward: Mean reward of these attempts; `None` if there are no attempts.
+        tasks: Number of tasks with at least one included attempt.
+        attempts: Number of included attempts.
+        mean_reward: Mean reward of the included attempts; `None` if no attempt is included.
         pass_rates: pass@k and pass^k for k = 1, 2, 4, …, and the largest number of attempts at a task.
     """
 

@@ -112,7 +112,7 @@ class Order:
     def settled(self, outcome: str, says: str, *, uid: int | None = None) -> dict[str, Any]:
         """Returns the record of this order for `control.jsonl`.
 
-        Its outcome is `done`, `refused` or `failed`, and `says` describes it. `uid` is the owner of the order's file.
+        `outcome` is `done`, `refused` or `failed`, and `says` describes it. `uid` is the owner of the order's file.
         """
         return {**self.to_dict(), "uid": uid, "outcome": outcome, "says": says, "settled_at": time.time()}
 
@@ -171,7 +171,7 @@ class Inbox:
     """
 
     def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
-        """Stores the arguments. If the jobs of a sweep share the orders (`is_shared`), their files are not removed."""
+        """Stores the arguments. If all jobs of a sweep read the folder (`is_shared`), order files are not removed."""
         self.folder = folder
         self._is_shared = is_shared
         self._known: dict[str, None] = {}

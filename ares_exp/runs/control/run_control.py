@@ -24,7 +24,7 @@ from ares_exp.runs.scheduler import PlannedEpisode, Scheduler
 LOOK_SEC = 1.0
 """Interval between two reads of the inbox, in seconds."""
 WRITE_SEC, WATCHED_WRITE_SEC = 10.0, 2.0
-"""Interval between two writes of the state, in general and while another process reads it, in seconds."""
+"""Intervals between writes of the state, in seconds: by default, and while another process reads the state."""
 UNWIND_SEC = 2.0
 MAX_ROUNDS = 100
 SHOWN_FILES, SHOWN_EPISODES = 3, 10
@@ -34,15 +34,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class RunControl:
-    """Applies orders and writes the state while its body runs: `async with RunControl(…):`.
+    """Applies orders and writes the state during the block `async with RunControl(…):`.
 
     Attributes:
         sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` if there is no sweep.
-        set: Changes settings of the run by key. If one is invalid, it changes nothing.
-        interrupt: Ends the run, like Ctrl-C.
-        on_drop: Called with each episode that is removed from the queue.
-        note: Called with each line of the record.
-        is_recorded: Whether the run can write its records. If it cannot, the run has already reported the reason.
+        set: Function that changes settings of the run by key. If a setting is invalid, the function changes no setting.
+        interrupt: Function that ends the run, like Ctrl-C.
+        on_drop: Function that is called with each episode that is removed from the queue.
+        note: Function that is called with each line of `control.jsonl`.
+        is_recorded: Function that returns whether the run can write its records. If not, the run reports the reason.
     """
 
     run_dir: RunDir
@@ -228,7 +228,7 @@ class RunControl:
         await self._on_disk(lambda: write_status(self.run_dir.status, self.live.read()))
 
     async def _on_disk(self, write: Callable[[], None]) -> None:
-        """Writes in a thread. If a write fails, the run continues, and one warning is logged."""
+        """Calls `write` in a thread. If writes fail, the run continues. Only the first failure is a warning."""
         try:
             await asyncio.to_thread(write)
         except OSError as error:

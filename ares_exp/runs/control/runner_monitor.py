@@ -126,7 +126,7 @@ class LoopLag:
         self._max, self.max_sec = max(self._max, lag), max(self.max_sec, lag)
 
     def _look_after(self) -> None:
-        """Checks the timer, in the thread. Ignores delays of the whole process, in which the thread was also late."""
+        """Checks the timer, in the thread. Ignores delays of the whole process, because they also delay the thread."""
         awake_since = before = self._clock()
         while not self._stopped.wait(self._look_sec):
             now = self._clock()
@@ -160,7 +160,7 @@ def _calls(frame: FrameType | None) -> str:
 
 
 class Watchdog:
-    """Reports each episode without progress (a response or a request) once, and again when its wait has doubled."""
+    """Reports episodes that wait too long for a request or a response. Reports again whenever the wait has doubled."""
 
     def __init__(self, stall_warn_sec: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stall_warn_sec = stall_warn_sec
@@ -220,7 +220,7 @@ def _sentence(place: str, stalled: list[tuple[float, RunningEpisode]]) -> str:
 
 
 class RunnerMonitor:
-    """Watches a run while its body runs: `async with RunnerMonitor(…):`.
+    """Watches a run during the block `async with RunnerMonitor(…):`.
 
     A sample has the longest and the mean lag of the event loop since the last sample, the numbers of running episodes
     (in total and by phase), of their containers and of queued episodes, and the metrics of `ProcessFigures`. Failed

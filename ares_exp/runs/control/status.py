@@ -32,7 +32,7 @@ MAX_EPISODES = 1_000
 """Maximum number of episodes in the file. The episodes with the longest waits are selected."""
 SLOWEST = 3
 SLOW_SEC = 5.0
-"""Minimum wait of an episode that is listed in the lines, in seconds."""
+"""Minimum wait, in seconds, of an episode that the human-readable lines list."""
 PLACES: Mapping[WaitsFor, str] = {
     "start": "to start",
     "policy": "for the policy",
@@ -217,7 +217,7 @@ _HOSTNAME = socket.gethostname()
 
 
 class LiveStatus:
-    """The state of a run, which counts ended episodes. `read` also reads running episodes, in any thread.
+    """The current state of a run. Counts ended episodes. `read` adds running episodes; any thread can call it.
 
     The other components of the run set its attributes, which are described in `RunStatus`.
     """

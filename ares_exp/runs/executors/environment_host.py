@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 def versions_here() -> dict[str, str]:
-    """Returns the versions that must be equal in a run and its hosts."""
+    """Returns the software versions that must be the same in a run and its hosts."""
     return {"ares_exp": __version__, "Python": ".".join(platform.python_version_tuple()[:2])}
 
 
@@ -72,14 +72,14 @@ class _Hosted(NamedTuple):
 
 
 class EnvironmentHost(ModelsElsewhere):
-    """Runs environments on a node for the run, which calls all methods through `call`, on one event loop."""
+    """Runs environments on a node. The run calls all methods through `call`, and all calls share one event loop."""
 
     def __init__(self, lease_sec: float, *, on_end: Callable[[], None] = lambda: None) -> None:
         """Creates a host without environments.
 
         Args:
             lease_sec: Number of seconds without a call from the run after which the host shuts down.
-            on_end: Called when the host has shut itself down.
+            on_end: Function that is called when the host has shut itself down.
         """
         self._lease_sec = lease_sec
         self._on_end = on_end
@@ -99,9 +99,9 @@ class EnvironmentHost(ModelsElsewhere):
         self._has_ended = False
 
     async def call(self, words: bytes) -> bytes:
-        """Calls the method with the pickled name and arguments `words`, and renews the lease.
+        """Calls the method whose name and arguments are pickled in `words`, and renews the lease.
 
-        Returns the pickled `Outcome`. Data is pickled, because Ray sends bytes faster.
+        Returns the pickled `Outcome`. Both are pickled here, because Ray sends bytes faster than other objects.
         """
         work = asyncio.current_task()
         assert work is not None
@@ -156,7 +156,7 @@ class EnvironmentHost(ModelsElsewhere):
             Warnings for the user, and whether this node can access the run directory.
 
         Raises:
-            UserError: The tasks cannot be run here, or versions or tasks differ from the run's.
+            UserError: The tasks cannot be run here, or the versions or tasks differ from those of the run.
         """
         both = [(name, here, versions.get(name)) for name, here in versions_here().items()]
         if different := [f"{name} {here} and not {run}" for name, here, run in both if here != run]:
@@ -207,7 +207,7 @@ class EnvironmentHost(ModelsElsewhere):
     def adopt(
         self, name: str, environment: MinimalEnvironment, *, files: Path | None = None, is_streamed: bool = False
     ) -> None:
-        """Adds an existing environment, which this host closes when it ends if it is still open."""
+        """Adds an existing environment. If it is still open when the host ends, the host closes it."""
         self._hosted[name] = _Hosted(complete(environment), files, is_streamed)
 
     async def act(
@@ -317,7 +317,7 @@ class EnvironmentHost(ModelsElsewhere):
     # News of the host
 
     async def news(self, wait_sec: float) -> tuple[float, list[News]]:
-        """Waits for news for up to `wait_sec`. Returns the seconds of the wait, and the news, if any."""
+        """Waits up to `wait_sec` for news. Returns the duration of the wait in seconds, and the news, if any."""
         started = time.monotonic()
         await happened(self._has_news, wait_sec)
         self._has_news.clear()
@@ -344,7 +344,7 @@ class EnvironmentHost(ModelsElsewhere):
             self._answers.pop(number, None)
 
     async def answer(self, number: int, outcome: Outcome) -> None:
-        """Receives the outcome of a call to a method of the run."""
+        """Receives the outcome of a call that this host made to the run; `number` identifies the call."""
         waiting = self._answers.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(outcome)
@@ -365,7 +365,7 @@ class EnvironmentHost(ModelsElsewhere):
         return ask
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Requests from the run the recorded model calls of an episode's environment."""
+        """Fetches the recorded model calls of an episode's environment from the run."""
         if (name := self._name_of(files)) is None:
             return None
         found: Sequence[Asked] | None = await self._ask("read_record", name)
@@ -402,7 +402,7 @@ class HostProcess(EnvironmentHost):
     """The Ray actor: a host that is a process on a node, and sends its warnings to the run."""
 
     def __init__(self, lease_sec: float) -> None:
-        """Creates the host, before the event loop runs."""
+        """Creates the host before its event loop runs."""
         super().__init__(lease_sec, on_end=lambda: os._exit(0))
         handler = logging.Handler(logging.WARNING)
         handler.emit = self.tell_log  # type: ignore[method-assign]

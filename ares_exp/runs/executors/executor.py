@@ -63,7 +63,7 @@ class RunPlan:
 
 
 Place: TypeAlias = Callable[[SourceBase, str, EpisodeParts], MinimalEnvironment]
-"""A reserved place in this process or on a host. A call creates the environment of an episode, without starting it."""
+"""A reserved place in this process or on a host. Calling it creates an episode's environment, without starting it."""
 
 
 def make_here(source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
@@ -79,7 +79,7 @@ class Executor:
         raise NotImplementedError
 
     async def open(self, ran: RunPlan, report: Report) -> None:
-        """Checks that the executor can run the tasks, and prepares for them.
+        """Checks that the executor can run the tasks, and prepares the executor.
 
         Raises:
             UserError: The executor cannot run the tasks.
@@ -87,7 +87,7 @@ class Executor:
         raise NotImplementedError
 
     def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
-        """Waits for a place, which is reserved inside the block.
+        """Waits for a place for an environment, and reserves the place during the block.
 
         Args:
             task_name: Name of the environment's task.

@@ -1,4 +1,4 @@
-"""The placement of environments on hosts. Attempts at a task share few hosts, which then have its image."""
+"""The placement of environments on hosts. Attempts at a task share few hosts, so that few hosts need its image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 BOUND = 1.25
 """Factor by which a host may exceed its share of the environments before another host is chosen for a task."""
 FEWER = 8
-"""Factor by which each loss of an attempt with its host reduces the number of environments next to this attempt."""
+"""Factor by which each loss of an attempt's host reduces the maximum number of environments on its next host."""
 
 HostT = TypeVar("HostT")
 
@@ -26,7 +26,7 @@ class Seat(Generic[HostT]):
         host: The host.
         node: Name of the host's node, which stores the images.
         slots: Maximum number of environments on the host.
-        limits: For each environment on the host, the maximum number of environments on a host with it.
+        limits: For each environment on the host, the maximum number of environments, including itself, on its host.
         kept_for: Waiting attempt for which the host is being emptied; `None` otherwise.
     """
 
@@ -37,7 +37,7 @@ class Seat(Generic[HostT]):
     kept_for: object | None = None
 
     def has_room(self, limit: int) -> bool:
-        """Returns whether an environment can be added that shares its host with at most `limit` - 1 others."""
+        """Returns whether the host has room for an environment that allows at most `limit` environments on its host."""
         return len(self.limits) < min([self.slots, limit, *self.limits])
 
 
@@ -45,8 +45,8 @@ class Placement(Generic[HostT]):
     """Assigns slots on hosts, which can be added and removed at any time.
 
     Attempts at a task prefer the same host, so that few nodes pull or build the image of the task. The more often an
-    attempt was lost with its host, the fewer other environments are placed next to it, and finally none. A task that
-    kills hosts is therefore identified, and affects few other tasks.
+    attempt was lost with its host, the fewer environments share its next host. After several losses, the attempt has a
+    host to itself. A task that kills hosts is therefore identified, and affects few other tasks.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Placement(Generic[HostT]):
 
     @asynccontextmanager
     async def slot(self, task_name: str, *, losses: int = 0) -> AsyncIterator[HostT]:
-        """Waits for a slot, which is reserved inside the block.
+        """Waits for a slot, and reserves the slot during the block.
 
         Args:
             task_name: Name of the task.

@@ -332,7 +332,7 @@ class RayExecutor(Executor):
         return host
 
     def _uses_shared_disk(self, sees_run_dir: bool) -> bool:
-        """Returns whether a host writes to the run directory. Raises `PreflightError` if it must, but cannot."""
+        """Returns whether a host writes to the run directory. Raises `PreflightError` if it must do so, but cannot."""
         if self._storage == "shared" and not sees_run_dir:
             raise PreflightError("it cannot see the run directory, which `executor.storage=shared` requires.")
         shares = sees_run_dir and self._storage != "stream"
@@ -387,7 +387,10 @@ class _Node:
 def _make_there(
     host: RemoteHost, may_be_blamed: bool, source: SourceBase, task_name: str, parts: EpisodeParts
 ) -> RemoteEnvironment:
-    """Creates the environment of an episode on a host. If the host is lost, the attempt may be blamed for the loss."""
+    """Creates the environment of an episode on a host.
+
+    If the host is lost and `may_be_blamed` is set, the error reports that this attempt may be the cause.
+    """
     sent, client = parts_to_send(parts), parts.background_client
     if parts.output_dir is not None:
         sent["output_dir"] = parts.output_dir.absolute()
@@ -414,7 +417,8 @@ def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
 async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:
     """Calls Ray in a daemon thread, because some calls never return if the cluster is broken.
 
-    Linux kills the processes that `call` started when the thread ends, so the thread lives until `thread_stays_until`.
+    When the thread ends, Linux kills the processes that `call` started. To keep these processes running, set
+    `thread_stays_until`: the thread does not end before this event.
     """
     async with asyncio.timeout(within_sec):
         return await in_daemon_thread(call, thread_stays_until)

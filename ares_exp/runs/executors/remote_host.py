@@ -1,4 +1,4 @@
-"""The run's side of an environment host: calls, news, the detection of a lost host, and its environments."""
+"""The run's client of an environment host: calls, news, detection of a lost host, and proxies of environments."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class RemoteHost:
     """A host, as seen by the run. It is lost if its process has ended, or if it has not replied within the lease time.
 
     Attributes:
-        ray: Package Ray.
+        ray: Imported package `ray`.
         actor: Handle of the Ray actor, an `EnvironmentHost`.
         node: Name of the host's node.
         models: Models of environments in the run, by key.
         lease_sec: Number of seconds without a reply after which the host is lost. The host has the same lease.
-        on_lost: Called once, when the host is lost.
-        guests: The host's environments, by name.
+        on_lost: Function that is called once, when the host is lost.
+        guests: Environments of the host, by name.
         round_trip_sec: Last round trip time of a call, in seconds.
         why_lost: Reason why the host is lost; `None` if it is not lost.
         shares_disk: Whether the host can write to the run directory.
@@ -183,7 +183,7 @@ class RemoteHost:
     # News of the host
 
     async def _listen(self) -> None:
-        """Polls the host for news until it is lost, which also renews the lease."""
+        """Polls the host for news until the host is lost. Each poll also renews the lease."""
         wait_sec = min(NEWS_SEC, self.lease_sec / 4)
         while self.why_lost is None:
             why = f"it gave no sign of life for {self.lease_sec:g} s"
@@ -258,7 +258,7 @@ class RemoteEnvironment(EnvironmentBase):
         order: Order from which the host creates the environment at the first `reset`.
         output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
         background_client: Client that responds to the agent's background requests.
-        loss: Converts the `HostLostError` to the error that calls raise.
+        loss: Function that converts a `HostLostError` to the error that calls raise.
         name: Name of the environment in the host.
         asked: Usage of the environment's own models in this episode, as counted by the run; `None` if there were no
             model calls.
@@ -455,7 +455,7 @@ def _size(used: EnvironmentUsage) -> tuple[int, float]:
 
 
 def _in_short(error: BaseException) -> str:
-    """Returns the class of an error and the last line of its message, which has the cause in Ray's errors."""
+    """Returns the class of an error and the last line of its message. Ray's errors have the cause in this line."""
     lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
     cause, _, _ = (lines or [""])[-1].partition(GUESSES)
     return f"{type(error).__name__}: {cause.rstrip(' .')[:300]}"

@@ -103,7 +103,7 @@ class Outcome(NamedTuple):
 
 
 class News(NamedTuple):
-    """A call of `RemoteHost.on_{method}` by a host. If the call has a number, the host awaits the result."""
+    """A host's call to `RemoteHost.on_{method}` in the run. If the call has a number, the host awaits the result."""
 
     number: int | None
     method: str

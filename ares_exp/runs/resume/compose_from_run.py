@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 ASKED_FOR = (*VERBS, *BRANCH_KEYS, *RESUME_KEYS, "attempts")
-"""Keys that determine the use of a recorded run, and are not part of its composition."""
+"""Keys that select a recorded run and its use. They are not taken from the recorded config."""
 NO_SELECTION: Mapping[str, Any] = {"exclude": [], "limit": None}
 """Keys of `env` that select tasks, with the values that select all tasks."""
 OF_ONE_SESSION = ("resume", "resume_redo", "resume_force", "hydra.run.dir", "hydra.sweep.dir", "hydra.mode")

@@ -32,7 +32,7 @@ _AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
 def starts_where_started(key: str, given: Container[str]) -> bool:
     """Returns whether a relative value of a dotted `key` is resolved against the folder in which the run was started.
 
-    Paths of tasks in a git repository, which is set if its key is in `given`, are relative to the repository.
+    If `given` contains the key of a git repository, paths of tasks are relative to the repository instead.
     """
     in_a_repository = key in _MAYBE_IN_A_REPOSITORY and ("env.repo" in given or "env.git_url" in given)
     return PATH_KEY.search(key) is not None and not in_a_repository
@@ -323,7 +323,7 @@ class EpisodeRef:
         try:
             path = run_path(text).expanduser()
             run = next((place for place in (path, *path.parents) if is_recorded_run(place)), None)
-        except (OSError, RuntimeError, ValueError) as error:  # a too long name, a missing home, or a NUL
+        except (OSError, RuntimeError, ValueError) as error:  # for example, a long name or a NUL
             raise ConfigError(f"Expected <run>/<episode>@<step>, got {text!r:.200}: {error}") from error
         if run is None:
             raise ConfigError(no_such_run(path))

@@ -43,15 +43,15 @@ class GivenAgain:
 class _Answered(NamedTuple):
     response: LLMResponse
     ahead: int | None  # number in the response log, if it was requested ahead of time
-    is_taken: bool = False  # whether the earlier episode requested it
+    is_taken: bool = False  # whether the earlier episode requested the response
 
 
 class ResumablePolicy:
     """Replays the responses from an earlier episode as long as the requests are equal, then uses the policy.
 
     Times, process ids and similar values may differ (see `request_diff`). Each conversation of an agent has its own
-    order, so that a request is compared with the next recorded request of its conversation. Responses that are
-    requested ahead of time are logged when they arrive. If the earlier episode did not use such a response, it is
+    order: a request is compared with the next recorded request of its conversation. Responses that are requested ahead
+    of time are logged when they arrive. A response that the earlier episode requested ahead of time and did not use is
     replayed for an equal request, in any order.
 
     Attributes:
@@ -72,9 +72,9 @@ class ResumablePolicy:
     ) -> None:
         """Advances the client past the first `start_at` exchanges, which a restored snapshot contains.
 
-        If the client is an `AdvancingClient`, it is notified of replayed and missing responses. The log contains the
-        exchanges of the earlier episode (`earlier`), and the exchanges that the earlier episode requested ahead of time
-        and did not apply (`ahead`). `may_ask` waits until the policy may be asked, for example while the run is paused.
+        If the client is an `AdvancingClient`, it is notified of replayed and missing responses. `earlier` contains the
+        logged exchanges of the earlier episode. `ahead` contains exchanges that this episode requested ahead of time
+        and did not apply. `may_ask` waits until the policy may be asked, for example while the run is paused.
         """
         self._client = client
         self._log = log

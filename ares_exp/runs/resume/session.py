@@ -235,7 +235,7 @@ def open_session(
     tasks: Mapping[str, str | None],
     warnings: Sequence[str],
 ) -> Session:
-    """Starts the run, or resumes the one in its directory, which this process owns. Blocking.
+    """Starts the run, or resumes the run in its directory. This process must own the directory. Blocking.
 
     Args:
         run_dir: Directory of the run.
@@ -326,7 +326,7 @@ def _check_same(
 
 
 def check_package(recorded_run: Path, provenance: Mapping[str, Any], *, forced: bool) -> None:
-    """Raises `ConfigError` if a replay or branch uses another package of the agent than the recorded run.
+    """Raises `ConfigError` if a replay or branch uses a different package of the agent than the recorded run.
 
     With `resume_force=true`, only logs a warning.
     """
@@ -406,7 +406,7 @@ def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterato
 
 
 def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
-    """Returns the total duration of earlier sessions in seconds. A killed session ends with its last episode."""
+    """Returns the total duration of earlier sessions in seconds. A killed session ends when its last episode ends."""
     starts: list[float] = []
     ends: list[float] = []
     for line in read_sessions(run_dir):

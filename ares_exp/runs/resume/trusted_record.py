@@ -62,7 +62,7 @@ def check_trust(run_dir: Path, *, forced: bool) -> None:
 
 
 def values_of(run: RecordedRun) -> dict[str, Any]:
-    """Returns the recorded config of a run for a new composition, with its values from the start of the run.
+    """Returns the recorded config of a run, with the values from the start of the run, to compose another config.
 
     References to other keys and to the run's directory remain references. A typed key therefore applies wherever it is
     referenced (`branches=4` changes the attempts), and a new run writes to its own directory.
@@ -71,7 +71,7 @@ def values_of(run: RecordedRun) -> dict[str, Any]:
         ConfigError: The records are missing or broken.
     """
     values, composed = values_as_meant(run), run.composed_config()
-    if missing := [key for key in composed if key not in values]:  # both are written when the run starts
+    if missing := [key for key in composed if key not in values]:  # the run writes both files at its start
         got = "a file without it, which was cut or changed. Restore the file, or start another run"
         raise broken(RunDir(run.path).config, f"the key `{missing[0]}`", got)
     return {key: _text(value, composed.get(key)) for key, value in values.items() if key not in _NOT_OF_THE_RUN}

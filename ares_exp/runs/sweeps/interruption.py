@@ -31,7 +31,7 @@ class JobProcess:
     """The current process, which a launcher started for jobs of a sweep. It ends if the sweep's first process ends."""
 
     def __init__(self, first_process: Mapping[str, str]) -> None:
-        """Starts a thread that watches the first process, whose `owner_labels` are given, and the stop file.
+        """Starts a thread that watches the stop file and the first process, which is given by its `owner_labels`.
 
         If the first process runs on another machine, only the stop file ends the jobs.
         """
@@ -78,7 +78,10 @@ class JobProcess:
 
 
 class Interruption:
-    """Handles Ctrl-C (or SIGTERM) in the first process while jobs run in others. A second signal exits at once."""
+    """Handles Ctrl-C (or SIGTERM) in the first process while other processes run jobs.
+
+    A second signal ends the first process immediately.
+    """
 
     def __init__(self, sweep_dir: Path) -> None:
         self.requested = False

@@ -75,7 +75,7 @@ class SweepPlan:
         write_atomically(sweep_dir / PLAN, dump_json(asdict(self)) + "\n")
 
     def check_continues(self, earlier: SweepPlan) -> None:
-        """Raises `ConfigError` if a job differs from the job of an earlier plan in a key that varies in one of them."""
+        """Raises `ConfigError` if a job differs from the earlier plan's job in a key that varies in either plan."""
         keys = {*varied(self.jobs), *varied(earlier.jobs)}
         for number, (job, now) in enumerate(zip_longest(earlier.jobs, self.jobs, fillvalue=())):
             if earlier.jobs and _chosen(job, keys) != _chosen(now, keys):

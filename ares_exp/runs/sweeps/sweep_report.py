@@ -35,7 +35,7 @@ from ares_exp.runs.sweeps.plan import SweepPlan, unescaped, varied
 SWEEP_JSON = "sweep.json"
 SCHEMA_VERSION = 1
 REPEATED_BY = "seed"
-"""The key in which the jobs of one setting differ, unless the command names another key."""
+"""Default of the key in which the jobs of one setting differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The total of jobs that differ in only one key, such as `seed`.
+    """The combined results of jobs that differ in only one key, such as `seed`.
 
     Attributes:
         overrides: Other overrides that vary in the sweep, by key.
@@ -121,10 +121,10 @@ class SweepReport:
     def read(cls, path: Path, *, over: str | None = None) -> Self:
         """Reads the summary of a sweep that is running, has ended or was killed.
 
-        The jobs of one setting differ in the key `over`. `None` uses `seed`, if this key repeats a setting.
+        The jobs of one setting differ only in the key `over`. `None` uses `seed`, if jobs differ only in `seed`.
 
         Raises:
-            ConfigError: The folder is not a sweep, a record is broken, or `over` does not repeat a setting.
+            ConfigError: The folder is not a sweep, a record is broken, or no job overrides the key `over`.
         """
         plan = SweepPlan.read(path)
         folders = {str(folder.relative_to(path)): JobFolder.read(folder) for folder in job_folders(path)}
@@ -213,8 +213,8 @@ def pooled(runs: Sequence[RunSummary]) -> RunSummary:
 
     Tasks with several seeds are a nested design, whose interval resamples tasks, each with the results of all of its
     seeds. Davison & Hinkley (1997, "Bootstrap Methods and their Application", section 3.8) show that resampling seeds
-    as well would count their variation twice. The interval of the pooled run is the closed form. It does not contain
-    effects that all tasks of a run share, as with checkpoints of several training runs.
+    as well would count their variation twice. The interval of the pooled run is computed in closed form. It does not
+    include effects that all tasks of a run share, as with checkpoints of several training runs.
     """
     stride = 1 + max((result.attempt for run in runs for result in run.results), default=0)
     results = (
@@ -304,7 +304,7 @@ def render_report(report: SweepReport, stream: TextIO) -> None:
 
 
 def render_settings(report: SweepReport, stream: TextIO) -> None:
-    """Writes a table with a row for each setting, the mean of its jobs."""
+    """Writes a table with one row per setting, which shows the mean over its jobs."""
     rows = report.settings[:MAX_ROWS]
     keys = dict.fromkeys(key for row in rows for key in row.overrides)
     columns = {
