@@ -247,7 +247,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
 
 
 def usage_to_wire(usage: Usage) -> dict[str, Any]:
-    """Returns the token counts with both breakdowns."""
+    """Returns the token counts with the details of input and output."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens},

@@ -173,7 +173,7 @@ class InstalledAgent:
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[tuple[Line, ForwardedPort]]:
-        """Opens a line for the program's LLM calls and a forwarded port to it, and closes both at the end."""
+        """Opens a `Line` for the program's LLM calls and a forwarded port to that line. Closes both on exit."""
         from ares_exp.agents.interception.agent_endpoint import Endpoint
 
         if not isinstance(self._container, ServingContainer):
