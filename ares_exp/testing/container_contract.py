@@ -29,7 +29,7 @@ from ares_exp.errors import ContainerDiedError, ContainerError, TransferError, U
 from ares_exp.testing.host_server import hello_server
 
 SLACK_SEC = 30.0
-"""Time allowed beyond a limit, on a loaded machine."""
+"""Time in seconds allowed beyond a limit, on a loaded machine."""
 
 WEIRD_NAMES = ["with space", "-dash", "it's", 'quo"te', "$(touch pwned)", "new\nline", "ünïcödé", "back\\slash", "*"]
 
@@ -46,7 +46,7 @@ async def alive(box: Container, what: str) -> int:
 async def until_alive(box: Container, what: str, count: int) -> None:
     """Waits until the number of processes is `count`."""
     async with asyncio.timeout(SLACK_SEC):
-        while await alive(box, what) != count:  # noqa: ASYNC110 (it happens in the box)
+        while await alive(box, what) != count:  # noqa: ASYNC110 (it happens in the container)
             await asyncio.sleep(0.02)
 
 

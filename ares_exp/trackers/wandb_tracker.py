@@ -140,7 +140,7 @@ class WandbTracker(TrackerBase):
             self._log(sample, at=time.time())
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Records a command to the run in the run's config, by the id of the command. Returns immediately."""
+        """Records a command to the run in the W&B config, under the command's id. Returns immediately."""
         if "id" in line and self._numbers.waiting < MAX_WAITING:
             order = {f"control/{line['id']}": dict(line)}
             self._do_with_run(lambda run: run.config.update(order, allow_val_change=True))  # type: ignore[no-untyped-call]

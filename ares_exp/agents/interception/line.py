@@ -227,7 +227,7 @@ class Line:
     def report(self) -> AgentFacts:
         """Facts about the requests so far, without the name of the agent."""
         conversations = tuple(conversation.name for conversation in self._conversations)
-        if MAIN_CONVERSATION not in conversations:  # no request offers tools, so the first conversation is the work
+        if MAIN_CONVERSATION not in conversations:  # no request offers tools, so the first conversation is the main one
             conversations = (MAIN_CONVERSATION,)[: len(conversations)] + conversations[1:]
         return AgentFacts(
             "",
