@@ -99,7 +99,7 @@ class AccountedAgent(CodeAgent, Protocol):
 
 @runtime_checkable
 class StatefulAgent(CodeAgent, Protocol):
-    """An agent that can be stopped at an LLM call and resumed from its own state, without running it again.
+    """An agent that can be stopped at an LLM call and resumed from a saved state, without a replay.
 
     Attributes:
         state_version: Version of the state's format; increased whenever its meaning changes.

@@ -151,7 +151,7 @@ class Conversation:
         self._answered_tokens = 0  # the engine's count was for the previous conversation
 
     async def _summarise(self) -> bool:
-        """Replaces everything except the start with a summary. Returns whether the LLM wrote one."""
+        """Replaces everything except the start with a summary. Returns whether the LLM wrote a summary."""
         if len(self._rest) < LEAST_MESSAGES:
             return True
         assert self._compaction.summarise is not None

@@ -139,7 +139,7 @@ class ConversingAgent:
         return template.render(skills=skills) if skills else ""
 
     def _count_format_error(self, problem: str) -> None:
-        """Counts a malformed reply. Raises `RepeatedFormatError` after too many consecutive ones (`_in_a_row`)."""
+        """Counts a malformed reply. Raises `RepeatedFormatError` if too many (`_in_a_row`) are consecutive."""
         self._in_a_row += 1
         self.format_errors += 1
         if self._in_a_row == self._options.format_errors_in_a_row:

@@ -93,7 +93,7 @@ class TerminalScreen:
         return _text([*above, *(line.rstrip() for line in self._screen.display)])
 
     def news(self) -> str:
-        """Returns the new output, starting with the line that was the last one at the previous call.
+        """Returns the output since the previous call, starting at the last line of that call.
 
         Returns the screen if that line is gone.
         """

@@ -216,7 +216,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
     """Converts a parsed body to a response.
 
     Raises:
-        MalformedResponseError: `body` is not a response, is a failed one, or has a field that an `LLMResponse` cannot
+        MalformedResponseError: `body` is not a response, reports a failure, or has a field that an `LLMResponse` cannot
             represent and `strict` is set.
     """
     lose = on_loss(strict, report)

@@ -29,9 +29,9 @@ responses, in the same order. It must send the same requests, so the agent has t
 9. Its prompts and commands are part of its identity. Changing them invalidates the snapshots of running episodes.
 
 A violation of the first two rules is rejected while the agent runs. A second run in this process finds other
-violations: while the first agent still exists, a new one gets the same responses, and its requests are compared, call
-by call. Its objects have other ids, its own generators draw other values, and the host's clock has advanced. This check
-cannot find:
+violations. While the first agent still exists, a second agent gets the same responses, and the requests of both agents
+are compared, call by call. The second agent's objects have other ids, its own generators draw other values, and the
+host's clock has advanced. This check cannot find:
 
 - the order of a set of strings, and `hash()` of a string: both are the same within one process;
 - a value that changes more slowly than the check takes (a date, an environment variable), and a value that the agent

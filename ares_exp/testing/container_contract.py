@@ -82,8 +82,10 @@ class ContainerSuite:
     """Fixtures of the suites of containers. Override `factory`, and `spec` if a container needs more than a name."""
 
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
-    """Supported network modes of a container, between which it can switch. In other modes, it has no network or the
-    task is rejected."""
+    """Network modes that a container supports and can switch between.
+
+    In other modes, the container has no network, or the task is rejected.
+    """
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -101,7 +103,7 @@ class ContainerSuite:
     def with_networks(
         self, factory: ContainerFactory, spec: ContainerSpec, policies: Mapping[str, NetworkPolicy], start: NetworkMode
     ) -> ContainerSpec | None:
-        """Returns a spec whose container starts with one network and can switch to the others; `None` if rejected."""
+        """Returns a spec that starts with one network and can switch to the others; `None` if it is rejected."""
         asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
         try:
             factory.check(asked)

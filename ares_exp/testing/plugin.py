@@ -1,6 +1,6 @@
 """A pytest plugin: `pytest --ares-exp-part=my_package:MyContainer` runs the conformance suite of a part.
 
-pytest loads it whenever this package is installed, so it imports nothing until a part is named.
+pytest loads the plugin whenever this package is installed. The plugin therefore imports nothing until a part is named.
 """
 
 from __future__ import annotations

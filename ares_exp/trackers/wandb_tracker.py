@@ -68,8 +68,9 @@ class WandbTracker(TrackerBase):
         log_artifacts: Whether the task set, trajectories and snapshots become artifacts.
         log_trajectories: Whether the table of episodes has a readable page of each trajectory.
         log_code: Whether the source files of this package become an artifact (with `log_artifacts`).
-        task_set_limit_mb: Maximum size in MB of an uploaded task set. A larger one is replaced by the tasks' digests.
-        snapshots_limit_mb: Maximum size in MB of an uploaded snapshot store. A larger one is replaced by a file list.
+        task_set_limit_mb: Maximum size in MB of an uploaded task set. A larger task set is replaced by the tasks'
+            digests.
+        snapshots_limit_mb: Maximum size in MB of an uploaded snapshot store. A larger store is replaced by a file list.
         init_timeout_sec: Time limit in seconds for reaching the service. After it, the run is recorded offline.
         finish_timeout_sec: Time limit of `finish` in seconds, including uploads. Files that are not uploaded in time
             stay on disk.

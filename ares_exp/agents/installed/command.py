@@ -205,7 +205,7 @@ class CommandAgentFactory(InstalledAgentFactory):
             model_name: Model name that the agent sends in its requests. `None`: `policy`.
             conversation_headers: Names of request headers whose values identify the conversation.
             ok_exit_codes: Exit codes that count as success. Default: only 0.
-            normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in ones
+            normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in patterns
                 (times, process ids): `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
             port: First port to try for the LLM in the container.
             keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.

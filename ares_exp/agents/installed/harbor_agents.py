@@ -301,10 +301,10 @@ class HarborAgentFactory(InstalledAgentFactory):
             env: Additional environment variables of the class and of its commands.
             kwargs: Arguments of the class, as `--agent-kwarg` sets them.
             package: Name of the package with the program (`ares-exp agents list`). Default: the package of ares_exp for
-                this agent, if it has one. Otherwise, the program has to be in the image.
+                this agent, if there is one. Otherwise, the program has to be in the image.
             mount: Host directory with the program in `bin/`, mounted read-only instead of a package.
-            normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in ones:
-                `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
+            normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in
+                patterns: `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
             port: First port to try for the LLM in the container.
             keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.

@@ -29,7 +29,7 @@ class PackagedRecipe:
     Attributes:
         package_name: Name of the package.
         ok_exit_codes: Exit codes that count as success.
-        subagents: Whether the agent may start subagents, if it supports them.
+        subagents: Whether the agent, if it supports subagents, may start them.
     """
 
     package_name: ClassVar[str]

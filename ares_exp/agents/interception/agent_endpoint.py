@@ -38,7 +38,7 @@ WIRES: tuple[Wire, ...] = (ChatCompletionsWire(), ResponsesWire(), MessagesWire(
 
 
 def wire_at(path: str) -> Wire | None:
-    """Returns the wire with this request path or token-count path; `None` if no wire has it."""
+    """Returns the wire with this request path or token-count path, or `None`."""
     return next((wire for wire in WIRES if path in (wire.path, wire.count_path)), None)
 
 
@@ -162,7 +162,7 @@ class Endpoint:
         return endpoint
 
     async def serve(self, line: Line, client: socket.socket) -> None:
-        """Takes over a connection from an agent. Returns when the server has accepted it."""
+        """Takes over a connection from an agent. Returns when the server has accepted the connection."""
         connections = self._connections.setdefault(line, set())
         connections -= {one for one in connections if one.transport is None}
         made = Connection(self._server, line)

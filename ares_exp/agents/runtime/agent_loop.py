@@ -1,8 +1,8 @@
 """A small deterministic event loop for code agents, without sockets.
 
-The loop runs only when its owner pumps it, until no callback is ready. The owner delivers one completion at a time and
-then pumps the loop. The order of deliveries therefore determines everything that the agent does. If the same
-completions are delivered in the same order, the agent makes the same calls.
+The loop runs only when its owner pumps it. A pump runs callbacks until none is ready. The owner delivers one completion
+at a time and then pumps the loop. The order of deliveries therefore determines everything that the agent does. If the
+same completions are delivered in the same order, the agent makes the same calls.
 """
 
 from __future__ import annotations

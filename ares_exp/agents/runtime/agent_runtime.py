@@ -94,7 +94,7 @@ class AgentRuntime:
 
     @property
     def blocked(self) -> str | None:
-        """Reason why the agent can never make another call, as a sentence; `None` if it can or has ended."""
+        """Reason, as a sentence, why the agent can never make another call; `None` if it can, or if it has ended."""
         if self._agent_loop is None or (self.task is not None and self.task.done()):
             return None
         if self._agent_loop.ran_away:
