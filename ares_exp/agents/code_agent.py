@@ -61,7 +61,7 @@ class CodeAgent(Protocol):
     """An agent that works on one task. Each instance is used once."""
 
     async def run(self, task: str) -> None:
-        """Works on the instruction `task` and returns when done. Any exception it raises is an agent error."""
+        """Works on the instruction `task` and returns when done. Any exception from this method is an agent error."""
         ...
 
 
@@ -99,7 +99,7 @@ class AccountedAgent(CodeAgent, Protocol):
 
 @runtime_checkable
 class StatefulAgent(CodeAgent, Protocol):
-    """An agent that can be stopped at an LLM call and resumed from its own state, without running it again.
+    """An agent that can be stopped at an LLM call and resumed from a saved state, without a replay.
 
     Attributes:
         state_version: Version of the state's format; increased whenever its meaning changes.
@@ -116,7 +116,7 @@ class StatefulAgent(CodeAgent, Protocol):
         ...
 
     async def resume(self, task: str) -> None:
-        """Continues from the restored state like `run`. Its first LLM call repeats the pending one."""
+        """Continues the task from the restored state. The agent's first LLM call repeats the pending call."""
         ...
 
 
@@ -151,7 +151,7 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def version(self) -> str | None:
-        """Version of the agent's program for records, known after `preflight`. Default: `None`, not pinned."""
+        """Version of the agent's program for records, known after `preflight`. Default: `None` (not pinned)."""
         return None
 
     @property
@@ -161,7 +161,9 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def supports(self) -> frozenset[str]:
-        """Names of the parts of `AgentContext` that the agents, then `ContextualAgent`s, support. Default: none.
+        """Names of the supported parts of `AgentContext`. Default: none.
+
+        Agents that support any part are `ContextualAgent`s.
 
         Tasks with unsupported parts are rejected.
         """
@@ -180,7 +182,7 @@ class AgentFactoryBase(CodeAgentFactory):
     def normalisers(self) -> Mapping[str, tuple[str, str]]:
         """Patterns for the parts of requests that differ in every run: name → pattern and replacement. Default: none.
 
-        Resumes use them in addition to the built-in ones of `ares_exp.trajectories.request_diff`.
+        Resumes use these patterns in addition to the built-in patterns of `ares_exp.trajectories.request_diff`.
         """
         return {}
 
@@ -191,16 +193,16 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def deterministic(self) -> bool:
-        """Whether the agents can be run again from a journal, by the rules of `ares_exp.testing.check_agent`.
+        """Whether the agents can be run again from a journal. `ares_exp.testing.check_agent` lists the rules.
 
         Agents that use anything except their container and LLM (sockets, processes, threads) are not deterministic.
-        They get the full event loop, and support snapshots only as `StatefulAgent`s. Default: yes.
+        They run on an ordinary event loop, and support snapshots only as `StatefulAgent`s. Default: yes.
         """
         return True
 
     @property
     def can_be_restored(self) -> bool:
-        """Whether an episode can continue from a snapshot, by a journal or by the agent's state. Default: yes.
+        """Whether an episode can continue from a snapshot, which needs a journal or the agent's state. Default: yes.
 
         Otherwise, snapshots contain only the container's files, for inspection, and branches run recorded responses
         again.
@@ -209,22 +211,28 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def needs_terminal(self) -> bool:
-        """Whether its agents use the container's terminal (`AgentTerminal`). Default: no."""
+        """Whether the agents use the container's terminal (`AgentTerminal`). Default: no."""
         return False
 
     @property
     def needs_forwarded_port(self) -> bool:
-        """Whether its agents open forwarded ports into the container (`ServingContainer`). Default: no."""
+        """Whether the agents open forwarded ports into the container (`ServingContainer`). Default: no."""
         return False
 
     @property
     def responds_in_background(self) -> bool:
-        """Whether the agents mark calls that are answered without a step (`Origin.is_background`). Default: no."""
+        """Whether the agents mark background requests (`Origin.is_background`). Default: no.
+
+        The policy responds to marked requests without a step.
+        """
         return False
 
     @property
     def source_digest(self) -> str | None:
-        """Digest of the agent's code, for snapshots that cannot be restored. Default: of the factory's module."""
+        """Digest of the agent's code, recorded in snapshots. Default: digest of the factory's module.
+
+        If a snapshot cannot be restored, the error reports whether the code has changed.
+        """
         try:
             source = inspect.getsource(inspect.getmodule(kind_of(self)) or object)
         except (OSError, TypeError):
@@ -232,7 +240,7 @@ class AgentFactoryBase(CodeAgentFactory):
         return f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
 
     def check_snapshots(self) -> None:
-        """Checks, before `preflight`, that the state of the agents can be captured. Default: accepts.
+        """Checks, before `preflight`, that the state of the agents can be captured. Default: no check.
 
         Raises:
             UserError: The state cannot be captured.

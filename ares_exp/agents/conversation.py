@@ -3,12 +3,13 @@
 All bundled agents shorten long conversations in one of three ways (`compaction`):
 
 - `none`: the conversation is never shortened.
-- `drop_outputs`: all outputs except the last ones are replaced by a line with their length.
+- `drop_outputs`: each output except the most recent ones is replaced by a line with its length.
 - `summarise`: the LLM is asked for a summary, which replaces everything after the task. The agent sends this request,
   so it is a step of the episode, with tokens, a cost and a place in the trajectory.
 
-With each response, the engine reports the length of the conversation. If it does not, four characters count as one
-token. An agent that is run again therefore shortens the conversation at the same point.
+The length of a conversation is the number of tokens that the engine reports with each response. If the engine reports
+no tokens, four characters count as one token. An agent that is run again therefore shortens the conversation at the
+same point.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class Conversation:
         self._answered_tokens = 0  # the engine's count was for the previous conversation
 
     async def _summarise(self) -> bool:
-        """Replaces everything except the start with a summary. Returns whether the LLM wrote one."""
+        """Replaces everything except the start with a summary. Returns whether the LLM wrote a summary."""
         if len(self._rest) < LEAST_MESSAGES:
             return True
         assert self._compaction.summarise is not None

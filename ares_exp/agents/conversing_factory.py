@@ -60,8 +60,8 @@ class ConversingAgentFactory(AgentFactoryBase):
                 scored; `None` for no limit.
             templates_dir: Folder with custom templates; missing files are taken from the package.
             compaction: How to shorten a conversation that is too long. `none` keeps it unchanged. `drop_outputs`
-                removes all outputs except the last ones. `summarise` requests a summary from the LLM, in a separate
-                step, which replaces everything except the task.
+                removes all outputs except the most recent ones. `summarise` requests a summary from the LLM in a
+                separate step. The summary replaces everything except the task.
             compaction_tokens: Length at which a conversation is shortened, in tokens as counted by the engine. If the
                 engine does not count them, four characters count as one token.
             compaction_keeps: Number of outputs to keep when the others are removed.
@@ -139,7 +139,7 @@ class ConversingAgent:
         return template.render(skills=skills) if skills else ""
 
     def _count_format_error(self, problem: str) -> None:
-        """Counts a malformed reply. Raises `RepeatedFormatError` after too many consecutive ones (`_in_a_row`)."""
+        """Counts a malformed reply. Raises `RepeatedFormatError` if too many (`_in_a_row`) are consecutive."""
         self._in_a_row += 1
         self.format_errors += 1
         if self._in_a_row == self._options.format_errors_in_a_row:

@@ -162,7 +162,7 @@ def _inserted(text: str, new: str, line: int, path: str) -> tuple[int, str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Splits the text at newlines only, and keeps them."""
+    """Splits the text only at newlines, and keeps the newlines."""
     lines = text.split("\n")
     return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 

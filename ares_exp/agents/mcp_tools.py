@@ -232,7 +232,7 @@ def _start_script(server: _Server) -> str:
 
 
 def _lives(folder: str) -> str:
-    """Returns a shell condition: whether the recorded process reads the FIFO. It is false in a restored container."""
+    """Returns a shell condition: true if the recorded process reads the FIFO, false in a restored container."""
     return f'[ "$(readlink /proc/$(cat {folder}/pid 2>/dev/null || echo none)/fd/0)" = {folder}/in ]'
 
 

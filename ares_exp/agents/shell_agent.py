@@ -101,7 +101,7 @@ class ShellAgent(ConversingAgent):
         """Works on `task` until the output of a command starts with the submit line.
 
         Raises:
-            RepeatedFormatError: Too many consecutive replies had no command, or several.
+            RepeatedFormatError: Too many consecutive replies contained no command, or several commands.
         """
         options, prompts = self._options, self._options.templates
         told = prompts.instance.render(task=task)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def compile_templates(folders: Sequence[Path], names: Sequence[str]) -> list[Template]:
-    """Compiles each template from the first folder that contains it. This takes a hundred times as long as rendering.
+    """Compiles each template from the first folder that contains it. Compiling takes 100 times as long as rendering.
 
     Raises:
         ConfigError: A template does not compile.

@@ -93,7 +93,10 @@ class TerminalScreen:
         return _text([*above, *(line.rstrip() for line in self._screen.display)])
 
     def news(self) -> str:
-        """Returns the output from the last line of the previous call on, or the screen if that line is gone."""
+        """Returns the output since the previous call, starting at the last line of that call.
+
+        Returns the screen if that line is gone.
+        """
         now, before, self._told = self.everything, self._told, self.everything
         if before is not None and before.strip() in now:
             before = before.strip()

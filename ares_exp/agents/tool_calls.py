@@ -59,7 +59,7 @@ _DEFINITIONS: Mapping[ToolName, tuple[str, Mapping[str, Any], Sequence[str]]] = 
 }
 
 _OTHER_NAMES = {"str_replace_based_edit_tool": "edit", "str_replace_editor": "edit"}
-"""Names that models use for a tool from their training, although it was offered under another name."""
+"""Tool names that models use because of their training, although the tool was offered under another name."""
 
 
 def definitions(tools: Sequence[ToolName]) -> list[dict[str, Any]]:
@@ -139,8 +139,9 @@ def as_message(response: LLMResponse, first_number: int) -> tuple[Message, list[
     """Returns a response as a message, and its calls, each with a unique id.
 
     Args:
-        response: Response from the LLM. Its reasoning is left out. The policy adds it where the endpoint needs it.
-        first_number: Number of the first call, for the ids of calls without an id or with a duplicate one.
+        response: Response from the LLM. The message omits the reasoning, which the policy adds if the endpoint needs
+            it.
+        first_number: Number of the first call, for the ids of calls whose own id is missing or a duplicate.
     """
     calls: list[ToolCallData] = []
     for place, call in enumerate(piece for piece in response.data if isinstance(piece, ToolCallData)):

@@ -143,7 +143,7 @@ class ToolsAgent(ConversingAgent):
     async def _act(self, response: LLMResponse) -> Sequence[Message] | None:
         """Executes the calls in a response in order.
 
-        Returns the response and the results as messages, or `None` if it submitted.
+        Returns the response and the results as messages, or `None` if the LLM submitted.
         """
         message, pieces = as_message(response, self._calls)
         self._calls += len(pieces)

@@ -23,7 +23,7 @@ EXTRAS = {
     **dict.fromkeys([f"hydra/launcher={name}" for name in ("joblib", "submitit_local", "submitit_slurm")], "sweep"),
     "hydra/sweeper=optuna": "optuna",
 }
-"""The extra of each option that a package of Hydra adds."""
+"""Extra of ares_exp to install for each option that a Hydra plugin package provides."""
 NO_PACKAGE = (
     "Expected `# @package _global_` as the first line of {name}.yaml: without it, the file sets keys below "
     "`experiment` instead of top-level keys. Add this line."
@@ -130,7 +130,10 @@ def _explain_option(text: str) -> str:
 
 
 def no_option(option: str, group: str, options: Sequence[str]) -> str:
-    """Reports that a group has no such option. Names the extra that provides the option, or lists the others."""
+    """Returns the message that a group has no option of this name.
+
+    The message names the extra that provides the option, or lists the existing options.
+    """
     if extra := EXTRAS.get(f"{group}={option}"):
         return f"`{group}={option}` needs a package that is not installed: pip install 'ares-exp[{extra}]'."
     known = f"{close_matches(option, options)} Options: {', '.join(options)}."
@@ -170,7 +173,9 @@ def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CON
 
 
 def keys_of(argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> list[str]:
-    """Lists every key of the config that the options of a command line compose, or otherwise of the default config.
+    """Lists every key of the config composed from a command line's options.
+
+    If these options do not compose, lists the keys of the default config.
 
     If a sweep chooses several options of a group, the first one is used.
     """

@@ -27,9 +27,9 @@ NOTHING_TO_RESUME = (
     "`resume=<{what}>`, or `{key}=<{what}> resume=true` if the {what} may not have started."
 )
 ONE_AT_A_TIME = threading.Lock()
-"""Serializes composition: Hydra keeps its state in one global place."""
+"""Lock that is held during composition, because Hydra's state is global."""
 MAX_COMPOSED = 128
-"""Number of composed configs that are kept."""
+"""Maximum number of composed configs in the cache."""
 
 
 def set_up_hydra(config_dirs: Sequence[Path] | None = None) -> None:
@@ -65,7 +65,7 @@ def is_fresh_dir(node: Any) -> bool:
 
 
 def hydra_records(resume: bool, run_dir: str | None) -> str | None:
-    """Returns the folder name for Hydra's records; `None` if a started run is resumed and keeps its records."""
+    """Returns the folder name for Hydra's records; `None` to keep the existing records of a resumed run."""
     started = resume and run_dir is not None and RunDir(Path(run_dir)).has_run
     return None if started else HYDRA_RECORDS
 

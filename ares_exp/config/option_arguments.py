@@ -1,7 +1,7 @@
 """The arguments of an option: their keys, defaults and descriptions.
 
 The values in the option's file override the defaults of its constructor. The description of an argument is the comment
-after it in the file. If there is no comment, it is the entry in the constructor's docstring.
+after it in the file. If there is no comment, the description is the entry in the constructor's docstring.
 """
 
 from __future__ import annotations

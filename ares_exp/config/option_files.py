@@ -31,7 +31,7 @@ _HEADER_CHARS = 512
 
 
 class OptionSearchPath(SearchPathPlugin):
-    """The folders of options. Hydra queries them at each initialization.
+    """The folders of options. Hydra queries this class at each initialization.
 
     If two folders have the same option, the first folder is used. The order is: ares_exp, plugins, the user's folders.
     """
@@ -54,8 +54,8 @@ class OptionFiles(ConfigSource):
     """One folder that contains options, or groups of options.
 
     Attributes:
-        looked_at: Every file that was read or searched for since this mapping was last cleared, so that a cached config
-            can be checked for changes. The value is the `file_stamp` from before the access.
+        looked_at: Every file that was read or searched for since the mapping was last cleared, with its `file_stamp`
+            before the access. A cached config is checked for changes of these files.
     """
 
     looked_at: ClassVar[dict[Path, tuple[int, int, int] | None]] = {}
@@ -117,7 +117,7 @@ def _read_our_own(path: Path, group: str, stamp: object) -> bytes:
 
 
 def _read(path: Path, group: str) -> tuple[Any, str | None]:
-    """Returns the content of a file, completed with the arguments that it leaves out, and its package."""
+    """Returns the content of a file, with the arguments that the file omits, and the package of the file."""
     from omegaconf import DictConfig, OmegaConf
 
     if (size := path.stat().st_size) > MAX_YAML_BYTES:

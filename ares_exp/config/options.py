@@ -182,7 +182,7 @@ def _first_comment(path: Path) -> str:
 
 ENTRY_POINTS = "ares_exp.plugins"
 PROVIDER = "ares_exp plugin"
-"""Prefix of a plugin's name where Hydra's records list the providers of options."""
+"""Prefix of a plugin's name in the list of option providers in Hydra's records."""
 OPTION_GROUPS = (*GROUPS, "experiment")
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -199,7 +199,7 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class InstalledPlugins:
-    """The usable plugins of this Python, sorted by name, and a sentence for each plugin that was skipped."""
+    """The usable plugins of this environment, sorted by name, and a sentence for each plugin that was skipped."""
 
     plugins: tuple[Plugin, ...]
     problems: tuple[str, ...]

@@ -66,7 +66,7 @@ class Timeouts:
 
 @dataclass
 class Branch:
-    """The start of each branch of `branch_from` (`branch`)."""
+    """Settings (`branch`) for the start of each branch of `branch_from`."""
 
     inject: str | None = _key(None, "a user message to append to the pending request")
     edit: str | None = _key(None, "new text for the last message of the pending request")

@@ -48,7 +48,7 @@ ADDED_ARGUMENTS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
         "timeout_sec": (600.0, "time limit of the scoring of one episode in seconds"),
     },
 }
-"""Arguments in an option's node that the run reads and the class does not get: default and description, by group."""
+"""Arguments that options may set for the run, not for their class: default and description, by group."""
 
 
 def added_defaults(group: str) -> dict[str, Any]:
@@ -209,7 +209,7 @@ _MADE: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """The kind of part that the options of a group create, and its required members."""
 
 _OF_AN_AGENT = {"container", "llm_client"}
-"""Arguments that each episode passes to its agent. A class that has them is an agent, not a factory of agents."""
+"""Arguments that each episode passes to its agent. A class that accepts them is an agent, not a factory."""
 
 
 def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Converters to and from the wire format of Anthropic's Messages.
+"""Converters to and from the wire format of Anthropic's Messages API.
 
 Format: https://platform.claude.com/docs/en/api/messages. Bodies are JSON-ready dicts. Messages of an `LLMRequest` are
 in the chat-completions format (see `chat_messages`). As in `openai_chat`, nothing is lost silently: unsupported content
@@ -7,11 +7,11 @@ raises a `WireFormatError` that names it, or is dropped with a warning if `stric
 | in this package | on the wire |
 |---|---|
 | `system_prompt` | `system`; blocks are joined by an empty line |
-| messages of role system | the same within `messages`; leading ones are moved to `system` |
+| messages of role system | the same within `messages`; leading system messages are moved to `system` |
 | `tool_calls` | `tool_use`; arguments that are not a JSON object become `{"invalid_arguments": TEXT}` |
 | messages of role tool | `tool_result` blocks at the start of a user message |
-| reasoning with a signature | `thinking`, or `redacted_thinking` if redacted. Without one, responses contain a \
-seal of this package (see `reasoning.seal`), and requests omit the reasoning |
+| reasoning with a signature | `thinking`, or `redacted_thinking` if redacted. Without a signature, responses contain \
+a seal of this package (see `reasoning.seal`), and requests omit the reasoning |
 | images | `image`, from base64 data or a URL |
 | files | `document`, from base64 data; text documents become text |
 | `tools` | `tools` with an `input_schema`; tools of the provider are not supported |
@@ -469,7 +469,7 @@ _JOINED = {
 
 
 class StreamedMessage(ResponseStream):
-    """The events of a `message`."""
+    """A streamed `message`, assembled from its events."""
 
     def __init__(self) -> None:
         super().__init__()

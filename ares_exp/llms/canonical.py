@@ -1,7 +1,7 @@
 """The canonical form of a request, which is independent of the client's formatting.
 
-Clients repeat a request after a lost connection, and repeat the conversation in each request, but not always literally.
-The canonical form removes insignificant differences:
+Clients repeat a request after a lost connection, and repeat the conversation in each request. These copies are not
+always literal. The canonical form removes insignificant differences:
 
 | part | canonical form |
 |---|---|

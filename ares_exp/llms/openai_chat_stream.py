@@ -23,7 +23,7 @@ _DETAIL_TEXTS = ("text", "summary", "data")
 
 
 class StreamedCompletion(ResponseStream):
-    """The chunks of a `chat.completion`."""
+    """A streamed `chat.completion`, assembled from its chunks."""
 
     def __init__(self) -> None:
         super().__init__()

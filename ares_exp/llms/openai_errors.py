@@ -23,7 +23,7 @@ def bearer(headers: Mapping[str, str]) -> str | None:
 
 
 def error_object(status: int, message: str) -> dict[str, str | None]:
-    """Returns the object that describes an error. With status 400, it includes the field that the message names."""
+    """Returns the object that describes an error. For status 400, adds the name of the field in the message."""
     field = _FIELD.search(message) if status == 400 else None
     return {
         "message": message,

@@ -1,4 +1,4 @@
-"""Converters to and from the wire format of OpenAI's Responses.
+"""Converters to and from the wire format of OpenAI's Responses API.
 
 Format: https://platform.openai.com/docs/api-reference/responses. Bodies are JSON-ready dicts. Messages of an
 `LLMRequest` are in the chat-completions format (see `chat_messages`). As in `openai_chat`, nothing is lost silently:
@@ -12,7 +12,7 @@ unsupported content raises a `WireFormatError` that names it, or is dropped with
 | messages of role tool | `function_call_output` and similar items |
 | user messages | also `agent_message`, which Codex sends from one agent to another |
 | reasoning | `reasoning`: the text as its summary (also read from its content), the signature or the redacted form as \
-`encrypted_content`. Responses without one contain a seal of this package (see `reasoning.seal`) |
+`encrypted_content`. If there is neither, responses contain a seal of this package (see `reasoning.seal`) |
 | images, files | `input_image`, `input_file` with their bytes, or with a URL |
 | `tools`, `tool_choice` | see `responses_tools` |
 | `max_output_tokens` | the same; `stop_sequences` and `top_k` are not supported |
@@ -216,7 +216,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
     """Converts a parsed body to a response.
 
     Raises:
-        MalformedResponseError: `body` is not a response, is a failed one, or has a field that an `LLMResponse` cannot
+        MalformedResponseError: `body` is not a response, reports a failure, or has a field that an `LLMResponse` cannot
             represent and `strict` is set.
     """
     lose = on_loss(strict, report)
@@ -247,7 +247,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
 
 
 def usage_to_wire(usage: Usage) -> dict[str, Any]:
-    """Returns the token counts with both breakdowns."""
+    """Returns the token counts with the details of input and output."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens},
@@ -451,7 +451,7 @@ _LAST = ("response.completed", "response.incomplete", "response.failed")
 
 
 class StreamedResponse(ResponseStream):
-    """The events of a `response`."""
+    """A streamed `response`, assembled from its events."""
 
     def __init__(self) -> None:
         super().__init__()

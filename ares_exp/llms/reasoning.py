@@ -7,8 +7,8 @@
 | `reasoning_details`, objects of several types (see `_DETAILS`), some with a `signature` | OpenRouter |
 | parts of the `content` with the type `thinking` | Mistral |
 
-Engines separate `<think>…</think>` from the text if they are started with the model's reasoning parser. Otherwise it
-stays in the text.
+Engines separate `<think>…</think>` from the text if they are started with the model's reasoning parser. Otherwise the
+reasoning stays in the text.
 
 Agents keep the text of a response, but not its reasoning. For endpoints that require the reasoning, `KnownReasoning`
 finds the response that a message repeats and restores its reasoning.
@@ -52,7 +52,7 @@ def reasoning_of_message(message: Mapping[str, Any], lose: Report) -> list[Think
 
 
 def reasoning_of_part(part: Mapping[str, Any], lose: Report) -> ThinkingData:
-    """Converts a content part with reasoning, which is a text or text parts. `lose` is called for other parts."""
+    """Converts a content part whose reasoning is a text or a list of text parts. Calls `lose` for other parts."""
     inner = part.get("thinking")
     inner = [{"text": inner}] if isinstance(inner, str) else inner
     parts = inner if isinstance(inner, list | tuple) else [None]
@@ -85,7 +85,7 @@ def reasoning_text(pieces: Iterable[ThinkingData]) -> str:
 
 
 def _from_texts(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
-    """Returns the reasoning in the text fields. If both fields have the same text, returns it once."""
+    """Returns the reasoning in the text fields. If both fields have the same text, returns this text once."""
     texts: dict[str, None] = {}
     for name in REASONING_FIELDS[:2]:
         if isinstance(text := message.get(name), str):
@@ -117,7 +117,7 @@ def _to_detail(piece: ThinkingData) -> dict[str, Any]:
 
 
 class KnownReasoning:
-    """The reasoning of earlier responses, which is found by the messages that repeat them.
+    """The reasoning of earlier responses, to be restored in messages that repeat these responses.
 
     A message repeats a response if it has the same text and tool calls. If several responses are equal, they are
     matched from the end: the last message of a conversation repeats the last response.
@@ -186,7 +186,7 @@ def seal(piece: ThinkingData) -> str:
 
 
 def unsealed(opaque: str, text: str) -> ThinkingData | None:
-    """Returns the sealed piece with its readable text, or `None` if another party made the seal."""
+    """Returns the sealed piece with its readable text; `None` if the seal is not from this package."""
     if not opaque.startswith(_PREFIX):
         return None
     try:

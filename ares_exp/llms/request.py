@@ -16,7 +16,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 class Message(dict[str, Any]):
     """One immutable chat message: `{"role": …, "content": …}` and other fields of the wire format.
 
-    It is a dict, so that it serialises and compares like one. It is immutable because agents modify their message
+    It is a dict, so that it serialises and compares like a dict. It is immutable because agents modify their message
     lists, but an observation must not change afterwards.
     """
 
@@ -37,7 +37,7 @@ class Message(dict[str, Any]):
 
 
 class FrozenList(tuple[Any, ...]):
-    """A tuple whose items are frozen, so that it is not frozen again."""
+    """A tuple whose items are all frozen. `freeze` returns it unchanged."""
 
     __slots__ = ()
 
@@ -64,7 +64,7 @@ def freeze(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a third-party agent's request, and its parts that an `LLMRequest` cannot represent.
+    """The origin of a third-party agent's request, and the request's parts that an `LLMRequest` cannot represent.
 
     Attributes:
         wire: Wire format of the request: `"chat_completions"`, `"responses"`, `"messages"` or `"generate_content"`.
@@ -192,7 +192,7 @@ class MessageEdit:
     step: int
 
     def apply(self, request: LLMRequest) -> LLMRequest:
-        """Returns the request as the policy sees it."""
+        """Returns the edited request, which the policy sees."""
         messages = list(request.messages)
         if self.kind == "insert" and self.index <= len(messages):
             messages.insert(self.index, {"role": "user", "content": self.text})
@@ -233,7 +233,7 @@ def recorded_edits(metadata: Mapping[str, Any]) -> tuple[MessageEdit, ...]:
 
 
 def edited(request: LLMRequest, edits: Iterable[MessageEdit], step: int) -> LLMRequest:
-    """Returns the request of a time step with all edits that apply to it, as the policy sees or saw it."""
+    """Returns the request of a time step with all edits that apply to this step. The policy sees this request."""
     for edit in edits:
         if edit.step <= step:
             request = edit.apply(request)

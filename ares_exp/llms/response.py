@@ -42,7 +42,7 @@ class ThinkingData:
 
 
 Piece = TextData | ToolCallData | ThinkingData
-"""Generated piece of a response."""
+"""A generated piece of a response: text, a tool call or reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class LLMResponse:
     activations: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Converts lists to tuples, so that a response equals its copy that is read from a file."""
+        """Converts lists to tuples, so that a response is equal to a copy that was read from a file."""
         for name in ("data", "prompt_token_ids", "completion_token_ids", "logprobs"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))

@@ -19,7 +19,7 @@ DONE = "[DONE]"
 
 
 class ResponseStream(ABC):
-    """One response while it arrives. Call `add` with the data of its events until it `is_complete`.
+    """A response that is being received. Call `add` with the data of each event until `is_complete` is set.
 
     Attributes:
         is_complete: Whether the last event was added.

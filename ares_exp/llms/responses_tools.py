@@ -1,9 +1,9 @@
-"""Tools on the wire of OpenAI's Responses, and their calls.
+"""Tools on the wire of OpenAI's Responses API, and their calls.
 
 | on the wire | in the chat-completions format |
 |---|---|
 | `function` | the same |
-| `custom`, with free text as input, maybe with a grammar | a function with one argument `input`; the grammar is in \
+| `custom`, with free text as input and an optional grammar | a function with one argument `input`; the grammar is in \
 its description |
 | `namespace`, a group of functions and custom tools | functions named `NAMESPACE__NAME` |
 | `local_shell`, with commands as lists of words | a function `local_shell` |

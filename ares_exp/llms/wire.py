@@ -33,7 +33,7 @@ class WarnOnce:
 
 
 def check_keys(mapping: Mapping[str, Any], known: Iterable[str], where: str, lose: Report) -> None:
-    """Calls `lose` for every field of `mapping` that is not `known` and not empty."""
+    """Calls `lose` for every non-empty field of `mapping` that is not in `known`."""
     for key in sorted(set(mapping).difference(known)):
         if mapping[key] not in (None, [], {}, ""):
             lose(f"`{key}` of the {where}, which has no counterpart here")

@@ -175,7 +175,7 @@ class _Diffs:
         self._left = MAX_DIFFS
 
     def between(self, old: Entry | None, new: Entry | None) -> str | None:
-        """Returns the diff of two files; `None` if one is not a short text, if they are equal, or at the limit."""
+        """Returns the diff of two files; `None` if a file is not a short text, or for equal files, or at the limit."""
         files = [entry for entry in (old, new) if entry is not None and entry.kind == "file"]
         if not files or self._left <= 0:
             return None

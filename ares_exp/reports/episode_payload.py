@@ -57,7 +57,7 @@ def episode_payload(
 
 
 class _Steps:
-    """Creates the payloads of an episode's steps. A message of several steps is stored once, in `messages`."""
+    """Creates the payloads of an episode's steps. A message in several steps is stored once, in `messages`."""
 
     def __init__(self, trajectory: EpisodeTrajectory) -> None:
         self._trajectory = trajectory

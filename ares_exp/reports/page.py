@@ -47,7 +47,7 @@ def style() -> str:
 
 
 def policy(*, connect: str = "'none'") -> str:
-    """Returns the content security policy of the page. `connect` is the allowed source of data for its script."""
+    """Returns the content security policy of the page. `connect` is the source from which its script may load data."""
     return "; ".join(
         (
             "default-src 'none'",

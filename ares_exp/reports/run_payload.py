@@ -123,7 +123,7 @@ class ShownRun:
 
     @property
     def is_written(self) -> bool:
-        """Whether a process runs the run: it holds the lock or, on another machine, has written recently."""
+        """Whether a process is running this run: it holds the lock or, on another machine, has written recently."""
         try:
             if has_writer(self.dir.episodes):
                 return True
@@ -134,7 +134,7 @@ class ShownRun:
         return hosts[-1:] != [socket.gethostname()] and time.time() - newest < QUIET_SEC
 
     def payload(self, *, name: str | None = None) -> dict[str, Any]:
-        """Creates the payload of the run, without the steps of its episodes. `name` is its path by default."""
+        """Creates the payload of the run, without the steps of its episodes. Default `name`: the run's path."""
         results, config = self._results(), self._config()
         recorded = object_or_empty(self.dir.replay)
         replay = {key: value for key, value in recorded.items() if not isinstance(value, list)}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MAX_TASKS = 40
-"""Largest number of rows of the table, which shows the tasks with the lowest rewards."""
+"""Maximum number of rows in the table. If there are more tasks, the tasks with the lowest rewards are shown."""
 _MAX_UNSCORED = 10
 _MAX_ALIKE = 3
 """Maximum number of listed attempts with the same reason for a missing reward."""
@@ -57,7 +57,7 @@ _MAX_LINE = 200
 _LAST_LINES = 8
 """Number of last lines of an error that are shown after its first line.
 
-They are the output of a program, whose last lines usually contain the reason of the failure.
+They are the output of a program, whose last lines usually contain the reason for the failure.
 """
 
 
@@ -143,7 +143,7 @@ def _width(columns: Sequence[int], widths: Sequence[int]) -> int:
 
 
 def _success(attempts: Sequence[EpisodeResult]) -> tuple[float, int]:
-    """Sorts tasks by their mean reward, errors as zero, and tasks with errors before others."""
+    """Returns the sort key of a task: its mean reward (errors count as 0), then its number of errors, most first."""
     rewards = [result.reward for result in attempts if result.reward is not None]
     return sum(rewards) / len(attempts), len(rewards) - len(attempts)
 

@@ -224,7 +224,7 @@ class _Choice:
     _misses: int = 0
 
     def blocks(self, subject: Subject, which: str) -> Iterator[str]:
-        """Yields the HTML blocks of the chosen trajectories. The runs take turns, so that each gets some of them."""
+        """Yields the HTML blocks of the chosen trajectories. The runs take turns, so that each run is represented."""
         queues = [
             (number, run, self._wanted(number, run, which, subject.first_tasks))
             for number, run in enumerate(subject.runs.values())

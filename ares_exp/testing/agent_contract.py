@@ -21,7 +21,7 @@ from ares_exp.testing.check_agent import Replies, check_agent
 from ares_exp.testing.echo_container import RehearsalContainer
 
 TIMEOUT_SEC = 120.0
-"""Time limit for an episode in memory, on a loaded machine."""
+"""Time limit in seconds for an episode in memory, on a loaded machine."""
 
 
 def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:

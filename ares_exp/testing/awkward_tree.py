@@ -1,4 +1,4 @@
-"""Programs for a container with `python3` that make every kind of change and list the resulting files."""
+"""Programs for a container with `python3` that make every kind of file change and list the resulting files."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _CANCELLED_AFTER_SEC = (0.0, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8)
 
 
 class CountingStore(ObjectStore):
-    """Counts the stored bytes, which are the bytes that a capture read."""
+    """A store that counts the stored bytes, which are the bytes that a capture has read."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -12,9 +12,10 @@ responses, in the same order. It must send the same requests, so the agent has t
 
 1. Its only inputs are the `llm_client` and the `container` that it gets. It uses no sockets, processes or files of the
    host. It may write (logs, metrics), as long as it does not read the result.
-2. It waits only for these two, and with asyncio: tasks, timers, locks, queues, timeouts, in any combination. The only
-   allowed threads are `asyncio.to_thread(function)`, for a function that depends only on its arguments: it will be
-   called again. Polling with `asyncio.sleep(0)` is not allowed: no result arrives while the agent runs.
+2. It waits only for these two inputs, and only with asyncio (tasks, timers, locks, queues, timeouts, in any
+   combination). Threads are allowed only as `asyncio.to_thread(function)`. The function must depend only on its
+   arguments, because it is called again. Polling with `asyncio.sleep(0)` is not allowed: no result arrives while the
+   agent runs.
 3. Times, random values and ids come from the modules at the moment of use: `time.time()`, `random.random()`,
    `uuid.uuid4()`. They do not come from `datetime.now()`, `os.urandom`, `secrets`, `random.Random()` without a seed, or
    a function that was imported by name (`from time import time`).
@@ -24,20 +25,20 @@ responses, in the same order. It must send the same requests, so the agent has t
 6. Its requests, results and errors are plain data. Its tools raise a `ContainerError`, an `OSError`, a
    `TimeoutError` or another common error of Python. Other errors cannot be recorded.
 7. Episodes share no state: modules and classes contain no mutable data.
-8. An `except` depends only on the class and the arguments of an exception, not on the exception object.
+8. An `except` clause depends only on the class and the arguments of an exception, not on the exception object.
 9. Its prompts and commands are part of its identity. Changing them invalidates the snapshots of running episodes.
 
 A violation of the first two rules is rejected while the agent runs. A second run in this process finds other
-violations: while the first agent still exists, a new one gets the same responses, and its requests are compared, call
-by call. Its objects have other ids, its own generators draw other values, and the host's clock has advanced. This
-cannot find:
+violations. While the first agent still exists, a second agent gets the same responses, and the requests of both agents
+are compared, call by call. The second agent's objects have other ids, its own generators draw other values, and the
+host's clock has advanced. This check cannot find:
 
 - the order of a set of strings, and `hash()` of a string: both are the same within one process;
 - a value that changes more slowly than the check takes (a date, an environment variable), and a value that the agent
   reads but does not use in its requests;
 - a blocking socket, or the agent's own thread, if the result was the same twice.
 
-The remaining violations are found when a snapshot is restored: this fails with the first differing call.
+The remaining violations are found when a snapshot is restored: the restore fails at the first differing call.
 
 An agent that cannot follow the rules sets `deterministic = False` on its factory. If it has `get_state`, `set_state`
 and `resume`, these are checked instead, after every step.
@@ -89,7 +90,7 @@ async def check_agent(
         timeout_sec: Time limit of each step in seconds.
 
     Returns:
-        The number of replies that were given.
+        The number of replies that the agent received.
 
     Raises:
         DivergenceError: The second run differed. The message has the difference and the number of replies before it.

@@ -21,7 +21,7 @@ def sample_episode(
     reward: float | None = 1.0,
     rewards: Mapping[str, float] | None = None,
 ) -> ScoredEpisode:
-    """Creates an episode in which the policy gave these responses, one per request.
+    """Creates an episode with these responses of the policy, one per request.
 
     Args:
         responses: The text of each of the policy's responses.

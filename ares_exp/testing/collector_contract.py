@@ -33,7 +33,7 @@ class CollectorContract:
     """The suite of trajectory collectors. Define the fixture `collector`."""
 
     keeps_steps = True
-    """Whether the result of `end_episode` has the steps."""
+    """Whether the result of `end_episode` contains the steps."""
 
     @pytest.fixture
     def collector(self) -> TrajectoryCollector:

@@ -29,7 +29,7 @@ from ares_exp.errors import ContainerDiedError, ContainerError, TransferError, U
 from ares_exp.testing.host_server import hello_server
 
 SLACK_SEC = 30.0
-"""Time allowed beyond a limit, on a loaded machine."""
+"""Time in seconds allowed beyond a limit, on a loaded machine."""
 
 WEIRD_NAMES = ["with space", "-dash", "it's", 'quo"te', "$(touch pwned)", "new\nline", "ünïcödé", "back\\slash", "*"]
 
@@ -46,7 +46,7 @@ async def alive(box: Container, what: str) -> int:
 async def until_alive(box: Container, what: str, count: int) -> None:
     """Waits until the number of processes is `count`."""
     async with asyncio.timeout(SLACK_SEC):
-        while await alive(box, what) != count:  # noqa: ASYNC110 (it happens in the box)
+        while await alive(box, what) != count:  # noqa: ASYNC110 (it happens in the container)
             await asyncio.sleep(0.02)
 
 
@@ -82,8 +82,10 @@ class ContainerSuite:
     """Fixtures of the suites of containers. Override `factory`, and `spec` if a container needs more than a name."""
 
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
-    """Supported network modes of a container, between which it can switch. In other modes, it has no network or the
-    task is rejected."""
+    """Network modes that a container supports and can switch between.
+
+    In other modes, the container has no network, or the task is rejected.
+    """
 
     @pytest.fixture
     def factory(self) -> ContainerFactory:
@@ -101,7 +103,7 @@ class ContainerSuite:
     def with_networks(
         self, factory: ContainerFactory, spec: ContainerSpec, policies: Mapping[str, NetworkPolicy], start: NetworkMode
     ) -> ContainerSpec | None:
-        """Returns a spec whose container starts with one network and can switch to the others; `None` if rejected."""
+        """Returns a spec that starts with one network and can switch to the others; `None` if it is rejected."""
         asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
         try:
             factory.check(asked)

@@ -1,8 +1,9 @@
 """A server with two scripted models, for the tutorial: `python -m ares_exp.testing.demo_server`.
 
-It implements OpenAI's chat completions and needs no key and no network. The models can solve one task: finding the
-busiest hour in a log. `demo-small` makes a realistic mistake in every second attempt at the same instruction, and
-`demo-large` makes no mistake. Both write the hour as two digits only if the instruction asks for two digits.
+The server implements OpenAI's Chat Completions API and needs no key and no network. The models can solve one task:
+finding the busiest hour in a log. `demo-small` makes a realistic mistake in every second attempt at the same
+instruction, and `demo-large` makes no mistake. Both write the hour as two digits only if the instruction asks for two
+digits.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class RehearsalContainer:
     """An `AgentContainer` in memory. Concurrent commands end in a random order; terminals only echo."""
 
     def __init__(self, response: Callable[[str], str | ExecResult] | None = None) -> None:
-        """`response` returns the output or whole result of a command. By default, the output repeats the command."""
+        """Stores `response`, which returns the output or result of a command. Default: the output is the command."""
         self.commands = 0
         self.files: dict[PurePosixPath, bytes] = {}
         self._respond = response

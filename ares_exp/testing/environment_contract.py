@@ -24,7 +24,7 @@ T = TypeVar("T")
 Use = Callable[[MinimalEnvironment], Awaitable[T]]
 
 TIMEOUT_SEC = 200.0
-"""Time limit for two episodes, on a loaded machine."""
+"""Time limit in seconds for two episodes, on a loaded machine."""
 
 QUIET_SEC = 0.05
 """Time in seconds for which a test checks that an environment does not change."""
@@ -45,7 +45,7 @@ class EnvironmentContract:
     """The policy's responses, repeated."""
 
     max_steps = 40
-    """Maximum length of an episode with these replies; a longer one is closed before its end."""
+    """Maximum number of steps in an episode with these replies. A longer episode is closed before its end."""
 
     @pytest.fixture
     def environment(self) -> MinimalEnvironment:

@@ -27,7 +27,7 @@ from ares_exp.errors import ContainerDiedError, ContainerError
 from ares_exp.testing.container_contract import ContainerSuite
 
 SLACK_SEC = 60.0
-"""Time allowed for anything that ends by itself, on a loaded machine."""
+"""Time limit in seconds for operations that end by themselves, on a loaded machine."""
 
 CONNECT = "my $s = IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $ARGV[0]) or die qq($!\\n); "
 _PUT = (
@@ -38,14 +38,14 @@ COPY = (
     "if (!$child) { while (sysread(STDIN, my $b, 65536)) { put($s, $b) } shutdown($s, 1); exit; } "
     "while (sysread($s, my $b, 65536)) { put(*STDOUT, $b) } waitpid($child, 0);"
 )
-"""Sends its stdin, ends this half of the connection, and prints the response until the other half ends."""
+"""A Perl client that sends its stdin, then finishes sending, and prints the response until the server closes."""
 
 CONNECT_MANY = f"my @all; {{ {CONNECT} push @all, $s; redo if @all < {MAX_CONNECTIONS}; }} "
 _MANY = f"{CONNECT_MANY}syswrite($all[$_], qq($_\n)) for 0..$#all; print scalar readline($_) for @all;"
-"""Opens the largest allowed number of connections, sends a number over each, and prints the responses."""
+"""A Perl client that opens the maximum number of connections, sends a number over each, and prints the responses."""
 
 _HOLD = f"{CONNECT_MANY}select(undef, undef, undef, 0.05) until -e '/tmp/enough'; print qq(held\n);"
-"""Opens the same number of connections, and keeps them open until the file `/tmp/enough` exists."""
+"""A Perl client that keeps the maximum number of connections open until the file `/tmp/enough` exists."""
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -97,7 +97,7 @@ class Server:
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Sends all received data back, until the client ends its half of the connection."""
+    """Sends all received data back, until the client finishes sending."""
     while data := await reader.read(65536):
         writer.write(data)
         await writer.drain()
@@ -300,7 +300,7 @@ class ForwardedPortContract(ContainerSuite):
         async with asyncio.timeout(SLACK_SEC):
             await server.has_served(1)
             await forwarded_port.close()
-            assert (await waiting).output in ("0", "")  # its end, or a reset
+            assert (await waiting).output in ("0", "")  # end of file, or a reset
             await server.ended()
             await forwarded_port.lost()
         await forwarded_port.close()

@@ -1,6 +1,6 @@
 """A pytest plugin: `pytest --ares-exp-part=my_package:MyContainer` runs the conformance suite of a part.
 
-pytest loads it whenever this package is installed, so it imports nothing until a part is named.
+pytest loads the plugin whenever this package is installed. The plugin therefore imports nothing until a part is named.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    """Adds the suites to the collected tests, regardless of marks. Some of their tests are coroutines."""
+    """Adds the suites to the collected tests, regardless of marks, and enables tests that are coroutines."""
     if early_config.known_args_namespace.ares_exp_part:
         args += [str(SUITES), "-m", ""]
         if any(map(early_config.pluginmanager.hasplugin, _ASYNCIO)):
@@ -49,7 +49,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Imports the parts and makes their suites."""
+    """Imports the parts and creates their suites."""
     if parts := session.config.getoption("ares_exp_part"):
         from ares_exp.errors import UserError
         from ares_exp.testing.part_suites import suites_of

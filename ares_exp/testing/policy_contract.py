@@ -19,11 +19,11 @@ from ares_exp.trajectories.records import serialize_llm_request, serialize_llm_r
 T = TypeVar("T")
 
 TIMEOUT_SEC = 120.0
-"""Time limit for a few answers, on a loaded machine."""
+"""Time limit in seconds for a few responses, on a loaded machine."""
 
 
 class PolicyContract:
-    """The suite of policies. Define the fixture `policy`, and `question` if it answers only some requests."""
+    """The suite of policies. Define the fixture `policy`, and `question` if the policy supports only some requests."""
 
     task_name = "contract"
     """The task to run, for a policy that knows only some tasks."""
@@ -35,7 +35,7 @@ class PolicyContract:
 
     @pytest.fixture
     def question(self) -> LLMRequest:
-        """Returns a request that the policy can answer repeatedly, also as the first of an episode."""
+        """Returns a request to which the policy can respond repeatedly, also as the first request of an episode."""
         return LLMRequest([{"role": "user", "content": "Say something."}])
 
     def episode(self, attempt: int = 0) -> EpisodeSpec:

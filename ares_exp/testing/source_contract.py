@@ -14,7 +14,7 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EnvironmentSource, EpisodeParts, SourceBase, as_source
 
 TIMEOUT_SEC = 120.0
-"""Time limit for the start of one episode, on a loaded machine."""
+"""Time limit in seconds for the start of one episode, on a loaded machine."""
 
 
 class SourceContract:

@@ -18,7 +18,7 @@ from ares_exp.trackers.tracker import RunInfo, Tracker
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 AT_ONCE_SEC = 10.0
-"""Time limit for two hundred calls that should return at once, on a loaded machine."""
+"""Time limit in seconds for 200 calls that should return immediately, on a loaded machine."""
 
 SAMPLE = {"system/loop_lag_sec": 0.01, "system/episodes": 2.0}
 

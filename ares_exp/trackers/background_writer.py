@@ -24,7 +24,7 @@ class BackgroundWriter:
     """
 
     def __init__(self, what: str) -> None:
-        """Stores the name of the writer's owner, which is the first word of a warning."""
+        """Stores the name of the writer's owner, which is the start of each warning."""
         self.failures = 0
         self._what = what
         self._inbox: _Inbox = queue.SimpleQueue()

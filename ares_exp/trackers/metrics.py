@@ -52,7 +52,7 @@ class EpisodeRows:
         return row
 
     def _count(self, result: EpisodeResult) -> None:
-        """Adds a result to the running totals. If the attempt has an earlier episode, replaces its values."""
+        """Adds a result to the running totals. Replaces the values of an earlier episode of the attempt."""
         slot = result.task_name, result.attempt
         if (before := self._last.get(slot)) is not None:
             if result.retry < before[0]:

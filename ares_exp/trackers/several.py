@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
 
 FINISH_TIMEOUT_SEC = 600.0
-"""Time in seconds after which `finish` of a tracker is abandoned, even if the tracker has no or a longer time limit."""
+"""Time limit in seconds for `finish` of each tracker, even if the tracker's own limit is longer."""
 
 _logger = logging.getLogger(__name__)
 
 
 class SeveralTrackers(TrackerBase):
-    """A `Tracker` that forwards every call to several named trackers. An exception of one does not affect the others.
+    """A `Tracker` that forwards every call to several named trackers. An exception in one does not affect the others.
 
     A tracker whose `log_episode` has no argument for the trajectory is called without it.
     """
@@ -86,7 +86,7 @@ class SeveralTrackers(TrackerBase):
             self._report(name, f"failed: {type(error).__name__}: {error}")
 
     def _report(self, name: str, what: str) -> None:
-        """Counts a failure. The first of a tracker is logged as a warning, and the others at the debug level."""
+        """Counts a failure. Logs the first failure of a tracker as a warning, and later failures at the debug level."""
         self._failed.append(name)
         _logger.log(
             logging.WARNING if self._failed.count(name) == 1 else logging.DEBUG, "The tracker %s %s", name, what

@@ -85,7 +85,7 @@ class TensorboardTracker(TrackerBase):
         self._writer.finish(self._finish_timeout_sec)
 
     def _write(self, act: Callable[[_EventFile, float], object]) -> None:
-        """Queues a write. The file is flushed after it if no other write is waiting."""
+        """Queues a write. The file is flushed after the write if no other write is waiting."""
         events, now = self._events, self._clock()
         if events is None:
             return

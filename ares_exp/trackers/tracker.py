@@ -68,7 +68,7 @@ class Tracker(Protocol):
         ...
 
     def finish(self, summary: RunSummary) -> None:
-        """Records the totals and releases all resources. May block, up to its own time limit, in a separate thread."""
+        """Records the totals and releases all resources. Runs in a separate thread; may block up to its time limit."""
         ...
 
 

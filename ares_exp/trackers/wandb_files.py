@@ -56,7 +56,7 @@ class WandbFiles:
         self._table = wandb.Table(columns=[*COLUMNS], log_mode="INCREMENTAL")
 
     def start(self, info: RunInfo, *, limit_mb: float) -> None:
-        """Adds the rows of earlier sessions. Records inputs, and their digests in the config. Online, links them."""
+        """Adds the rows of earlier sessions, and records the inputs with their digests. Online, links the inputs."""
         for result in info.earlier:
             self.add(result)
         if self._record.log_artifacts:
@@ -72,9 +72,10 @@ class WandbFiles:
             self._record = self._record.write(self._run_dir, linked=True)
 
     def link_inputs(self) -> list[Path]:
-        """Links an online W&B run to its inputs; returns the parents whose trajectories are not as recorded.
+        """Links an online W&B run to its inputs. Returns the parents whose trajectories differ from the record.
 
-        An untrusted person may have written the record of a parent, but only an owner of its files knows the digest.
+        The record of a parent may come from an untrusted person, but only an owner of the parent's files knows their
+        digest.
         """
         for task_set in self._task_sets():
             self._run.use_artifact(task_set)
@@ -209,12 +210,12 @@ def _prepare_task_set(info: RunInfo, limit_mb: float) -> str:
 
 
 def scores_bytes(run_dir: Path) -> int:
-    """Returns the size in bytes of the scores that `ares-exp score` added to a run, which only grows."""
+    """Returns the size in bytes of the scores that `ares-exp score` added to a run. The size only grows."""
     return sum(path.stat().st_size for path in _files(RunDir(run_dir).scores))
 
 
 def _trajectories_artifact(run_dir: Path, finished: set[str] | None = None) -> wandb.Artifact | None:
-    """Returns an artifact with all episodes of a run or only `finished`. Equal files give the same version."""
+    """Returns an artifact with all episodes of a run or only `finished`. Equal files have the same version."""
     run, record = RunDir(run_dir), WandbRecord.read(run_dir)
     shared = [run.episodes, run.summary, run.results, *(run_dir / name for name in RUN_FILES)]
     files = [path for path in shared if path.is_file() and not path.is_symlink()] + _files(run.scores)

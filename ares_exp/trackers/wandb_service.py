@@ -46,7 +46,7 @@ class WandbRecord(pydantic.BaseModel, frozen=True):
     """The file `wandb/run.json` of a run directory: its W&B run, the tracker's settings and the inputs.
 
     Attributes:
-        task_set: Name of the artifact whose files are in the folder `wandb/task-set`; `None` without one.
+        task_set: Name of the artifact whose files are in the folder `wandb/task-set`; `None` without a task set.
         parents: Digests of the parents' trajectories, by run directory.
         linked: Whether the W&B run is linked to its task set and parents on the service.
         logged_in: Path of the run directory when the table and the artifacts were completed, because W&B stores
@@ -159,7 +159,7 @@ def sessions(run_dir: Path) -> list[Path]:
 
 
 def uploaded_mark(file: Path) -> Path:
-    """Returns the path of the marker of an uploaded file. `wandb sync` creates it, or the tracker if it is online."""
+    """Returns the path of the file that marks a file as uploaded. `wandb sync` or an online tracker creates it."""
     return file.with_name(f"{file.name}.synced")
 
 

@@ -68,8 +68,9 @@ class WandbTracker(TrackerBase):
         log_artifacts: Whether the task set, trajectories and snapshots become artifacts.
         log_trajectories: Whether the table of episodes has a readable page of each trajectory.
         log_code: Whether the source files of this package become an artifact (with `log_artifacts`).
-        task_set_limit_mb: Maximum size in MB of an uploaded task set. A larger one is replaced by the tasks' digests.
-        snapshots_limit_mb: Maximum size in MB of an uploaded snapshot store. A larger one is replaced by a file list.
+        task_set_limit_mb: Maximum size in MB of an uploaded task set. A larger task set is replaced by the tasks'
+            digests.
+        snapshots_limit_mb: Maximum size in MB of an uploaded snapshot store. A larger store is replaced by a file list.
         init_timeout_sec: Time limit in seconds for reaching the service. After it, the run is recorded offline.
         finish_timeout_sec: Time limit of `finish` in seconds, including uploads. Files that are not uploaded in time
             stay on disk.
@@ -140,7 +141,7 @@ class WandbTracker(TrackerBase):
             self._log(sample, at=time.time())
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Records a command to the run in the run's config, by the id of the command. Returns immediately."""
+        """Records a command to the run in the W&B config, under the command's id. Returns immediately."""
         if "id" in line and self._numbers.waiting < MAX_WAITING:
             order = {f"control/{line['id']}": dict(line)}
             self._do_with_run(lambda run: run.config.update(order, allow_val_change=True))  # type: ignore[no-untyped-call]

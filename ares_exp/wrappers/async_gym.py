@@ -42,7 +42,7 @@ class EpisodeInfo(TypedDict):
             the reward is not finite); `None` before the last step.
         limit: The limit that truncated the episode (`"steps"`, `"time"`, `"tokens"`, `"cost"`, …); `"unknown"` if the
             environment does not report it; `None` if the episode was not truncated.
-        rewards: All rewards of the verifier by key, after the last step; empty before it, and without a verifier.
+        rewards: All rewards of the verifier by key; empty before the end of the episode, or without a verifier.
     """
 
     time_step: Any
@@ -134,8 +134,8 @@ class AsyncGymWrapper:
         """Starts an episode.
 
         Args:
-            seed: Seed for the environment's choice of tasks; `None` leaves it unchanged. If the environment's `reset()`
-                does not accept a seed, the seed is ignored, which is logged once.
+            seed: Seed for the environment's choice of tasks; `None` keeps the current seed. If the environment's
+                `reset()` does not accept a seed, the seed is ignored, which is logged once.
             options: For example `{"task": name_or_index}`. An empty mapping is ignored.
 
         Returns:

@@ -171,9 +171,8 @@ class LoopThread:
     def close(self, farewell: Callable[[], Awaitable[None]] | None = None) -> None:
         """Cancels the running calls, awaits `farewell`, cancels the loop's other tasks, and ends the loop and thread.
 
-        Every part has a time limit (`CLOSE_LIMIT_SEC` for `farewell`, whose errors propagate). A second call does
-        nothing, and neither does a call in a forked process. On the loop's own thread (in garbage collection), it does
-        not wait.
+        Every part has a time limit (`CLOSE_LIMIT_SEC` for `farewell`, whose errors propagate). A second call and a call
+        in a forked process have no effect. A call on the loop's own thread (in garbage collection) does not wait.
         """
         if self._closed or self._is_inherited():
             return

@@ -127,7 +127,7 @@ class PresetGym(GymWrapper):
                 Gymnasium's `max_episode_steps` truncates without a score.
             token_limit: Limit on the prompt and generated tokens of an episode.
             cost_limit: Limit on the cost of an episode in US dollars.
-            agent_timeout_sec: Time limit on the agent, instead of the tasks' own limits.
+            agent_timeout_sec: Time limit of the agent in seconds, instead of the tasks' own limits.
             verify_on_truncation: Whether a truncated episode is scored.
             provide_solution: Whether the task's solution is put into the container, for a policy that runs it.
             seed: Seed for choosing tasks until `reset(seed=…)` sets another seed.

@@ -213,7 +213,7 @@ class ConfiguredPreset:
 
 
 _ENV_NAME = re.compile(r"[\w.]+")
-"""Form of an option of `env` that is a preset. It has no hyphen, so that the name `env-agent` is unambiguous."""
+"""Pattern of the `env` options that are presets. Their names have no hyphen, so that `env-agent` is unambiguous."""
 
 
 @runtime_checkable
@@ -303,7 +303,7 @@ def info(preset_id: str | None = None) -> EnvironmentInfo | list[EnvironmentInfo
 
 
 def list_presets() -> list[str]:
-    """Lists the names of all presets in alphabetical order. The names `env-agent` are not listed, but also valid."""
+    """Lists the names of all presets in alphabetical order. The names `env-agent` are also valid, but not listed."""
     log_problems()
     return sorted({*_registered, *_configured()})
 

@@ -79,7 +79,7 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
         return isinstance(x, LLMRequest) or isinstance(getattr(x, "messages", None), list | tuple)
 
     def to_jsonable(self, sample_n: Iterable[Any]) -> list[dict[str, Any]]:
-        """Converts requests to data for `json.dumps`. Of objects of other classes, only the fields of `LLMRequest`."""
+        """Converts requests to data for `json.dumps`. For other classes, includes only the fields of `LLMRequest`."""
         names = [field.name for field in fields(LLMRequest)]
         values = ({name: getattr(one, name) for name in names if hasattr(one, name)} for one in sample_n)
         return [asdict(LLMRequest(**one)) for one in values]

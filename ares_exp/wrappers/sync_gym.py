@@ -137,7 +137,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
 
 def _close_used(loop_thread: LoopThread, gym: AsyncGymWrapper) -> None:
-    """Closes the environment if it was used. At the exit of the interpreter, a thread could not be started for it."""
+    """Closes the environment if it was used. Starts no thread, which would fail at the exit of the interpreter."""
     if loop_thread.is_started:
         loop_thread.close(gym.close)
 

@@ -36,7 +36,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
 
     Attributes:
         task_names: Names of the tasks from which `reset()` chooses.
-        attempt: Number of this attempt at the task since the choice of tasks was seeded, from 0.
+        attempt: Number of this attempt at the task, starting at 0. It restarts when the choice of tasks is seeded.
         episode_seed: Seed of the episode. A run with the same `seed` uses the same value for this attempt.
     """
 
@@ -133,7 +133,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
         self._ran: Counter[str] = Counter()
 
     async def _check(self) -> None:
-        """Runs the checks that a run does at its start. Only the first call does anything."""
+        """Performs the checks of the start of a run. Only the first call has an effect."""
         if self._checked:
             return
         await self._source.preflight()

@@ -20,7 +20,7 @@ from ares_exp.trackers.tracker import Tracker
 
 
 class TrackedEnvironment(EnvironmentWrapper):
-    """Reports every ended episode to a tracker, also after a failure: one `log_episode` call without a trajectory.
+    """Reports every ended or failed episode to a tracker: one `log_episode` call without a trajectory.
 
     The caller starts the tracker with the run of these episodes, and finishes it. Exceptions of the tracker do not
     affect the episode.

@@ -46,7 +46,10 @@ class ClaudeCodeRecipe(PackagedRecipe):
         return placed.path("claude")
 
     def check(self, placed: Placed) -> str:
-        """Returns a command that prints the pinned version, because `--version` takes 0.3 seconds in each episode."""
+        """Returns a command that prints the pinned version if the program exists.
+
+        The command does not run the program, because `--version` would take 0.3 seconds in each episode.
+        """
         return f"[ -x {self.program(placed)} ] && echo {self.version}"
 
     def command(self, launch: Launch) -> LaunchedCommand:

@@ -74,7 +74,7 @@ class CodexRecipe(PackagedRecipe):
 
     @property
     def conversation_headers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Header with the thread of Codex, which is a conversation. Without subagents, there is only one thread."""
+        """Header with the id of Codex's thread, which is a conversation. Empty without subagents (only one thread)."""
         return ("thread-id",) if self.subagents else ()
 
     def command(self, launch: Launch) -> LaunchedCommand:

@@ -26,10 +26,10 @@ from ares_exp.trajectories.request_diff import UserNormaliser
 MOUNT_TARGET = "/opt/ares_exp/agent"
 """Path of the `agent.mount` directory in the container."""
 MAX_FILLED_BYTES = 100_000
-"""Maximum size of a file in which variables are replaced, because it reaches the container as a variable."""
+"""Maximum size in bytes of a file with variables to replace. The text is passed in an environment variable."""
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _CONTEXT_VARIABLES = {"mcp_servers": "ARES_MCP_FILE", "skills_dir": "ARES_SKILLS"}
-"""Variables for the parts of a task, by part. A program supports a part if its options contain the variable."""
+"""Variable for each part of a task. A program supports a part if the options of the program contain the variable."""
 
 
 class FileOption(BaseModel, extra="forbid", frozen=True):
@@ -58,8 +58,8 @@ class CommandRecipe:
     """A recipe made from options; see `CommandAgentFactory`.
 
     Attributes:
-        version: Name, version and digest of the package, and a digest of the files and the mounted directory; `None` if
-            there are none.
+        version: Name, version and digest of the package, and a digest of the files and the mounted directory; `None`
+            without package, files and mounted directory.
         supports: Parts of a task whose variable occurs in the options.
     """
 
@@ -136,7 +136,7 @@ class CommandRecipe:
             self.version = f"sha256:{whole.hexdigest()[:16]}"
 
     async def find_program(self, container: AgentContainer) -> str:
-        """Returns the path of the package, or an empty string.
+        """Returns the path of the package; an empty string if no package is set.
 
         Raises:
             AgentInstallError: The package does not run in the container.
@@ -205,14 +205,14 @@ class CommandAgentFactory(InstalledAgentFactory):
             model_name: Model name that the agent sends in its requests. `None`: `policy`.
             conversation_headers: Names of request headers whose values identify the conversation.
             ok_exit_codes: Exit codes that count as success. Default: only 0.
-            normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in ones
+            normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in patterns
                 (times, process ids): `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
             port: First port to try for the LLM in the container.
             keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
             background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
-                makes each call an ordinary observation. `answer` sends it to the policy without a step. Use `observe`
-                for a program that never offers tools.
+                makes each request an ordinary observation. `answer` sends each request to the policy without a step.
+                Use `observe` for a program that never offers tools.
         """
         wrong = [path for path in files or {} if not path.startswith(("/", "~/"))]
         if wrong:

@@ -54,11 +54,11 @@ _PROVIDERS = {
 """Provider in the model name of each served API."""
 _KEY_VARIABLE = "ARES_LLM_KEY"
 _PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
-"""Variable without which litellm, in this process and in the container, downloads its price list."""
+"""Variable that stops litellm from downloading its price list, in this process and in the container."""
 _TRAJECTORY = "trajectory.json"
-"""The trajectory that a class writes, in Harbor's format ATIF."""
+"""Name of the trajectory file that a class writes in Harbor's ATIF format."""
 _SETUP_SEC = 360.0
-"""Harbor's own time limit of `BaseAgent.setup`."""
+"""Harbor's own time limit in seconds for `BaseAgent.setup`."""
 _PACKAGES = {
     "aider": "aider",
     "copilot-cli": "copilot",
@@ -66,7 +66,7 @@ _PACKAGES = {
     "kimi-code": "kimi_code",
     "pi": "pi",
 }
-"""Default packages."""
+"""Default package of each agent of Harbor."""
 _LINKS = {
     "deerflow": "/opt/harbor-deerflow-venv",
     "langgraph": "/opt/harbor-langgraph-venv",
@@ -138,7 +138,7 @@ class HarborEnvironment:
         timeout_sec: float | None = None,
         user: User | None = None,
     ) -> HarborResult:
-        """Runs a command. Secrets on this machine do not reach it, except in variables that the config sets."""
+        """Runs a command. Omits variables that contain secrets of this machine, except variables from the config."""
         from harbor.environments.base import ExecResult as HarborResult
 
         await self._upload_logs()
@@ -179,7 +179,7 @@ class HarborEnvironment:
             await self.upload_file(path, f"{AGENT_DIR}/{path.name}")
 
     async def _watched(self, call: Coroutine[Any, Any, _Result]) -> _Result:
-        """Awaits a call to the container. After a cancellation, the cleanup commands of a class are not run."""
+        """Awaits a call to the container. After a cancellation, rejects further calls, such as a class's cleanup."""
         if self._cancelled:
             call.close()
             raise asyncio.CancelledError
@@ -229,7 +229,7 @@ class HarborOptions:
 
 
 class HarborAgent(InstalledAgent):
-    """An agent that creates Harbor's class and runs it, while it serves the requests of its program."""
+    """An agent that runs an instance of a Harbor class and serves the LLM requests of its program."""
 
     def __init__(self, *args: Any, harbor: HarborOptions, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -247,7 +247,7 @@ class HarborAgent(InstalledAgent):
         self._judge(ExecResult(error, 1 if error else 0, 0.0))
 
     async def _run(self, agent: BaseAgent, task: str, root: str, logs: Path) -> str:
-        """Runs the class, and returns the text of its error. Raises the errors of the container."""
+        """Runs the class, and returns the text of its error, if any. Raises the errors of the container."""
         from harbor.models.agent.context import AgentContext as HarborContext
 
         context, error = HarborContext(), ""
@@ -301,15 +301,15 @@ class HarborAgentFactory(InstalledAgentFactory):
             env: Additional environment variables of the class and of its commands.
             kwargs: Arguments of the class, as `--agent-kwarg` sets them.
             package: Name of the package with the program (`ares-exp agents list`). Default: the package of ares_exp for
-                this agent, if it has one. Otherwise, the program has to be in the image.
+                this agent, if there is one. Otherwise, the program has to be in the image.
             mount: Host directory with the program in `bin/`, mounted read-only instead of a package.
-            normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in ones:
-                `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
+            normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in
+                patterns: `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
             port: First port to try for the LLM in the container.
             keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
             background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
-                makes each call an ordinary observation. `answer` sends it to the policy without a step.
+                makes each request an ordinary observation. `answer` sends each request to the policy without a step.
         """
         found = _class_of(name)
         api_format = api_format or _api_format(name, found)
@@ -359,7 +359,10 @@ class HarborAgentFactory(InstalledAgentFactory):
 
 
 def _class_of(name: str) -> type[BaseAgent]:
-    """Returns a class of Harbor. Raises `PreflightError` without Harbor, or `ConfigError` for an unknown name."""
+    """Returns a Harbor class.
+
+    Raises `PreflightError` if Harbor is not installed, and `ConfigError` if the name is unknown.
+    """
     os.environ.setdefault(_PRICES, "True")
     try:
         from harbor.agents.factory import AgentFactory
@@ -377,7 +380,7 @@ def _class_of(name: str) -> type[BaseAgent]:
 
 
 def _api_format(name: str, found: type[BaseAgent]) -> ApiFormat:
-    """Returns the first supported API of a class. Raises `ConfigError` if it has none, or no option for a URL."""
+    """Returns the first API that a class supports. Raises `ConfigError` for no supported API or no URL option."""
     spec = found.MODEL_CONNECTION
     if spec is None or not found.capabilities.base_url:
         raise ConfigError(f"Harbor's agent `{name}` has no option for the URL of its LLM. Use another agent.")

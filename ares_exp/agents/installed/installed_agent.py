@@ -42,7 +42,7 @@ SHOWN_BYTES = 4000
 """Number of bytes at the end of the program's output that are kept after its exit."""
 SHOWN_LINES = 20
 POLICY = "policy"
-"""Model name for agents without a configured one."""
+"""Model name for agents without a configured model name."""
 _SETUP_SEC = 120.0
 _Result = TypeVar("_Result")
 
@@ -114,7 +114,7 @@ class InstalledAgentFactory(AgentFactoryBase):
 
 
 class InstalledAgent:
-    """An agent that starts the program, serves its LLM requests until it exits, and checks how it ended."""
+    """An agent that starts the program, serves its LLM requests until it exits, and checks the result."""
 
     def __init__(
         self, recipe: AgentRecipe, options: EndpointOptions, *, container: AgentContainer, llm_client: LLMClient
@@ -173,7 +173,7 @@ class InstalledAgent:
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[tuple[Line, ForwardedPort]]:
-        """Opens a line for the program's LLM calls and a forwarded port to it, and closes both at the end."""
+        """Opens a `Line` for the program's LLM calls and a forwarded port to that line. Closes both on exit."""
         from ares_exp.agents.interception.agent_endpoint import Endpoint
 
         if not isinstance(self._container, ServingContainer):

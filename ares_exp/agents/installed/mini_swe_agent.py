@@ -50,7 +50,10 @@ class MiniSweAgentRecipe(PackagedRecipe):
         return shlex.join([placed.python, "-I", "-c", _LAUNCH, placed.path("site")])
 
     def check(self, placed: Placed) -> str:
-        """Returns a command that prints the version, with a separate settings directory, which `--version` creates."""
+        """Returns a command that prints the version.
+
+        `--version` creates a settings directory, so the command sets a separate one.
+        """
         quiet = "MSWEA_SILENT_STARTUP=1 MSWEA_GLOBAL_CONFIG_DIR=/tmp/ares_exp-mini"
         return f"{quiet} {self.program(placed)} --version"
 

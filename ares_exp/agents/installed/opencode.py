@@ -34,7 +34,10 @@ class OpencodeRecipe(PackagedRecipe):
         return placed.path("bin", "opencode")
 
     def check(self, placed: Placed) -> str:
-        """Returns a command that prints the version, with a temporary home, because `--version` creates directories."""
+        """Returns a command that prints the version.
+
+        `--version` creates directories in the home, so the command uses a temporary home.
+        """
         home = " ".join(f"{name}={_HOME_OF_CHECK}" for name in ("HOME", *_XDG))
         return f"{home} {self.program(placed)} --version; code=$?; rm -rf {_HOME_OF_CHECK}; exit $code"
 

@@ -20,7 +20,7 @@ from ares_exp.errors import AgentExitError
 LibcChoice = Literal["auto", "glibc", "musl"]
 
 LONGEST_WAIT_MS = 24 * 3600 * 1000
-"""Time limit of the agents' clients. A policy may take as long as the limits of the run allow."""
+"""Time limit of the agents' HTTP clients in milliseconds, so long that only the run's own limits apply."""
 
 
 class PackagedRecipe:
@@ -29,7 +29,7 @@ class PackagedRecipe:
     Attributes:
         package_name: Name of the package.
         ok_exit_codes: Exit codes that count as success.
-        subagents: Whether the agent may start subagents, if it supports them.
+        subagents: Whether the agent, if it supports subagents, may start them.
     """
 
     package_name: ClassVar[str]
@@ -149,7 +149,7 @@ class PackagedAgentFactory(InstalledAgentFactory):
             keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
             background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
-                makes each call an ordinary observation. `answer` sends it to the policy without a step.
+                makes each request an ordinary observation. `answer` sends each request to the policy without a step.
         """
         recipe = self.recipe_type(extra_args=extra_args or (), env=env, libc=libc)
         recipe.subagents = subagents

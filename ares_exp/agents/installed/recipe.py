@@ -31,7 +31,8 @@ class Launch:
         key: API key to send with each request.
         model: Model name to send in requests.
         instruction_file: Path of the file with the task's instruction.
-        directory: Directory for session files, `AGENT_DIR`. It exists, the agent can write to it, and it is saved.
+        directory: Directory for session files, `AGENT_DIR`. The directory exists, is writable for the agent, and is
+            saved.
         program: Result of `AgentRecipe.find_program`.
         context: Parts of the task for the agent in addition to the instruction.
     """
@@ -58,7 +59,7 @@ class Launch:
         }
 
     def copy_skills(self, target: str) -> str:
-        """Returns shell source that copies the task's skills to a directory; empty if there are none."""
+        """Returns shell source that copies the task's skills to a directory; empty if there are no skills."""
         if self.context.skills_dir is None:
             return ""
         source, folder = shlex.quote(self.context.skills_dir), shlex.quote(target)

@@ -3,8 +3,8 @@
 The server does not listen on a port. An agent's request becomes a call of its episode's `Line`, and the response is
 returned in the wire format of the request. Until the response is available, the endpoint keeps the client from giving
 up. A stream starts immediately and sends an event at regular intervals. If the client did not request a stream, the
-endpoint starts to send spaces after half a minute, because JSON parsers ignore them. The end of a response is sent only
-when the response is recorded.
+endpoint starts to send spaces after half a minute. JSON parsers ignore leading spaces. The end of a response is sent
+only when the response is recorded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WIRES: tuple[Wire, ...] = (ChatCompletionsWire(), ResponsesWire(), MessagesWire(
 
 
 def wire_at(path: str) -> Wire | None:
-    """Returns the wire whose requests or token counts have this path, or `None`."""
+    """Returns the wire with this request path or token-count path, or `None`."""
     return next((wire for wire in WIRES if path in (wire.path, wire.count_path)), None)
 
 
@@ -58,8 +58,8 @@ class Connection(web.RequestHandler):
     Attributes:
         line: Line of the agent.
         request: Request that is being handled.
-        is_half_closed: Whether the client has closed its side and may still read the response.
-        served: Call whose response was the last one written completely to the connection.
+        is_half_closed: Whether the client has finished sending, but may still read the response.
+        served: Last call whose response was written completely to the connection.
         waits_for: Call whose response the client waits for.
     """
 
@@ -116,8 +116,8 @@ class Connection(web.RequestHandler):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keeps the connection open for the response if the client has sent its request completely.
 
-        A client that has gone looks the same as a client that only closed its side. It does not count as waiting, and
-        its response does not count as delivered.
+        The endpoint cannot distinguish a client that only finished sending from a client that disconnected. Neither
+        counts as waiting, and their responses do not count as delivered.
         """
         self.is_half_closed = self.request is not None and self.request.content.is_eof()
         if self.is_half_closed:
@@ -162,7 +162,7 @@ class Endpoint:
         return endpoint
 
     async def serve(self, line: Line, client: socket.socket) -> None:
-        """Takes over a connection from an agent. Returns when the server has accepted it."""
+        """Takes over a connection from an agent. Returns when the server has accepted the connection."""
         connections = self._connections.setdefault(line, set())
         connections -= {one for one in connections if one.transport is None}
         made = Connection(self._server, line)
@@ -283,7 +283,7 @@ class _Exchange:
     async def stream(self, keepalive_sec: float) -> web.StreamResponse:
         """Sends the response as a stream of events.
 
-        Raises `ConnectionError` if the client has gone, and `LineClosedError` if the line was closed.
+        Raises `ConnectionError` if the client has disconnected, and `LineClosedError` if the line was closed.
         """
         wire, asked = self._wire, self._asked
         out = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -324,7 +324,7 @@ class _Exchange:
         await out.write(data)
 
     async def _end(self, out: web.StreamResponse) -> None:
-        """Ends the HTTP response. It then counts as delivered, unless the client cuts the connection."""
+        """Ends the HTTP response. The response then counts as delivered, unless the client cuts the connection."""
         await out.write_eof()
         if self._request.transport is not None and not self._connection.is_half_closed:
             self._turn.is_delivered = True
@@ -353,7 +353,7 @@ def client_keys(headers: Mapping[str, str], query: Mapping[str, str]) -> list[st
 
 
 def _route(request: web.BaseRequest) -> tuple[str, dict[str, Any]]:
-    """Returns the path with `/v1`, which clients may omit, and the fields of the body that are in the path."""
+    """Returns the path, with `/v1` added if the client omitted it, and the body fields that are in the path."""
     path = request.path.rstrip("/") or "/"
     if path != "/" and not path.startswith("/v1"):
         path = f"/v1{path}"

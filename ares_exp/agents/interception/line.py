@@ -1,12 +1,12 @@
-"""The line between one agent and its LLM. It distinguishes the agent's new calls from retries by its HTTP client.
+"""The line: the connection between one agent and its LLM. It distinguishes new calls from retries of the HTTP client.
 
 Clients of providers repeat a request if they did not get the complete response: after a timeout, a lost connection, or
 a stream that ended early. The headers do not always identify such a retry, so the line applies these rules:
 
 - While a call is pending, the same request in the same conversation waits for the same response.
-- If a response was not delivered, the same request gets it again. A response is delivered if it was written completely
-  and the client then closed the connection properly or continued to use it.
-- If a response was delivered, the same request gets it again only if the client marks it as a retry
+- If a response was not delivered, the same request gets the same response. A response is delivered if it was written
+  completely and the client then closed the connection properly or continued to use it.
+- If a response was delivered, the same request gets the same response only if the client marks the request as a retry
   (`x-stainless-retry-count`). Otherwise the request is a new call.
 
 If all clients of a call disconnect, the call is kept until the agent sends another request in the same conversation.
@@ -103,7 +103,7 @@ class Conversation:
 
 
 class Conversations:
-    """The conversations of one agent, by which its requests are assigned to conversations."""
+    """The conversations of one agent. Assigns each request to a conversation."""
 
     def __init__(self) -> None:
         self._conversations: list[Conversation] = []
@@ -114,7 +114,7 @@ class Conversations:
         return iter(self._conversations)
 
     def find(self, request: LLMRequest, key: str, asked: Canonical) -> Conversation:
-        """Finds or starts the conversation of a request, and makes the request its last one.
+        """Finds or starts the conversation of a request, and records the request as the conversation's last request.
 
         `key` is the name of the conversation from the client, and `asked` the canonical form of the request.
         """
@@ -159,11 +159,11 @@ def _longest(conversations: Sequence[Conversation], asked: Canonical) -> Convers
 
 KEEPALIVE_SEC = 10.0
 BackgroundRequests = Literal["observe", "answer"]
-"""Handling of background requests: as ordinary observations, or answered without a step."""
+"""Handling of background requests: `observe` makes them observations; `answer` responds without a step."""
 
 RETRY_HEADER = "x-stainless-retry-count"
 MAIN_KEY = "main"
-"""Conversation of a request without a header that names the conversation."""
+"""Default conversation key, for a request without a header that names the conversation."""
 _FORWARDED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -175,7 +175,7 @@ _FORWARDED = {
     "top_k": "top_k",
     "topK": "top_k",
 }
-"""Names of sampling parameters on the wires → field of an `LLMRequest`."""
+"""Fields of an `LLMRequest` by the names of sampling parameters on the wires."""
 
 _logger = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ class Line:
     def report(self) -> AgentFacts:
         """Facts about the requests so far, without the name of the agent."""
         conversations = tuple(conversation.name for conversation in self._conversations)
-        if MAIN_CONVERSATION not in conversations:  # no request offers tools, so the first conversation is the work
+        if MAIN_CONVERSATION not in conversations:  # no request offers tools, so the first conversation is the main one
             conversations = (MAIN_CONVERSATION,)[: len(conversations)] + conversations[1:]
         return AgentFacts(
             "",

@@ -72,7 +72,7 @@ class Losses:
         self._names: dict[str, None] = {}
 
     def __call__(self, text: str) -> None:
-        """Adds the field that `text`, the text of a warning, names in backquotes."""
+        """Adds the field whose name is in backquotes in `text`, the text of a warning."""
         found = _NAME.search(text)
         self.add(found[1] if found else text)
 
@@ -87,7 +87,7 @@ class Losses:
 
 
 def take(body: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a body in two: all fields except the named ones, and the named fields that have a non-empty value."""
+    """Splits a body in two: the fields that are not in `names`, and the non-empty fields that are in `names`."""
     wanted = frozenset(names)
     rest = {key: value for key, value in body.items() if key not in wanted}
     return rest, {key: body[key] for key in body if key in wanted and body[key] not in (None, [], {}, "")}

@@ -72,7 +72,7 @@ _CACHE_MARK = "cache_control"
 
 
 class ChatCompletionsWire:
-    """OpenAI's Chat Completions, which other engines and their clients also use."""
+    """OpenAI's Chat Completions API, which other engines and their clients also use."""
 
     name = "chat_completions"
     path = "/v1/chat/completions"
@@ -109,7 +109,7 @@ class ChatCompletionsWire:
     def keepalive(self, asked: Asked, number: int) -> bytes:
         """Returns a comment as a keepalive.
 
-        The blank line at the end of an event is missing, because some clients try to parse an empty event. Clients read
+        The comment has no blank line at its end, because some clients would try to parse an empty event. Clients read
         the comment as a part of the next event.
         """
         return b": keepalive\n"
@@ -185,7 +185,7 @@ def _finish_reason(response: LLMResponse) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Returns the token counts with both breakdowns, because some clients require them."""
+    """Returns the token counts with the details of prompt and completion, because some clients require the details."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.generated_tokens,

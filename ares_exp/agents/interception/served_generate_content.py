@@ -103,7 +103,7 @@ def split_path(path: str, alt: str) -> tuple[str, dict[str, Any]]:
 
 
 class GenerateContentWire:
-    """Google's generateContent."""
+    """Google's generateContent API."""
 
     name = "generate_content"
     path = _GENERATE
@@ -156,7 +156,7 @@ class GenerateContentWire:
         return b"\n"
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Yields the parts, of which the last one has the finish reason and the token counts."""
+        """Yields the parts. The last part contains the finish reason and the token counts."""
         parts = [*_sliced(_parts(asked, response))]
         for part in parts[:-1]:
             yield event(_chunk(asked, [part]))
@@ -303,7 +303,7 @@ def _tools(body: Mapping[str, Any], lose: Report) -> Iterator[dict[str, Any]]:
 
 
 def _json_schema(schema: Any) -> Any:
-    """Returns an OpenAPI schema as a JSON schema: lower-case types, `null` as a type, and counts as numbers."""
+    """Converts an OpenAPI schema to a JSON schema: lower-case types, `null` as a type, and bounds as numbers."""
     if not isinstance(schema, Mapping):
         return schema
     made = _fields(schema, "parameters")
@@ -340,7 +340,7 @@ def _tool_choice(body: Mapping[str, Any], lose: Report) -> str | dict[str, Any] 
 
 
 def _parts(asked: Asked, response: LLMResponse) -> list[dict[str, Any]]:
-    """Returns the parts. The part after thoughts has a signature that contains them."""
+    """Returns the parts. The part after the thoughts has a signature that contains the thoughts."""
     parts: list[dict[str, Any]] = []
     thoughts: list[ThinkingData] = []
     for piece in with_call_ids(asked, response).data:
@@ -404,7 +404,7 @@ def _sealed(thoughts: Sequence[ThinkingData]) -> str:
 
 
 def _unsealed(signature: str) -> list[ThinkingData] | None:
-    """Returns the thoughts of a signature, or `None` if another party made it."""
+    """Returns the thoughts in a signature; `None` if the signature is not from this package."""
     try:
         seal, *pieces = parse_body(urlsafe_b64decode(signature.replace("+", "-").replace("/", "_")))
         thoughts = [piece_from_dict(piece) for piece in pieces]

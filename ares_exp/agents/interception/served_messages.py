@@ -42,7 +42,7 @@ _ERRORS = {
 
 
 class MessagesWire:
-    """Anthropic's Messages."""
+    """Anthropic's Messages API."""
 
     name = "messages"
     path = "/v1/messages"
@@ -90,7 +90,7 @@ class MessagesWire:
         yield _event({"type": "message_stop"})
 
     def count(self, body: Any) -> bytes | None:
-        """Returns an estimate of the tokens of a request. Without it, agents compact their history early."""
+        """Returns an estimate of the tokens of a request. Without this number, agents compact their history early."""
         return to_json({"input_tokens": estimate_tokens(body)})
 
     def error(self, status: int, message: str) -> bytes:

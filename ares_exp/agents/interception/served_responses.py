@@ -54,7 +54,7 @@ _OPENING_EVENTS = 2
 
 
 class ResponsesWire:
-    """OpenAI's Responses."""
+    """OpenAI's Responses API."""
 
     name = "responses"
     path = "/v1/responses"

@@ -74,7 +74,7 @@ class Wire(Protocol):
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
         """Yields the events of the response, which follow `opening` and the given number of keepalives.
 
-        The last item ends the response for the client. It may be sent only when the response is recorded.
+        The last item ends the response for the client, and may be sent only when the response is recorded.
         """
         ...
 
@@ -116,8 +116,8 @@ def slices(text: str) -> Iterator[str]:
 def with_call_ids(asked: Asked, response: LLMResponse) -> LLMResponse:
     """Returns the response with tool call ids that are unique in the conversation.
 
-    Agents find the result of a call by its id, but policies may send no id or count from the start in each response.
-    The same response to the same conversation gets the same ids.
+    Agents match results to calls by the ids of the calls. However, a policy may send no ids, or restart its numbering
+    in each response. The same response to the same conversation gets the same ids.
     """
     if not any(isinstance(piece, ToolCallData) for piece in response.data):
         return response

@@ -1,8 +1,8 @@
 """A small deterministic event loop for code agents, without sockets.
 
-The loop runs only when its owner pumps it, until no callback is ready. The owner delivers one completion at a time and
-then pumps the loop. The order of deliveries therefore determines everything that the agent does. If the same
-completions are delivered in the same order, the agent makes the same calls.
+The loop runs only when its owner pumps it. A pump runs callbacks until none is ready. The owner delivers one completion
+at a time and then pumps the loop. The order of deliveries therefore determines everything that the agent does. If the
+same completions are delivered in the same order, the agent makes the same calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Ts = TypeVarTuple("_Ts")
 
 
 MAX_CALLBACKS = 200_000
-"""Maximum number of consecutive callbacks without waiting for an outside event. They take some tenths of a second."""
+"""Maximum number of callbacks in a row without an outside event. This many take a few tenths of a second."""
 
 
 class AgentLoop(asyncio.AbstractEventLoop):
@@ -85,7 +85,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
                 asyncio._enter_task(outer, outer_task)
 
     def let_go(self) -> None:
-        """Releases the agent after its end, so that its objects are freed immediately. Later operations do nothing."""
+        """Releases the ended agent, so that its objects are freed immediately. Later operations do nothing."""
         self._owner = None
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:

@@ -46,9 +46,9 @@ class AgentRuntime:
         """Prepares the agent's event loop.
 
         Args:
-            journal: Journal to write to: empty, or the journal for `replay` to follow. `None` if the agent needs the
-                full event loop, and cannot be run again.
-            on_llm: Called with each LLM call, which waits for `response`.
+            journal: Journal to write to: empty, or the journal for `replay` to follow. `None` if the agent needs an
+                ordinary event loop and therefore cannot be run again.
+            on_llm: Called with each LLM call. The call waits until `deliver` gets its response.
             on_change: Called each time after the agent has run, or may have run.
         """
         self.journal = journal
@@ -79,7 +79,7 @@ class AgentRuntime:
 
     @property
     def elapsed_sec(self) -> float:
-        """Seconds since the agent started, without the time that it was stored in a snapshot."""
+        """Seconds since the agent started, excluding the time in which it was stored in a snapshot."""
         return self._outer.time() - self._started
 
     @property
@@ -94,7 +94,7 @@ class AgentRuntime:
 
     @property
     def blocked(self) -> str | None:
-        """Reason why the agent can never make another call, as a sentence; `None` if it can, or has ended."""
+        """Reason, as a sentence, why the agent can never make another call; `None` if it can, or if it has ended."""
         if self._agent_loop is None or (self.task is not None and self.task.done()):
             return None
         if self._agent_loop.ran_away:
@@ -189,7 +189,7 @@ class AgentRuntime:
     def replay(
         self, agent: AgentStart, *, elapsed_sec: float, originals: Mapping[int, LLMRequest] | None = None
     ) -> None:
-        """Starts the agent, and gives it the results that are recorded in the journal.
+        """Starts the agent, and delivers the results that are recorded in the journal.
 
         No call is executed during the replay. After the last recorded completion, the agent continues normally.
 
@@ -279,7 +279,7 @@ class AgentRuntime:
         perform: Callable[[], Awaitable[Any]] | None = None,
         again: Callable[[Any], Any] | None = None,
     ) -> Call:
-        """Records a call, or matches it with the journal. A call that is not in the journal waits indefinitely."""
+        """Records a call or, in a replay, matches it with the journal. A call without a match waits indefinitely."""
         future = None if kind == "timer" else self._loop.create_future()
         if self._replay is None:
             call = Call(self._next_id, kind, arguments, perform, again, future)
@@ -401,7 +401,7 @@ class AgentRuntime:
             self._outer.call_exception_handler(context)
 
     def note_refusal(self, error: NondeterministicCallError) -> None:
-        """Records, from any thread, an operation that the loop has rejected. The loop raises `error` there."""
+        """Records the error with which the loop rejected an operation. Can be called from any thread."""
         self.refused = self.refused or error
         self._outer.call_soon_threadsafe(self._on_change)
 
@@ -418,7 +418,7 @@ def _recorded_outcome(call: Call, done: DoneEntry) -> tuple[Any, BaseException |
 
 
 def _for_the_agent(error: BaseException) -> BaseException:
-    """Returns the exception to raise in the agent. A `sys.exit()` in one of its threads must not end the run."""
+    """Returns the exception to raise in the agent. Replaces `SystemExit` of a thread, which would end the run."""
     return RuntimeError(f"sys.exit({error.code!r})") if isinstance(error, SystemExit) else error
 
 

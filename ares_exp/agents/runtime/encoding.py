@@ -131,7 +131,7 @@ def digest_of(path: Path) -> str:
 
 MAX_ENTRIES = 1_000_000
 MAX_MESSAGES = 30_000_000
-"""Upper bound on the total number of messages in all requests. An episode of 5000 steps reaches it."""
+"""Upper bound on the total number of messages in all requests. An episode of 5000 steps reaches this bound."""
 
 _PYTHONS: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, NotImplementedError, EOFError),

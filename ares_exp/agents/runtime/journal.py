@@ -126,8 +126,8 @@ class Call:
         arguments: Arguments that identify the call; see `CallEntry`.
         perform: Function that executes the call on the outer event loop. `None` for an LLM call, which waits for its
             response.
-        again: Function that is used instead of `perform` when the agent is run again. It gets the recorded value and
-            returns the value for the agent. `None`: the agent gets the recorded value.
+        again: Function that is used instead of `perform` when the agent is run again. The function gets the recorded
+            value and returns the value for the agent. `None`: the agent gets the recorded value.
         future: Future that the agent awaits; `None` for a timer.
         handle: Handle to run, for a timer.
         work: Current execution of the call.

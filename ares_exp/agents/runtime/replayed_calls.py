@@ -71,7 +71,7 @@ class CallIdentities:
     ) -> str:
         """Describes the difference between a new call and the `expected` one, as a clause.
 
-        A journal on disk contains only digests. With the `original` request, the description shows its text.
+        A journal on disk contains only digests. If the `original` request is given, the description shows its text.
         """
         if expected.kind != kind:
             return f"expected {recorded(expected)} as in the recording, got {self.shown(kind, arguments)}"
@@ -130,8 +130,8 @@ def _digest(data: Any) -> str:
 class JournalReplay:
     """The position in a journal during a replay.
 
-    Calls between two completions may come in any order. asyncio starts the members of a set, such as those passed to
-    `as_completed` and `wait`, in the order of their addresses.
+    Calls between two completions may come in any order. For example, asyncio stores the tasks that are passed to
+    `as_completed` and `wait` in a set, and starts them in the order of their memory addresses.
 
     Attributes:
         error: First divergence. It is stored and not raised in the agent, which might swallow it.

@@ -2,10 +2,10 @@
 
 The clock moves only with the journal, and the generators are seeded.
 
-While agent code runs, functions of `time`, `random` and `uuid` are replaced, only in its thread. Some sources cannot be
-replaced: imported names (`from time import time`), the agent's own unseeded generators (`random.Random()`),
-`datetime.now()`, `os.urandom` and `secrets`. If an agent uses such a value in a command or a prompt, it diverges when
-it is run again, and the divergence is reported.
+While agent code runs, functions of `time`, `random` and `uuid` are replaced. Other threads use the original functions.
+Some sources cannot be replaced: imported names (`from time import time`), the agent's own unseeded generators
+(`random.Random()`), `datetime.now()`, `os.urandom` and `secrets`. If an agent uses such a value in a command or a
+prompt, it diverges when it is run again, and the divergence is reported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 class VirtualClockAndRandom:
-    """A context manager that gives the current thread the clock and the random generators of one agent.
+    """A context manager in which the current thread uses the clock and the random generators of one agent.
 
     Attributes:
         started_at: Start time of the agent in epoch seconds.
@@ -85,7 +85,8 @@ _here = _Here()
 class _Exchange:
     """The functions of one module that are replaced while agent code runs.
 
-    `theirs` and `before` are the original functions, as `read` from the namespace `names` before the last replacement.
+    `theirs` and `before` contain the original functions. `read` took them from the namespace `names` before the last
+    replacement.
     """
 
     __slots__ = ("before", "names", "ours", "read", "theirs")

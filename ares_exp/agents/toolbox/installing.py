@@ -107,7 +107,7 @@ def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Eve
 
 
 def _download_once(address: str, file: Path, expected: int, stop: threading.Event) -> str:
-    """Downloads a file of `expected` bytes and returns its digest. Reads at most one byte more."""
+    """Downloads a file of `expected` bytes and returns its digest. Reads at most `expected` + 1 bytes."""
     request = urllib.request.Request(address, headers={"User-Agent": "ares-exp", "Accept-Encoding": "identity"})
     digest, size = hashlib.sha512(), 0
     with urllib.request.urlopen(request, timeout=_SILENCE_SEC) as response, file.open("wb") as out:
@@ -192,7 +192,9 @@ def install(
     stop: threading.Event | None = None,
     replace: bool = False,
 ) -> Installed:
-    """Returns an installed build. If it is missing, or to be replaced, installs it, which blocks for minutes.
+    """Returns an installed build. If the build is missing or `replace` is set, installs it first.
+
+    An installation blocks for minutes.
 
     `say` is called with a message before a download. `stop` stops the installation.
 

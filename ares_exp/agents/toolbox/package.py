@@ -21,9 +21,9 @@ MOUNT_ROOT = "/opt/ares_exp"
 PACKAGE_NAME = r"^[a-z0-9][a-z0-9_-]{0,59}$"
 """Pattern of the names of packages."""
 USERS_PACK = ".pack"
-"""End of the name of a user's pack in the cache."""
+"""Suffix of a user's pack in the cache."""
 GNU_MACHINES = {"x64": "x86_64", "arm64": "aarch64"}
-"""Architectures in the terms of GNU, by npm's terms."""
+"""GNU names of architectures, by their npm names."""
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 
 
@@ -96,7 +96,7 @@ class Build:
 
     Attributes:
         name: Name of the agent, as in `agent=NAME`.
-        version: Version of the agent; empty for a package that a user packed (its manifest has the version).
+        version: Version of the agent; empty for a package that a user packed (its manifest contains the version).
         machine: Architecture, `"x64"` or `"arm64"`.
         libc: Required C library.
         python: Required minor version of Python, such as `"3.12"`; `None` if the build does not need Python.
@@ -168,7 +168,7 @@ class AgentPackage:
 
 
 def this_machine() -> str:
-    """Returns the architecture of this machine in npm's terms."""
+    """Returns npm's name of this machine's architecture."""
     name = platform.machine().lower()
     return _MACHINES.get(name, name)
 
@@ -246,7 +246,7 @@ def _packed(
 
 
 def user_package(name: str, *packs: Pack) -> AgentPackage:
-    """Returns the package that contains a user's packs. The manifests have the version."""
+    """Returns the package that contains a user's packs. Its version is in the manifests of the packs."""
     build = Build(name, "", this_machine(), "glibc", packs)
     return AgentPackage(name, name, "", "", (), (build,), {"glibc": "glibc 2.28"})
 

@@ -150,7 +150,7 @@ class AgentStore:
         return found
 
     def use(self, build: Build) -> Installed | None:
-        """Returns a build like `find`, prevents its removal while this process lives, and records the time."""
+        """Returns a build like `find`, prevents its removal while this process runs, and records the time of use."""
         if not self.place(build).is_dir():
             return None
         hold(self.folder)
@@ -163,7 +163,7 @@ class AgentStore:
         """Removes a build. Returns whether it existed.
 
         Raises:
-            ToolboxError: A running process uses the build, or it cannot be removed.
+            ToolboxError: A running process uses the build, or its files cannot be deleted.
         """
         place = self.place(build)
         try:

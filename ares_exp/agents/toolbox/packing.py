@@ -1,7 +1,7 @@
 """Packing of npm and Python packages into one directory, together with Node.js and Python.
 
 npm and uv install the packages. The scripts of npm packages are not run, because they would run code from the network
-on this machine. Programs in `bin/` start with the Node.js or Python of the directory, whatever the container has.
+on this machine. Programs in `bin/` always use the Node.js or Python of the directory, not of the container.
 """
 
 from __future__ import annotations
@@ -178,7 +178,10 @@ def find_uv() -> list[str] | None:
 
 
 def compile_modules(python: Sequence[str], folder: Path, target: str, what: str, stop: threading.Event) -> None:
-    """Compiles the Python modules in a folder, because containers cannot write to it. `target` is its path there."""
+    """Compiles the Python modules in a folder, because containers cannot write to it.
+
+    `target` is the folder's path in containers.
+    """
     options = ["-f", "-q", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(folder), "-p", target]
     with suppress(ToolboxError):  # a package may contain files for another Python
         run_program([*python, "-m", "compileall", *options, str(folder)], what, stop, cwd=folder)

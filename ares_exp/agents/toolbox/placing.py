@@ -1,7 +1,7 @@
 """Selection of the builds to mount into containers, and of the build that fits a container.
 
-Containers start with every installed build, because only the container shows which build fits. The C library
-is glibc if the glibc loader exists. Packages of musl on a glibc system are ignored.
+Every installed build is mounted, because the fitting build depends on the container. If the container has the glibc
+loader, its C library is glibc, even if musl is also installed.
 """
 
 from __future__ import annotations

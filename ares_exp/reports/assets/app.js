@@ -1,4 +1,4 @@
-// Addresses, keys, and what is redrawn while a run goes on.
+// Routing, keyboard shortcuts, and updates of the page while a run is running.
 
 const payload = JSON.parse(document.getElementById("payload").textContent);
 const source = payload.live ? new Live(payload) : new Embedded(payload);
@@ -117,7 +117,7 @@ function openFolds() {
 function toggleTheme() {
   const root = document.documentElement, isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
-  try { localStorage.setItem("ares-exp-theme", root.dataset.theme); } catch { /* a file without storage */ }
+  try { localStorage.setItem("ares-exp-theme", root.dataset.theme); } catch { /* storage is not available to a local file */ }
 }
 
 const VIEWS = { o: "overview", e: "episodes", t: "tasks", c: "charts", l: "timeline", s: "search" };
@@ -133,7 +133,7 @@ document.addEventListener("keydown", (event) => {
   else if (act) { event.preventDefault(); act(); }
 });
 
-// A run running is asked for every two seconds; what is open is drawn again when it has changed.
+// Requests a running run every two seconds, and redraws the open view if its data has changed.
 async function poll() {
   if (!document.hidden) {
     const now = route();
@@ -161,7 +161,7 @@ async function refresh(now) {
 }
 
 function start() {
-  try { const theme = localStorage.getItem("ares-exp-theme"); if (theme) document.documentElement.dataset.theme = theme === "dark" ? "dark" : "light"; } catch { /* a file without storage */ }
+  try { const theme = localStorage.getItem("ares-exp-theme"); if (theme) document.documentElement.dataset.theme = theme === "dark" ? "dark" : "light"; } catch { /* storage is not available to a local file */ }
   put(help, [el("h2", null, "Keys"), el("dl", { class: "facts" }, HELP.map(([key, words]) => el("div", null, el("dt", null, key), el("dd", null, words)))), el("form", { method: "dialog" }, el("button", null, "close"))]);
   replace(page, bar, main, el("footer", null, `ares_exp ${payload.ares_exp} · ${payload.live ? "live" : "created " + moment(payload.made)}${payload.redacted && payload.redacted.length ? " · redacted: " + payload.redacted.join(", ") : ""}`), help);
   window.addEventListener("hashchange", () => draw());

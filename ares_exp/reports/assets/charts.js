@@ -1,4 +1,4 @@
-// Pictures, as SVG, of the numbers in the payload.
+// SVG charts of the numbers in the payload.
 
 const MOST_TASKS = 60;
 
@@ -42,16 +42,16 @@ function grid(at, from, to, values, format, isVertical) {
 
 function go(address) { return { class: "link", onclick: () => { location.hash = address; } }; }
 
-// Widths that fit a phone, where labels keep their size.
+// Widths of charts. On a phone, charts are narrower, but their labels keep the same size.
 function wide(most) { return PHONE.matches ? Math.min(most, Math.max(300, innerWidth - 24)) : most; }
 function names() { return PHONE.matches ? { left: 120, chars: 15 } : { left: 190, chars: 26 }; }
 
-// Tasks from the best to the worst, so that the rows of two pictures are the same.
+// Sorts tasks from best to worst, so that all charts have the same order of rows.
 function byResult(tasks) {
   return [...tasks].sort((a, b) => (b.mean_reward ?? -Infinity) - (a.mean_reward ?? -Infinity) || a.task_name.localeCompare(b.task_name));
 }
 
-// Mean reward of each task with its interval, sorted; a tick for every attempt; flaky tasks marked.
+// Mean reward of each task with its interval, sorted. Each attempt has a tick, and flaky tasks are marked.
 function rewardByTask(run, index) {
   const tasks = byResult(run.results.tasks).filter((one) => one.mean_reward !== null);
   if (!tasks.length) return null;
@@ -73,7 +73,7 @@ function rewardByTask(run, index) {
     `Each line is the confidence interval of one task's mean reward. ≈ marks a flaky task.${more > 0 ? ` The table has ${number(more)} more tasks.` : ""}`);
 }
 
-// Attempts × tasks; a click opens the episode.
+// Heat map of attempts × tasks. A click opens the episode.
 function heatMap(run, index) {
   const rows = run.episodes.filter((one) => one.is_last), ordered = byResult(run.results.tasks).map((one) => one.task_name);
   const tasks = [...new Set([...ordered, ...rows.map((one) => one.task_name)])];
@@ -113,7 +113,7 @@ function passRates(run) {
   return picture("pass@k and pass^k", width, height, parts, "Only scored attempts. Bands are 95 % intervals.");
 }
 
-// Outcomes of each task, stacked.
+// Stacked bars with the outcomes of each task.
 function outcomeBars(run) {
   const rows = run.episodes.filter((one) => one.is_last), by = new Map();
   for (const row of rows) {
@@ -141,7 +141,7 @@ function legend() {
   return el("p", { class: "legend" }, Object.entries(VERDICTS).map(([name, words]) => el("span", null, el("i", { class: "swatch " + name }), " ", words)));
 }
 
-// Reward against what it cost: dollars, or tokens where nothing has a price.
+// Reward against cost in US dollars, or against tokens if no episode has a cost.
 function costAndReward(run, index) {
   const rows = run.episodes.filter((one) => one.is_last && one.reward !== null && one.reward !== undefined);
   const priced = rows.some((one) => one.cost > 0);
@@ -178,7 +178,7 @@ function histograms(run) {
     histogram("Seconds", rows.map((one) => one.seconds), seconds)];
 }
 
-// The run over time: a bar for each episode, in as few rows as they need at once.
+// Timeline of a run: one bar per episode, in as few rows as possible without overlaps.
 function runTimeline(run, index) {
   const rows = [...run.episodes].filter((one) => typeof one.from === "number").sort((a, b) => a.from - b.from).slice(0, 3000);
   if (!rows.length) return null;
@@ -198,7 +198,7 @@ function runTimeline(run, index) {
     `${count(ends.length, "row")}: so many episodes at once. Faded ones were tried again.`);
 }
 
-// An episode over time: the start, the policy, the environment with its commands, verification.
+// Timeline of an episode: start, policy, environment with its commands, and verification.
 function episodeTimeline(episode, row, onstep) {
   const steps = episode.steps, width = wide(960), lanes = ["policy", "environment", "commands"], total = Math.max(episode.seconds, steps.length ? steps[steps.length - 1].at : 0, 1e-3);
   if (!steps.length) return null;
@@ -223,7 +223,7 @@ function episodeTimeline(episode, row, onstep) {
     (told ? `Seconds by phase: ${told}. ` : "") + "Commands are drawn one after another, because only their durations are recorded.");
 }
 
-// Branches: each recorded episode under the one that it continues.
+// Tree of branches: each recorded episode is shown below the episode that it continues.
 function branchTree(runs) {
   const nodes = new Map();
   runs.forEach((run, index) => (run.episodes || []).forEach((row) => nodes.set(row.episode_id, { row, index, run, children: [] })));
@@ -255,7 +255,7 @@ function branchTree(runs) {
   return picture("Branches", 900, 20 + lines.length * 22, parts, "@n is the step at which a branch starts. Rewards are final rewards.");
 }
 
-// Two runs: a line for each task that both ran, from A's mean reward to B's.
+// Comparison of two runs: for each task in both runs, a line from A's mean reward to B's mean reward.
 function pairedDots(tasks) {
   const rows = [...tasks].sort((a, b) => b.difference - a.difference).slice(0, 120);
   if (!rows.length) return null;
@@ -270,7 +270,7 @@ function pairedDots(tasks) {
     })], "The hollow dot is A, the filled dot is B. An attempt without a reward counts as zero.");
 }
 
-// A sweep of two keys as a heat map, of others as parallel coordinates.
+// Jobs of a sweep: a heat map for two keys, otherwise parallel coordinates.
 function sweepMap(sweep) {
   const jobs = sweep.jobs.filter((one) => one.objective !== null), keys = sweep.keys;
   if (!jobs.length || !keys.length) return null;

@@ -1,6 +1,6 @@
 "use strict";
-// Nodes. Whatever an agent, a task or a file said comes here as a string, and becomes a text node: no string is ever
-// read as HTML. Characters that would be obeyed or hidden (controls, directions, halves of pairs) are spelled out.
+// Creation of DOM nodes. Every string from an agent, a task or a file becomes a text node and is never parsed as HTML.
+// Control characters, text directions, unpaired surrogates and other invisible characters are shown as escapes.
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "g", "rect", "line", "circle", "path", "text", "title", "polyline", "polygon"]);
@@ -25,7 +25,7 @@ function oneLine(text, limit = 120) {
   return flat.length <= limit ? flat : flat.slice(0, limit - 1) + "…";
 }
 
-// Makes an element. Attributes: `class`, handlers (`onclick`), `style` as an object, `href` within the page alone.
+// Creates an element. Attributes can be `class`, handlers (`onclick`), `style` as an object, and `href` within the page.
 function el(tag, attributes, ...children) {
   const node = SVG_TAGS.has(tag) ? document.createElementNS(SVG_SPACE, tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -53,7 +53,7 @@ function replace(node, ...children) {
   return put(node, children);
 }
 
-// Text with the colours that a terminal would show, as classes; other escapes are spelled out.
+// Returns text with terminal colours as CSS classes. Other control characters are shown as escapes.
 function coloured(text) {
   const parts = document.createDocumentFragment();
   let at = 0, classes = [], spans = 0;
@@ -88,7 +88,7 @@ function colourClasses(before, codes) {
 
 const HEAD_LINES = 30, TAIL_LINES = 12, HEAD_CHARS = 6000, TAIL_CHARS = 2000, PIECE_CHARS = 200000;
 
-// A block of text: a long one with its head and its tail, and a button for what is between.
+// Returns a block of text. A long text is shown as its head and tail, and a button shows the middle.
 function block(text, kind) {
   text = String(text);
   const lines = text.split("\n");
@@ -122,9 +122,9 @@ function fold(title, content, isOpen) {
   return details;
 }
 
-// Puts an address into the bar without a jump; within another page there is no bar.
+// Sets the address in the browser's address bar without scrolling. An embedded page has no address bar.
 function remember(address) {
-  try { history.replaceState(null, "", address); } catch { /* a page within a page */ }
+  try { history.replaceState(null, "", address); } catch { /* an embedded page */ }
 }
 
 function save(name, text, type) {

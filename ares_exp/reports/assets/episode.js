@@ -1,5 +1,5 @@
-// One episode: its steps, a window of them at a time, with the verifier's output and changed files beside them; and two
-// episodes side by side, aligned where they part.
+// The view of one episode: a window of its steps, next to the verifier's output and the changed files. Also the view of
+// two episodes side by side, aligned at their first difference.
 
 const WINDOW = 50;
 const KINDS = { request: "requests", reply: "replies", reasoning: "reasoning", command: "commands", file: "changed files" };
@@ -33,7 +33,7 @@ function replyNodes(reply) {
   })];
 }
 
-// Arguments of a tool call are JSON in a string: they are laid out in lines where that is so.
+// Formats the arguments of a tool call on several lines if they are JSON.
 function unwrapped(text) {
   try { const value = JSON.parse(text); return typeof value === "object" && value !== null ? JSON.stringify(value, null, 2) : text; } catch { return text; }
 }
@@ -44,7 +44,7 @@ function commandNode(command) {
     el("span", { class: isWell ? "exit" : "exit bad" }, ended(command)), el("span", { class: "dim" }, " " + seconds(command.duration_sec)));
 }
 
-// A call that the agent made beside its work, answered without a step.
+// A background request of the agent, which the policy answered without a step.
 function backgroundNode(asked) {
   return el("div", { class: "kind reply" }, fold(`background request ${asked.conversation}: ${oneLine(asked.asked, 100)}`, () => el("div", null, block(asked.asked), replyNodes(asked.reply))));
 }
@@ -76,7 +76,7 @@ function requestNodes(episode, step) {
   return nodes.length ? el("div", { class: "kind request" }, nodes) : null;
 }
 
-// The strip of all steps: a cell each, coloured by how its commands ended.
+// A strip with one cell per step, coloured by the exit codes of its commands.
 function strip(episode, at, onstep) {
   const wide = Math.max(2, Math.min(14, Math.floor(900 / Math.max(episode.steps.length, 1))));
   return el("div", { class: "strip", role: "navigation", "aria-label": "steps" }, episode.steps.map((step, position) => {
@@ -163,7 +163,7 @@ function asideOf(episode, row) {
   return el("aside", null, el("h3", null, shownFiles.length ? "Verifier output" : "More"), nodes.length ? nodes : el("p", { class: "dim" }, "The verifier left no files."), el("p", { class: "dim" }, episode.path));
 }
 
-// Where two episodes part: the first step of which a mark differs, and what it stands for.
+// Finds the first step in which two episodes differ, and describes the difference.
 function parting(a, b) {
   const names = ["the replies differ", "the commands or their exit codes differ", "the outcomes differ", "the requests differ"];
   for (let n = 0; n < Math.max(a.marks.length, b.marks.length); n++) {

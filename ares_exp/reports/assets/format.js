@@ -1,4 +1,4 @@
-// Numbers and words.
+// Formatting of numbers and words.
 
 const none = "–";
 const PHONE = matchMedia("(max-width: 560px)");
@@ -41,7 +41,7 @@ function count(many, thing) {
   return `${number(many)} ${thing}${many === 1 ? "" : "s"}`;
 }
 
-// A number of the records: what is read is rounded, the record's own is in its title and for programs.
+// Shows a recorded number rounded. The exact value is in its title and, for programs, in `data-value`.
 function figure(value, format = number) {
   return el("span", { class: "figure", title: value === null || value === undefined ? null : String(value),
     "data-value": value === null || value === undefined ? null : String(value) }, format(value));
@@ -54,12 +54,12 @@ function interval(estimate, format = score) {
   return el("span", null, figure(estimate.value, format), bounds);
 }
 
-// A reward, with two decimals where they suffice.
+// Formats a reward. An integer has two decimals.
 function score(value) {
   return Number.isInteger(value) ? value.toFixed(2) : number(value);
 }
 
-// The class of an episode: whether it passed, failed, broke, or is running.
+// Returns the verdict on an episode: a key of `VERDICTS`.
 function verdict(row, threshold) {
   if (row.outcome === "running") return "running";
   if (row.reward !== null && row.reward !== undefined)

@@ -1,4 +1,4 @@
-// Where the data comes from: blocks in this file, or a server on this machine that reads the run's files.
+// Sources of the data: blocks in this file, or a server on this machine that reads the run's files.
 
 async function unpacked(text) {
   const raw = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));

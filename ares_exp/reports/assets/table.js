@@ -1,9 +1,9 @@
-// Tables that filter and sort, and can be saved.
+// Tables that users can filter, sort and save.
 
 const ROWS_SHOWN = 200;
 const CONDITION = /^([\w.]+)(<=|>=|!=|[:=<>])(.*)$/;
 
-// Which rows a filter leaves: words that all must occur, and conditions such as reward<1 or outcome:error.
+// Returns a filter of rows. A row must contain all words and meet all conditions, such as reward<1 or outcome:error.
 function matcher(query, columns) {
   const tests = (query.match(/(?:[^\s"]|"[^"]*"?)+/g) || []).map((term) => {
     const found = CONDITION.exec(term);
@@ -37,7 +37,7 @@ function compareValues(a, b) {
   return String(a).localeCompare(String(b), "en", { numeric: true });
 }
 
-// A cell of CSV. One that a spreadsheet would take for a formula gets a quote before it: names come from anybody.
+// Formats a CSV cell. A quote prevents a spreadsheet from executing an untrusted name as a formula.
 function csvCell(value) {
   if (value === null || value === undefined) return "";
   let text = typeof value === "object" ? JSON.stringify(value) : String(value);
@@ -45,8 +45,8 @@ function csvCell(value) {
   return /[",\n\r]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
 }
 
-// A table. Its columns: `key`, `name`, `get` (the value that is sorted, filtered and saved), maybe `show` (a node);
-// one that `isHidden` is for filters and files only.
+// Creates a table. Columns have `key`, `name`, `get` (the value to sort, filter and save) and optionally `show` (a
+// node). A column with `isHidden` is used only in filters and saved files.
 function table(name, columns, rows, options = {}) {
   const state = options.state || {};
   state.sort ??= options.sort || null;

@@ -3,7 +3,7 @@
 const tableStates = {};
 function stateOf(name) { return (tableStates[name] ??= {}); }
 
-// The part of an address that names a run: its path on a live page, where runs come and go; its number in a file.
+// Returns the part of an address that identifies a run: its path on a live page (where runs change) or its number.
 function runName(index) {
   const run = payload.runs[index];
   return payload.live && run ? encodeURIComponent(shown(run.key)) : String(index);
@@ -22,7 +22,7 @@ function episodeAddress(index, id, step) {
 
 const NAMED_REWARDS = 4;
 
-// The columns of the table of episodes, with one for each of the first rewards that at least half of them have.
+// Returns the columns of the table of episodes, including `NAMED_REWARDS` rewards that at least half of them have.
 function episodeColumns(index, run) {
   const threshold = run.results.statistics.threshold, link = (row) => el("a", { href: episodeAddress(index, row.episode_id), title: row.episode_id }, oneLine(row.task_name, 60));
   const tokens = (row) => (row.prompt_tokens || 0) + (row.generated_tokens || 0);
@@ -49,7 +49,7 @@ function episodeColumns(index, run) {
   return columns.filter((column) => !seen[column.key] || run.episodes.some(seen[column.key]));
 }
 
-// The address of the table of episodes with a filter.
+// Returns the address of the table of episodes with a filter.
 function filtered(index, query) {
   return runAddress(index, "episodes") + (query ? "?q=" + encodeURIComponent(query) : "");
 }
@@ -61,7 +61,7 @@ function episodesTable(index, run, query) {
     onchange: (now) => { if (route().view === "episodes") remember(filtered(index, now.query)); } });
 }
 
-// Columns without those of tokens, costs and messages that no row has.
+// Removes the columns of tokens, cost, message, model and sweep for which no row has a value.
 function spent(columns, rows) {
   return columns.filter((column) => !["tokens", "cost", "message", "model", "sweep"].includes(column.key) || rows.some(column.get));
 }
@@ -109,7 +109,7 @@ function overview(index, run) {
     el("h3", null, "Episodes"), episodesTable(index, run));
 }
 
-// What was run: the facts, and the command line with a button that copies it.
+// Shows the facts of a run, and its command line with a button that copies it.
 function factsOf(run) {
   const line = el("code", null, run.argv);
   const copy = el("button", { type: "button", onclick: async () => {
@@ -119,14 +119,14 @@ function factsOf(run) {
   return el("div", { class: "what" }, run.facts.length ? el("p", null, run.facts.join(" · ")) : null, run.argv ? el("p", null, line, " ", copy) : null);
 }
 
-// How long a running run will take, if its episodes go on as they did.
+// Estimates the remaining time of a running run from the average duration of its episodes so far.
 function eta(status) {
   const done = status ? status.ended - status.cut_short : 0;
   if (status && (status.held || status.outage)) return "paused";
   return done > 0 && done < status.expected ? `ETA ${seconds(((status.written_at - status.started_at) / done) * (status.expected - done))}` : "ETA not known yet";
 }
 
-// Why the last try of an attempt did not pass; numbers are left out, so that alike ones are one cause.
+// Returns the reason why the last try of an attempt did not pass. Numbers are removed, so that similar reasons are grouped.
 function cause(row, threshold) {
   const name = row.is_last ? verdict(row, threshold) : "passed";
   if (["passed", "running"].includes(name)) return null;
@@ -154,7 +154,7 @@ function causes(index, run) {
   more > 0 ? el("p", null, el("a", { href: filtered(index, "reward<" + threshold) }, `and ${count(more, "more cause")}`)) : null) : null;
 }
 
-// The state of a running run, as its status.json has it.
+// The state of a running run, from its `status.json`.
 const WAITS = { start: "to start", policy: "for the policy", environment: "for the environment", end: "to be released" };
 const MOST_LIVE = 50;
 
@@ -248,7 +248,7 @@ function runsView(runs) {
   return el("div", null, el("h2", null, "Runs"), table("runs", spent(columns, rows), rows, { state: stateOf("runs"), thing: "run", example: "state:running", sort: { key: "started", down: true } }));
 }
 
-// Every episode that is at hand is searched for some words; hits are shown as they are found.
+// Searches all available episodes for words, and shows results as they are found.
 function searchView(index, run, words) {
   const input = el("input", { type: "search", class: "filter", value: words || "", placeholder: "words in any step", "aria-label": "search all episodes", onkeydown: (event) => { if (event.key === "Enter") location.hash = runAddress(index, "search") + `?q=${encodeURIComponent(input.value)}`; } });
   const list = el("ul", { class: "first" }), told = el("p", { class: "told", role: "status" });
