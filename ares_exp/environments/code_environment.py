@@ -91,7 +91,7 @@ class CodeEnvironment(EnvironmentBase):
         container: The running container; `None` before and after the episode.
         host: The agent host; `None` before and after the episode.
         encoder: Encoder of the agent's journal.
-        on_release: Awaited once, after the agent and the container were released.
+        on_release: Function that is awaited once, after the agent and the container were released.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -279,7 +279,7 @@ class CodeEnvironment(EnvironmentBase):
     ) -> EnvironmentSnapshot:
         """Saves an episode that waits for an action to a snapshot store; see `EnvironmentBase.export_state`.
 
-        `sync` makes the snapshot survive a power cut after this call. It always survives `kill -9`.
+        `sync` makes the snapshot survive a power cut after this call. Every snapshot survives `kill -9`.
 
         Raises:
             SnapshotTimingError: The environment is not waiting for an action.
@@ -464,7 +464,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
-        """Yields the pending time step, and rejects all calls to other methods inside the block."""
+        """Yields the pending time step. While the block runs, calls of other methods are rejected."""
         time_step, busy = self.time_step, self._calls.in_progress
         if busy or self.host is None or time_step is None or time_step.last():
             state = "it has not been reset" if self.current_task is None else "its episode has ended"
@@ -566,7 +566,7 @@ class CodeEnvironment(EnvironmentBase):
         self._stepped_at = time.perf_counter()
 
     async def _rerun_finished_stages(self, container: Container) -> None:
-        """Replays the agents of past stages to restore their LLM requests, because journals only contain digests."""
+        """Replays the agents of past stages to restore their LLM requests, of which journals contain only digests."""
         for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
             if past.journal is None or not any(past.journal.steps()):
                 continue
@@ -610,7 +610,7 @@ class CodeEnvironment(EnvironmentBase):
         return time_step
 
     async def _release(self) -> None:
-        """Releases all resources, even if the caller is cancelled. Before that, keeps files of an unscored episode."""
+        """Saves the files of an unscored episode, then releases all resources, even if the caller is cancelled."""
         self._is_released = True
         host, self.host = self.host, None
         container, self.container = self.container, None
@@ -682,7 +682,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:
-        """Raises `EpisodeStateError` if the environment was closed, instead of errors of the cancelled agent."""
+        """Raises `EpisodeStateError` if the environment was closed, in place of any error in the block."""
         try:
             yield
         except Exception:

@@ -1,7 +1,7 @@
-"""Models that environments and scorers query themselves, such as an oracle or a judge.
+"""Models that environments and scorers query, such as an oracle or a judge.
 
-Their tokens and cost are counted separately from the policy's. Each answer is written to disk before it is used, so
-that an episode that continues an earlier episode does not pay for the answer again.
+The tokens and cost of these models are counted separately from the policy's. Each answer is written to disk before it
+is used, so that an episode that continues an earlier episode does not pay for the answer again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Reading(Generic[T]):
         again: Message to the model after an invalid response.
         to_record: Function that serializes an answer, to at most 2,000 characters.
         from_record: Inverse of `to_record`; returns `None` for an invalid string.
-        tries: Maximum number of times that a question is asked if the responses are invalid.
+        tries: Maximum number of requests per question. A request is repeated if the response is invalid.
     """
 
     parse: Callable[[str], T | None]
@@ -69,7 +69,7 @@ class ModelsElsewhere(Protocol):
         ...
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Appends a question to this record. After this call, it survives `kill -9` of either process."""
+        """Appends a question to the record in `files`, so that the question survives `kill -9` of either process."""
         ...
 
 
@@ -96,7 +96,7 @@ class OwnModel:
         timeout_sec: float | None = None,
         error: type[VerifierError],
     ) -> None:
-        """Creates the model, which then owns `client`. Raises `ConfigError` if it runs the solutions of tasks."""
+        """Creates the model, which then owns `client`. Raises `ConfigError` if `client` runs the solutions of tasks."""
         self.policy = as_policy(client)
         if self.policy.needs_solution:
             raise ConfigError(
@@ -152,7 +152,8 @@ class OwnModel:
             task_name: Name of the task.
             seed: Seed of the episode, for clients that use it for sampling.
             attempt: Number of the attempt at the task.
-            files: Directory of the record of questions (`ares_exp.records.environment_responses`); `None`: no record.
+            files: Directory of the record of questions (`ares_exp.records.environment_responses`); `None` for no
+                record.
             scorer: Name of the scorer that asks the questions; `None` if the environment asks them.
 
         Raises:

@@ -172,7 +172,7 @@ class Stage(Protocol):
             output_dir: Directory on the host for the verifier's files, or `None`.
 
         Raises:
-            VerifierError: The verifier gave no usable reward. The class of the error identifies the cause.
+            VerifierError: The verifier wrote no usable reward. The class of the error identifies the cause.
             ContainerError: The container failed.
         """
         ...

@@ -52,7 +52,7 @@ class ScoringEnvironment(EnvironmentWrapper):
     ) -> None:
         """Scores the episodes of `env`, which was made from `parts`.
 
-        By default, `task_name` is the name that `env` reports, or the name of its class.
+        By default, `task_name` is the name that `env` reports or, without such a name, the name of its class.
         """
         self._collected = TrajectoryCollectingEnvironment(
             limited(env, parts.limits),
@@ -80,7 +80,11 @@ class ScoringEnvironment(EnvironmentWrapper):
         return await super().reset(seed=seed, options=options)
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action`, and scores the episode at LAST. Raises `ScorerError` after the resources are released."""
+        """Applies `action`, and scores the episode at LAST.
+
+        Raises:
+            ScorerError: A scorer failed. All resources have been released.
+        """
         time_step = await super().step(action)
         return await self._scored(time_step) if time_step.step_type == "LAST" else time_step
 

@@ -163,7 +163,8 @@ def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 FILES = {".jsonl": "", ".json": "json", ".parquet": "parquet"}
-"""Suffixes of files of rows, and the names of their readers in the library `datasets`; empty for our own reader."""
+"""Suffixes of files of rows, and the names of their readers in the library `datasets`; empty for files that this
+package reads itself."""
 
 NAMES = {
     "verified": "SWE-bench/SWE-bench_Verified",

@@ -33,7 +33,7 @@ from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
 from ares_exp.tasks.verification.step_setup import whole_seconds
 
 MAX_HOOK_SEC = 1800.0
-"""Maximum time limit of a hook in seconds, and the limit of a hook without a limit."""
+"""Maximum time limit of a hook in seconds. It is also the default time limit."""
 _SHOWN_OUTPUT_CHARS = 500
 
 _logger = logging.getLogger(__name__)

@@ -74,7 +74,7 @@ ARTIFACTS_DIR = "/logs/artifacts"
 
 
 def with_conventional(artifacts: Iterable[Artifact]) -> list[Artifact]:
-    """Puts `/logs/artifacts` before the artifacts, unless it is already included."""
+    """Adds `/logs/artifacts` as the first artifact, unless the artifacts already include it."""
     named = list(artifacts)
     return named if any(map(is_conventional, named)) else [Artifact(source=ARTIFACTS_DIR), *named]
 

@@ -23,7 +23,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory, conversation_of
 
 ToolArguments = Literal["text", "object"]
 Reasoning = Literal["field", "think"]
-"""The place of the model's reasoning in replies.
+"""The form of the model's reasoning in replies.
 
 `field` is the field `reasoning_content`, which the chat templates of most reasoning models read. `think` is the start
 of the text, between `<think>` and `</think>`."""
