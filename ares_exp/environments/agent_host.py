@@ -176,7 +176,7 @@ class AgentHost:
 
     @property
     def format_errors(self) -> int:
-        """Number of replies that the agent could not use, if it counts them."""
+        """Number of replies that the agent could not use; 0 if the agent does not count them."""
         return self.agent.format_errors if isinstance(self.agent, CountingAgent) else 0
 
     @property

@@ -159,7 +159,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
             self._driver.execute(planned, self._end)
 
     def _end(self, slot: Slot, episode: DrivenEpisode | None) -> None:
-        """Receives a finished episode. If it is `None` (too stale or never started), plans another attempt."""
+        """Receives a finished episode. If `episode` is `None` (too stale or never started), plans another."""
         self._in_progress.discard(slot)
         if self._cancelled:
             return

@@ -179,7 +179,7 @@ _FETCH_ROWS = Path(__file__).with_name("fetch_rows.py")
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A data set.
+    """A data set on the Hugging Face hub or in a file.
 
     Attributes:
         file: Path of a file of rows; `None` for a data set on the Hugging Face hub.

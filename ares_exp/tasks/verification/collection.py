@@ -239,8 +239,8 @@ async def _download_without(service: Container | ServiceContainer, artifact: Art
 async def deliver_artifacts(container: Container, folder: Path) -> None:
     """Uploads the artifacts in `folder` to their original paths in the verifier's separate container.
 
-    They contain no setuid bits, no special files, and no links that leave an artifact, because `Container.download`
-    removes these.
+    The artifacts contain no setuid bits, no special files, and no links that leave an artifact, because
+    `Container.download` removes these.
     """
     for entry in await asyncio.to_thread(read_manifest, folder):  # empty if the collection took too long
         if entry.status in ("ok", "empty"):

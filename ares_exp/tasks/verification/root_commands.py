@@ -79,7 +79,7 @@ async def as_root(
     timeout_sec: float = 60.0,
     failure: type[EpisodeError] = ContainerError,
 ) -> str:
-    """Runs a command for `sh` as root that must succeed, and returns its output.
+    """Runs a shell command as root, and returns its output. The command must succeed.
 
     If the command fails, raises `failure` with the message "Expected to PURPOSE as root". `cwd` is the working
     directory; `None` for the working directory of the container.

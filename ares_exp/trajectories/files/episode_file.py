@@ -48,7 +48,8 @@ STEPS = '"steps": ['
 MAX_PROBLEMS = 10
 """Maximum number of problems of one file that are described. Further problems are only counted."""
 _STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
-"""The start of a step in a JSON Lines file that this package wrote. It gives the episode without parsing the line."""
+"""The start of a step in a JSON Lines file that this package wrote. Readers find the episode of a line with it,
+without parsing the line."""
 
 
 def start_line(started: EpisodeHandle | EpisodeTrajectory, *, shared: bool = False) -> str:
@@ -160,7 +161,7 @@ def load_episode(path: Path) -> EpisodeTrajectory:
 
 
 def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[FoundEpisode]:
-    """Yields the episodes of a file, in the order of `find_episodes`. Episodes that have ended lack their steps."""
+    """Yields the episodes of a file, in the order of `find_episodes`. Episodes that have ended have no steps."""
     if is_shared(path):
         yield from find_episodes(path, problems=problems, with_steps=False)
     elif (found := _header_of_ends(path)) is not None:
