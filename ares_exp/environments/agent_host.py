@@ -1,4 +1,4 @@
-"""The agent host, which runs one code agent and is its only connection to the LLM and the container.
+"""The agent host, which runs one code agent and is the agent's only connection to the LLM and the container.
 
 All requests from the agent to the LLM or the container go through the runtime's journal. An LLM call becomes a pending
 observation and waits for its action.
@@ -248,7 +248,7 @@ class AgentHost:
     async def _run(
         self, factory: CodeAgentFactory, instruction: str, context: AgentContext, state: AgentState | None = None
     ) -> None:
-        """Creates and runs the agent. `sys.exit()` of the agent becomes an `AgentError`."""
+        """Creates and runs the agent. If the agent calls `sys.exit()`, raises an `AgentError`."""
         try:
             self.agent = factory(container=self._hosted, llm_client=HostedLLM(self.runtime))
             if context.needs:

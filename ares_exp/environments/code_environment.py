@@ -75,7 +75,7 @@ class CodeEnvironment(EnvironmentBase):
     An episode starts a container, sets up the task, and runs the agent until its first LLM request. A step passes the
     response to the agent and waits for the next request. When the agent returns or a limit is reached, the agent's
     commands are killed, the verifier scores the container, and the container is removed. Whenever the episode waits for
-    an action, it can be exported, restored elsewhere, and forked.
+    an action, it can be exported, restored in another environment, and forked.
 
     Attributes:
         setup: Parts from which the episode is made.
@@ -419,7 +419,7 @@ class CodeEnvironment(EnvironmentBase):
         return self.container if self.time_step is not None and self.time_step.last() else None
 
     async def release_container(self) -> None:
-        """Removes the kept container. Idempotent."""
+        """Removes the container that `hold_container` has kept. Idempotent."""
         if self.held_container is not None:
             await self._release()
 

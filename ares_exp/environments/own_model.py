@@ -29,7 +29,7 @@ from ares_exp.records.run_storage import RunStorage
 MAX_SAID_CHARS = 2_000
 """Maximum length of a response's text in the record."""
 MAX_REPEATED_CHARS = 500
-"""Maximum number of characters of an invalid response that are repeated when the model is asked again."""
+"""Maximum number of characters of an invalid response that the next request to the model contains."""
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class OwnModel:
         name: Name in messages.
         key: Config key of the model.
         timeout_sec: Time limit in seconds of one question, including retries; `None` if the caller enforces a limit.
-        error: Class of the error that is raised if the model gives no valid answer.
+        error: Class of the error that is raised if the model returns no valid answer.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class OwnModel:
 
 
 class EpisodeModel:
-    """The model in one episode.
+    """An `OwnModel` as one episode uses it.
 
     Attributes:
         used: Tokens and cost of the questions that this object sent to the model.
@@ -262,7 +262,7 @@ class EpisodeModel:
         If the episode continues an earlier episode that recorded an answer to this question, returns this answer.
 
         Raises:
-            VerifierError: The client failed, gave no response in time, or gave no valid response.
+            VerifierError: The client failed, timed out, or returned no valid response.
             StorageError: The answer could not be recorded, and the run ends.
             OSError: The answer could not be recorded, and there is no run.
         """

@@ -39,7 +39,7 @@ class EpisodeFacts:
     Attributes:
         seed: Seed of the episode.
         stage_seed: Seed for the random values of the running agent.
-        unanswered: Number of time steps for which the policy gave no response in time.
+        unanswered: Number of time steps for which the policy did not respond in time.
         tokens: Number of prompt and generated tokens so far.
         cost: Cost in US dollars so far.
         elapsed_sec: Seconds that count towards the agent's time limit.
@@ -106,8 +106,8 @@ def recorded_setup(
 ) -> EpisodeParts:
     """Makes the parts of an episode from the arguments. Parts that are `None` are taken from the snapshot.
 
-    A snapshot is not trusted to give access to a network or to variables of this machine (for a task's solution). The
-    caller must pass the parts that have such access.
+    For security, a snapshot cannot grant access to a network or to variables of this machine (for a task's solution).
+    The caller must pass the parts that have such access.
 
     Raises:
         SnapshotUnsupportedError: The container factory, the agent factory or the task must be passed.

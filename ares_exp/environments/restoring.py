@@ -49,7 +49,7 @@ class EpisodeStart(Protocol):
     """The recorded point from which an episode continues: a snapshot (`Continuation`), or a replay (`Rerun`)."""
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Sets the task, one of `tasks`, and the recorded state of an environment without starting the episode.
+        """Sets the task (one of `tasks`) and the recorded state of an environment. Does not start the episode.
 
         Raises:
             SnapshotMismatchError: The recorded episode does not match the task, the agent or the solution.
@@ -317,7 +317,7 @@ class Continuation:
 
 
 async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> EnvironmentSnapshot:
-    """Returns the given snapshot, or reads it from a path; see `EnvironmentSnapshot.load_from_file`."""
+    """Returns a snapshot unchanged, or reads it from a path; see `EnvironmentSnapshot.load_from_file`."""
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
     if isinstance(snapshot, EnvironmentSnapshot):

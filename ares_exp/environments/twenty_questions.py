@@ -314,7 +314,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         Raises:
             EpisodeStateError: `step` was called before `reset()`, after LAST, or during another call, or the
                 environment was closed during this call.
-            OracleResponseError: The oracle gave no answer.
+            OracleResponseError: The oracle returned no valid answer.
             TypeError: `action` is not an `LLMResponse`; the episode continues.
         """
         check_action(action)

@@ -262,7 +262,7 @@ class HarborStage:
         return (TESTS_DIR,) if had_tests and self.step is None else ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Makes the log directory in the verifier's separate container, and copies the collected artifacts to it."""
+        """Makes the log directory in the verifier's separate container, and uploads the collected artifacts."""
         await make_log_dirs(container, VERIFIER_DIR)
         if not self.brings_tests:  # the container has the image of the agent's container
             await upload_image_files(container, self.root / "environment", self.config.environment)

@@ -137,7 +137,7 @@ class Stage(Protocol):
 
         Args:
             container: The agent's container, in which the agent's processes have ended.
-            target: Directory on the host for the artifacts; `None` keeps no files.
+            target: Directory on the host for the artifacts; `None` saves no files.
 
         Raises:
             ContainerError: The container failed.

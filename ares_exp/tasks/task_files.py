@@ -32,8 +32,8 @@ class UploadFilter:
     """The files of a task that a `.harborignore` excludes from uploads, from validation and from the content digest.
 
     `.harborignore` has the syntax of `.gitignore`. It is read in `tests/`, `solution/`, `steps/*/tests/`,
-    `steps/*/solution/` and their subdirectories. It applies to its directory and to subdirectories, whose own rules
-    take precedence. The contents of an excluded directory, and links to an excluded path, are also excluded.
+    `steps/*/solution/` and their subdirectories. Each file applies to its directory and to subdirectories, whose own
+    rules take precedence. The contents of an excluded directory, and links to an excluded path, are also excluded.
     """
 
     def __init__(self, root: Path) -> None:

@@ -134,7 +134,7 @@ def with_own(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
 
 
 def compiled(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
-    """Compiles the patterns and replacements of an agent's normalisers, given by name."""
+    """Compiles an agent's normalisers. `own` maps each name to a pattern and a replacement."""
     return tuple(Normaliser(name, re.compile(pattern), replacement) for name, (pattern, replacement) in own.items())
 
 

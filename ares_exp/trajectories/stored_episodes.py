@@ -55,7 +55,7 @@ class StoredEpisode:
         """Reads the whole episode. The result is not cached.
 
         Raises:
-            TrajectoryFormatError: The file is invalid. The message gives the path and the position.
+            TrajectoryFormatError: The file is invalid. The message contains the path and the position.
         """
         return self._read()
 

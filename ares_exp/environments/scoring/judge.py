@@ -135,7 +135,7 @@ class Judge(ScorerBase):
         """Returns the score as `reward`, and the scores of the criteria by their names.
 
         Raises:
-            JudgeResponseError: The model gave no response, or no valid response.
+            JudgeResponseError: The model returned no valid response.
             ContainerError: `command` could not be run.
         """
         output = await self._output(container)

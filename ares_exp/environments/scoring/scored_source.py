@@ -259,7 +259,7 @@ def _number(key: str, value: Any) -> float:
 
 
 class ScoredSource(StandIn):
-    """Wraps another source, and scores each episode at its end. It owns the scorers: it checks and closes them."""
+    """Wraps another source, and scores each episode at its end. This class also checks and closes the scorers."""
 
     def __init__(self, source: SourceBase, rules: ScoringRules) -> None:
         """Wraps `source`. Members that this class does not define are delegated to it."""

@@ -44,7 +44,8 @@ class ScoredEpisode:
         rewards: All rewards from the verifier, by key; `{"reward": reward}` for an environment without a verifier.
         seed: Seed of the episode.
         attempt: Number of the attempt at the task, from 0.
-        output_dir: Directory on this machine with the kept files of the episode (`verifier/`, `artifacts/`), or `None`.
+        output_dir: Directory on this machine with the saved files of the episode (`verifier/`, `artifacts/`), or
+            `None`.
         scorer: Name of the called scorer.
         spend: Function that reports the scorer's tokens and cost, which count towards `environment_usage` and the
             budget.

@@ -123,7 +123,7 @@ def parse_row(data: Any, where: str) -> SweBenchRow:
 
 
 def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRow]:
-    """Validates the rows of a data set, given with their numbers.
+    """Validates the rows of a data set. `found` contains the number and the data of each row.
 
     Raises:
         TaskError: A row is invalid, two rows have the same name, or the data set is empty or too large.

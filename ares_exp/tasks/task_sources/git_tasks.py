@@ -53,7 +53,7 @@ class Repositories:
     """
 
     def __init__(self, git: Git, folder: Path) -> None:
-        """Sets the runner, and the folder of the cache, which is created on first use."""
+        """Stores `git`, and the folder of the cache, which is created on first use."""
         self._git = git
         self._folder = folder
         self._commits: dict[tuple[str, str | None], str] = {}

@@ -93,7 +93,7 @@ async def collect(
         target: Directory on the host for the artifacts and their manifest; `None` only runs the hooks.
         hooks: Hooks in the order in which they run.
         artifacts: Artifacts in order of precedence.
-        secrets: Values to mask in the kept files.
+        secrets: Values to mask in the saved files.
         stops_main: Whether the agent's container is stopped before the other services are processed, so that the agent
             cannot influence their hooks and artifacts.
 

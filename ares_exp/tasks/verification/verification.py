@@ -122,12 +122,12 @@ async def verify(
 
     Args:
         container: Container of the tests.
-        upload: Function that uploads the tests to `/tests`. It does nothing if the image contains them.
+        upload: Function that uploads the tests to `/tests`. It does nothing if the image contains the tests.
         env: Environment variables of the test script.
         user: User of the script; `None` for the image's user.
-        output_dir: Directory on the host for the verifier's files; `None` keeps no files.
+        output_dir: Directory on the host for the verifier's files; `None` saves no files.
         reward_key: Key of the reward in `reward.json`; see `choose_reward`.
-        secrets: Values to mask in the kept files.
+        secrets: Values to mask in the saved files.
 
     Raises:
         VerifierError: The verifier wrote no usable reward. The class of the error identifies the cause.

@@ -53,7 +53,7 @@ class ConversationWriter:
     """Converts conversations to nodes of a tree.
 
     Each request of an episode repeats the conversation so far, usually with a few more messages. Therefore, every
-    distinct message is stored once, in a table. A node stands for the conversation of its parent, followed by one
+    distinct message is stored once, in a table. A node represents the conversation of its parent, followed by one
     message. The size of a trajectory then grows linearly with its length, even if the agent has several conversations
     or drops old messages.
     """
@@ -183,7 +183,7 @@ class StepEncoder:
         return record, data
 
     def pack(self, observation: Any, action: Any) -> tuple[Any, dict[str, Any]]:
-        """Encodes the observation and the action of the next step, as a dict with these keys and optionally `adds`.
+        """Encodes the next step as a dict with the keys `observation`, `action` and, if needed, `adds`.
 
         Also returns the observation, whose messages are shared with earlier observations.
         """
