@@ -1,4 +1,4 @@
-"""The agent host, which runs one code agent and is its only connection to the LLM and the container.
+"""The agent host, which runs one code agent and is the agent's only connection to the LLM and the container.
 
 All requests from the agent to the LLM or the container go through the runtime's journal. An LLM call becomes a pending
 observation and waits for its action.
@@ -64,7 +64,7 @@ class HostedLLM:
         self._runtime = runtime
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Sends a request to the policy. Raises `TypeError` if the agent passed another object or invalid messages."""
+        """Sends a request to the policy. Raises `TypeError` if `request` is not a valid `LLMRequest`."""
         example = 'LLMRequest([{"role": "user", "content": text}])'
         if not isinstance(request, LLMRequest):
             raise TypeError(
@@ -84,7 +84,7 @@ def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
     """Restores the agent's state and returns the agent.
 
     Raises:
-        SnapshotMismatchError: The agent has no `set_state`, has another `state_version`, or rejects the state.
+        SnapshotMismatchError: The agent has no `set_state`, its `state_version` differs, or it rejects the state.
     """
     kind = type(agent).__name__
     if not isinstance(agent, StatefulAgent):
@@ -105,7 +105,7 @@ NO_CONTEXT = AgentContext()
 FIRST_REQUEST_GRACE_SEC = 2.0
 """Additional time in seconds after the time limit for the agent's first request."""
 CANCEL_GRACE_SEC = 5.0
-"""Time limit in seconds for a cancelled agent to unwind, including killing its running command."""
+"""Time limit in seconds for a cancelled agent to end, including the time to kill its running command."""
 
 
 class TimeIsUpError(Exception):
@@ -176,7 +176,7 @@ class AgentHost:
 
     @property
     def format_errors(self) -> int:
-        """Number of replies that the agent could not use, if it counts them."""
+        """Number of replies that the agent could not use; 0 if the agent does not count them."""
         return self.agent.format_errors if isinstance(self.agent, CountingAgent) else 0
 
     @property
@@ -192,7 +192,10 @@ class AgentHost:
         timeout_sec: float | None,
         context: AgentContext = NO_CONTEXT,
     ) -> None:
-        """Starts the agent on `instruction`, with the extra data in `context`. Its time limit starts at this call."""
+        """Starts the agent on `instruction`, with the extra data in `context`.
+
+        The agent's time limit starts at this call.
+        """
         self._timeout_sec = timeout_sec
         self._limit(timeout_sec)
         self.runtime.start(lambda: self._run(factory, instruction, context))
@@ -226,7 +229,7 @@ class AgentHost:
         requests = {e.call_id: e.arguments for e in journal.entries if isinstance(e, CallEntry) and e.kind == "llm"}
         self._requests = len(requests)
         shown = [step.call_id for step in journal.steps()][-1]
-        given_up = Call(shown, "llm", requests[shown])  # used if the agent had cancelled the call: ignores its response
+        given_up = Call(shown, "llm", requests[shown])  # if the agent had cancelled the call, its response is ignored
         self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
 
     def rerun_finished_stage(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
@@ -245,7 +248,7 @@ class AgentHost:
     async def _run(
         self, factory: CodeAgentFactory, instruction: str, context: AgentContext, state: AgentState | None = None
     ) -> None:
-        """Creates and runs the agent. `sys.exit()` of the agent becomes an `AgentError`."""
+        """Creates and runs the agent. If the agent calls `sys.exit()`, raises an `AgentError`."""
         try:
             self.agent = factory(container=self._hosted, llm_client=HostedLLM(self.runtime))
             if context.needs:
@@ -269,7 +272,7 @@ class AgentHost:
     async def first_request(self) -> None:
         """Waits for the agent's first request, for up to `FIRST_REQUEST_GRACE_SEC` after the agent's time limit.
 
-        After a late request, the time limit ends the agent at its first response.
+        If the request comes after the agent's time limit, the agent does not get a response; see `respond`.
 
         Raises:
             AgentSetupTimeoutError: The agent sent no request within this time.
@@ -288,7 +291,7 @@ class AgentHost:
         """Waits for the agent's next LLM call. Returns `None` if the agent has ended. `late` ignores the time limit.
 
         Raises:
-            AgentError, ContainerError: The agent raised, or its container failed.
+            AgentError, ContainerError: The agent raised an exception, or its container failed.
             TimeIsUpError: The agent's time limit has passed.
         """
         while True:
@@ -413,7 +416,7 @@ class AgentHost:
             self._on_requests()
 
     async def _respond_in_background(self, background_client: LLMClient, call: Call) -> None:
-        """Sends a background request to its client. If this fails, the episode fails."""
+        """Sends a background request to `background_client`. If the client fails, the episode fails."""
         try:
             response = await background_client(call.arguments)
         except UnansweredError:

@@ -1,7 +1,8 @@
 """`env=ares`, a source that runs the presets of the `martian-ares` package.
 
-The package is imported late and with a time limit, because its import fetches a list of data sets from a server. Its
-requests and responses have the same fields as in ares_exp, except for tools (`name`, `description`, `input_schema`).
+The package is imported when tasks are loaded, with a time limit, because its import fetches a list of data sets from a
+server. The requests and responses of the package have the same fields as in ares_exp, except for tools (`name`,
+`description`, `input_schema`).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class AresEnvironments(SelectingSource[SimpleNamespace]):
 
 
 def _import_ares(timeout_sec: float) -> Any:
-    """Imports the package in a daemon thread, so that a hanging connection does not block the run. Blocking.
+    """Imports the package in a daemon thread, for at most `timeout_sec`, because a connection may hang. Blocking.
 
     Raises:
         PreflightError: The package is not installed, or its import fails or takes too long.
@@ -132,8 +133,8 @@ class AresEnvironment(EnvironmentBase):
     """Runs one task of a preset in an environment of the package.
 
     The wrapped environment does not report which of its parts failed, so its exceptions propagate unchanged. An episode
-    that a limit of the run ends has no reward, because the wrapped environment cannot verify on request. If it
-    truncates the episode itself, its reward counts. The reward of the last step is the reward of the episode.
+    that a limit of the run ends has no reward, because the wrapped environment cannot verify on request. If the wrapped
+    environment truncates the episode, the episode keeps its reward, which is the reward of the last step.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -150,8 +151,8 @@ class AresEnvironment(EnvironmentBase):
     ) -> None:
         """Creates the environment, without starting anything.
 
-        `make` makes the wrapped environment. It may block, and download the task. `response` converts a response to an
-        action of this environment. `timeout_sec` limits each `reset` and `step`.
+        `make` makes the wrapped environment. This function may block and download the task. `response` converts a
+        response to an action of this environment. `timeout_sec` limits each `reset` and `step`.
         """
         self._make = make
         self._respond = response

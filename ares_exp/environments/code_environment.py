@@ -75,7 +75,7 @@ class CodeEnvironment(EnvironmentBase):
     An episode starts a container, sets up the task, and runs the agent until its first LLM request. A step passes the
     response to the agent and waits for the next request. When the agent returns or a limit is reached, the agent's
     commands are killed, the verifier scores the container, and the container is removed. Whenever the episode waits for
-    an action, it can be exported, restored elsewhere, and forked.
+    an action, it can be exported, restored in another environment, and forked.
 
     Attributes:
         setup: Parts from which the episode is made.
@@ -91,7 +91,7 @@ class CodeEnvironment(EnvironmentBase):
         container: The running container; `None` before and after the episode.
         host: The agent host; `None` before and after the episode.
         encoder: Encoder of the agent's journal.
-        on_release: Awaited once, after the agent and the container were released.
+        on_release: Function that is awaited once, after the agent and the container were released.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -279,7 +279,7 @@ class CodeEnvironment(EnvironmentBase):
     ) -> EnvironmentSnapshot:
         """Saves an episode that waits for an action to a snapshot store; see `EnvironmentBase.export_state`.
 
-        `sync` makes the snapshot survive a power cut after this call. It always survives `kill -9`.
+        `sync` makes the snapshot survive a power cut after this call. Every snapshot survives `kill -9`.
 
         Raises:
             SnapshotTimingError: The environment is not waiting for an action.
@@ -419,7 +419,7 @@ class CodeEnvironment(EnvironmentBase):
         return self.container if self.time_step is not None and self.time_step.last() else None
 
     async def release_container(self) -> None:
-        """Removes the kept container. Idempotent."""
+        """Removes the container that `hold_container` has kept. Idempotent."""
         if self.held_container is not None:
             await self._release()
 
@@ -464,7 +464,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
-        """Yields the pending time step, and rejects all calls to other methods inside the block."""
+        """Yields the pending time step. While the block runs, calls of other methods are rejected."""
         time_step, busy = self.time_step, self._calls.in_progress
         if busy or self.host is None or time_step is None or time_step.last():
             state = "it has not been reset" if self.current_task is None else "its episode has ended"
@@ -566,7 +566,7 @@ class CodeEnvironment(EnvironmentBase):
         self._stepped_at = time.perf_counter()
 
     async def _rerun_finished_stages(self, container: Container) -> None:
-        """Replays the agents of past stages to restore their LLM requests, because journals only contain digests."""
+        """Replays the agents of past stages to restore their LLM requests, of which journals contain only digests."""
         for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
             if past.journal is None or not any(past.journal.steps()):
                 continue
@@ -610,7 +610,7 @@ class CodeEnvironment(EnvironmentBase):
         return time_step
 
     async def _release(self) -> None:
-        """Releases all resources, even if the caller is cancelled. Before that, keeps files of an unscored episode."""
+        """Saves the files of an unscored episode, then releases all resources, even if the caller is cancelled."""
         self._is_released = True
         host, self.host = self.host, None
         container, self.container = self.container, None
@@ -682,7 +682,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:
-        """Raises `EpisodeStateError` if the environment was closed, instead of errors of the cancelled agent."""
+        """Raises `EpisodeStateError` if the environment was closed, in place of any error in the block."""
         try:
             yield
         except Exception:

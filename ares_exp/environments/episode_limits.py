@@ -50,7 +50,7 @@ class Deadline:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Limits the block to the deadline, which may move meanwhile. Raises `DeadlinePassedError` if it passes."""
+        """Cancels the block at the deadline, and raises `DeadlinePassedError`. The deadline may be moved meanwhile."""
         timer = asyncio.timeout_at(self._when())
         try:
             async with timer:
@@ -94,7 +94,7 @@ class PhaseClock:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Limits of an episode, which is truncated when it reaches one. `None` means unlimited.
+    """Limits of an episode. When an episode reaches a limit, it is truncated. `None` means unlimited.
 
     Attributes:
         steps: Maximum number of LLM responses.
@@ -111,7 +111,7 @@ class EpisodeLimits:
     verify_on_truncation: bool = True
 
     def reached(self, usage: EpisodeUsage) -> LimitName | None:
-        """Returns a limit that `usage` has reached. No further step is then allowed. Ignores time limits."""
+        """Returns a limit that `usage` has reached, so that no further step is allowed. Ignores time limits."""
         used: tuple[tuple[LimitName, float, float | None], ...] = (
             ("steps", usage.num_steps, self.steps),
             ("tokens", usage.tokens, self.tokens),
@@ -121,7 +121,7 @@ class EpisodeLimits:
 
 
 GIVEN_UP = "{} has no `truncate(limit)`, which would score what there was, so it was closed without a reward"
-"""Note in the report of an episode without a reward, whose environment does not support `truncate`."""
+"""Note in the report of an episode that has no reward because its environment does not support `truncate`."""
 
 
 def limited(env: MinimalEnvironment, limits: EpisodeLimits, used: EpisodeUsage | None = None) -> EnvironmentBase:
@@ -193,13 +193,13 @@ class LimitedEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any]:
-        """Ends the episode. If the wrapped environment does not support this, it is closed, without a reward."""
+        """Ends the episode. If the wrapped environment does not support this, closes it. The reward is then `None`."""
         if self._pending is None or self._pending.step_type == "LAST":
             raise no_episode(ended=self._pending is not None)
         return await self._cut_short(limit)
 
     async def _cut_short(self, limit: LimitName) -> TimeStep[Any]:
-        """Makes the environment end an episode that waits for an action. If it cannot, abandons the episode."""
+        """Makes the environment end a waiting episode. If the environment does not support this, closes it."""
         if (last := await super().truncate(limit)) is None:
             return await self._give_up(limit)
         self._truncated_by, self._pending = limit, last
@@ -227,7 +227,7 @@ class LimitedEnvironment(EnvironmentWrapper):
 
     @property
     def time_step(self) -> TimeStep[Any] | None:
-        """Pending time step, or the LAST one."""
+        """The pending time step, or the LAST step."""
         return self._last or super().time_step
 
     def keeps(self, limits: object) -> bool:
@@ -236,7 +236,7 @@ class LimitedEnvironment(EnvironmentWrapper):
 
     @property
     def is_timed(self) -> bool:
-        """Always true."""
+        """True, because this wrapper enforces the time limit."""
         return True
 
     @property

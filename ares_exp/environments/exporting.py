@@ -51,7 +51,7 @@ _MAX_PROCESSES = 100
 
 
 async def left_processes(container: Container) -> list[str]:
-    """Lists processes that commands have left running, as "PID COMMAND". Omits processes of unknown origin."""
+    """Lists processes that commands have left running, as "PID COMMAND". Finds them by an environment variable."""
     listed = await container.exec(_PROCESSES, cwd="/", user="root", timeout_sec=10.0, shell="sh -c")
     return listed.output.splitlines()[:_MAX_PROCESSES] if listed.exit_code == 0 else []
 
@@ -123,7 +123,10 @@ def _writing(
     delta: Delta,
     processes: list[str],
 ) -> Callable[[SnapshotStore, bool], EnvironmentSnapshot]:
-    """Collects the data of a snapshot, and returns a function that writes it in a thread without shared data."""
+    """Collects the data of a snapshot, and returns a function that writes the snapshot.
+
+    The function uses copies of the episode's data, so it can run in a thread while the episode continues.
+    """
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot, encode_messages
 
     assert time_step.observation is not None

@@ -55,7 +55,7 @@ class CodeEnvironments(SelectingSource[T]):
         return list(self._selected.values())
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Rejects tasks that cannot be run with these parts. One message names all of them."""
+        """Rejects tasks that cannot be run with these parts. One error message names all rejected tasks."""
         warnings, problems = TaskWarnings(), dict[str, str]()
         for task in self._selected.values():
             try:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class HostedContainer:
-    """An `AgentContainer`. An agent that is not deterministic can also use it as a `ServingContainer`.
+    """The `AgentContainer` of an agent. For an agent that is not deterministic, it is also a `ServingContainer`.
 
     Attributes:
-        died: The error that a call from the agent got because the container had died, if any.
+        died: Error of a call from the agent that failed because the container had died; `None` if no call did.
     """
 
     def __init__(

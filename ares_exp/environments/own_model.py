@@ -1,7 +1,7 @@
-"""Models that environments and scorers query themselves, such as an oracle or a judge.
+"""Models that environments and scorers query, such as an oracle or a judge.
 
-Their tokens and cost are counted separately from the policy's. Each answer is written to disk before it is used, so
-that an episode that continues an earlier episode does not pay for the answer again.
+The tokens and cost of these models are counted separately from the policy's. Each answer is written to disk before it
+is used, so that an episode that continues an earlier episode does not pay for the answer again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ares_exp.records.run_storage import RunStorage
 MAX_SAID_CHARS = 2_000
 """Maximum length of a response's text in the record."""
 MAX_REPEATED_CHARS = 500
-"""Maximum number of characters of an invalid response that are repeated when the model is asked again."""
+"""Maximum number of characters of an invalid response that the next request to the model contains."""
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Reading(Generic[T]):
         again: Message to the model after an invalid response.
         to_record: Function that serializes an answer, to at most 2,000 characters.
         from_record: Inverse of `to_record`; returns `None` for an invalid string.
-        tries: Maximum number of times that a question is asked if the responses are invalid.
+        tries: Maximum number of requests per question. A request is repeated if the response is invalid.
     """
 
     parse: Callable[[str], T | None]
@@ -69,7 +69,7 @@ class ModelsElsewhere(Protocol):
         ...
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Appends a question to this record. After this call, it survives `kill -9` of either process."""
+        """Appends a question to the record in `files`, so that the question survives `kill -9` of either process."""
         ...
 
 
@@ -84,7 +84,7 @@ class OwnModel:
         name: Name in messages.
         key: Config key of the model.
         timeout_sec: Time limit in seconds of one question, including retries; `None` if the caller enforces a limit.
-        error: Class of the error that is raised if the model gives no valid answer.
+        error: Class of the error that is raised if the model returns no valid answer.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class OwnModel:
         timeout_sec: float | None = None,
         error: type[VerifierError],
     ) -> None:
-        """Creates the model, which then owns `client`. Raises `ConfigError` if it runs the solutions of tasks."""
+        """Creates the model, which then owns `client`. Raises `ConfigError` if `client` runs the solutions of tasks."""
         self.policy = as_policy(client)
         if self.policy.needs_solution:
             raise ConfigError(
@@ -152,7 +152,8 @@ class OwnModel:
             task_name: Name of the task.
             seed: Seed of the episode, for clients that use it for sampling.
             attempt: Number of the attempt at the task.
-            files: Directory of the record of questions (`ares_exp.records.environment_responses`); `None`: no record.
+            files: Directory of the record of questions (`ares_exp.records.environment_responses`); `None` for no
+                record.
             scorer: Name of the scorer that asks the questions; `None` if the environment asks them.
 
         Raises:
@@ -242,7 +243,7 @@ class OwnModel:
 
 
 class EpisodeModel:
-    """The model in one episode.
+    """An `OwnModel` as one episode uses it.
 
     Attributes:
         used: Tokens and cost of the questions that this object sent to the model.
@@ -261,7 +262,7 @@ class EpisodeModel:
         If the episode continues an earlier episode that recorded an answer to this question, returns this answer.
 
         Raises:
-            VerifierError: The client failed, gave no response in time, or gave no valid response.
+            VerifierError: The client failed, timed out, or returned no valid response.
             StorageError: The answer could not be recorded, and the run ends.
             OSError: The answer could not be recorded, and there is no run.
         """

@@ -68,7 +68,7 @@ def results_of(task: Task, past_stages: Sequence[PastStage]) -> tuple[StageResul
 
 
 def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: LimitName | None) -> Verdict | None:
-    """Computes the score of an episode that has ended; `None` if the verifier of one of its stages did not run."""
+    """Computes the verdict on an episode that has ended; `None` if the verifier of a stage did not run."""
     verdicts = [past.verdict for past in past_stages if past.verdict is not None]
     if len(verdicts) < len(past_stages):
         return None
@@ -107,7 +107,7 @@ def recorded_stage(past: PastStage, objects: ObjectStore) -> dict[str, Any]:
 
 
 def read_stage(data: Mapping[str, Any], objects: ObjectStore, where: str) -> PastStage:
-    """Reads the result of `recorded_stage`. Raises `SnapshotMetadataError` if it has another form. Blocking."""
+    """Reads the result of `recorded_stage`. Raises `SnapshotMetadataError` if its form is invalid. Blocking."""
     try:
         recorded = pydantic.TypeAdapter(_Recorded).validate_python(data)
     except pydantic.ValidationError as error:

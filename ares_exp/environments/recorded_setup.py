@@ -39,7 +39,7 @@ class EpisodeFacts:
     Attributes:
         seed: Seed of the episode.
         stage_seed: Seed for the random values of the running agent.
-        unanswered: Number of time steps for which the policy gave no response in time.
+        unanswered: Number of time steps for which the policy did not respond in time.
         tokens: Number of prompt and generated tokens so far.
         cost: Cost in US dollars so far.
         elapsed_sec: Seconds that count towards the agent's time limit.
@@ -106,8 +106,8 @@ def recorded_setup(
 ) -> EpisodeParts:
     """Makes the parts of an episode from the arguments. Parts that are `None` are taken from the snapshot.
 
-    A snapshot is not trusted to give access to a network or to variables of this machine (for a task's solution). The
-    caller must pass the parts that have such access.
+    For security, a snapshot cannot grant access to a network or to variables of this machine (for a task's solution).
+    The caller must pass the parts that have such access.
 
     Raises:
         SnapshotUnsupportedError: The container factory, the agent factory or the task must be passed.
@@ -132,7 +132,8 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
     """Creates the container factory that the snapshot records.
 
     Raises:
-        SnapshotUnsupportedError: The caller must pass a factory, because it may not be taken from a file.
+        SnapshotUnsupportedError: The caller must pass a factory, because the snapshot has options that are not restored
+            from a file.
         SnapshotMetadataError: The recorded options are invalid.
     """
     name, options = snapshot.container_type, snapshot.container.get("options") or {}
@@ -165,13 +166,13 @@ def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 
 def _harmless(factory: Any) -> frozenset[str]:
-    """Returns the factory class's options whose values may be taken from a file."""
+    """Returns the names of the factory's options that may be restored from a snapshot file."""
     bases = (ContainerFactoryBase, AgentFactoryBase)
     return factory.harmless_options if isinstance(factory, type) and issubclass(factory, bases) else frozenset()
 
 
 def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mapping[str, Any], argument: str) -> Any:
-    """Makes a factory with its recorded options. An error suggests to pass `argument`."""
+    """Makes a factory with its recorded options. Error messages tell the caller to pass `argument`."""
     if factory is None:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: {name!r:.100} is not an option of this installation. Pass `{argument}`."

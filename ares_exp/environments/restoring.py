@@ -49,7 +49,7 @@ class EpisodeStart(Protocol):
     """The recorded point from which an episode continues: a snapshot (`Continuation`), or a replay (`Rerun`)."""
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Sets the task, one of `tasks`, and the recorded state of an environment without starting the episode.
+        """Sets the task (one of `tasks`) and the recorded state of an environment. Does not start the episode.
 
         Raises:
             SnapshotMismatchError: The recorded episode does not match the task, the agent or the solution.
@@ -57,7 +57,7 @@ class EpisodeStart(Protocol):
         ...
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
-        """Continues the episode, and returns the pending time step. After an exception, the caller must release it."""
+        """Continues `episode`, and returns its pending step. After an exception, the caller must release `episode`."""
         ...
 
 
@@ -80,12 +80,13 @@ class Rerun:
 
         Args:
             task_name: Name of the recorded task.
-            exchanges: All recorded exchanges, including later steps, because concurrent conversations may be in another
-                order in the replay.
+            exchanges: All recorded exchanges, including later steps, because the order of concurrent conversations may
+                differ in the replay.
             step: Number of responses to replay.
             seed: The recorded seed.
             lineage: Origin of the new episode, for its trajectory.
-            edits: All changes to messages before the policy sees them. Ignored with a snapshot, which has its own.
+            edits: All changes to messages before the policy sees them. Ignored if `snapshot` is set, because the
+                snapshot contains edits.
             snapshot: Snapshot of an earlier step to start from; by default the replay starts at the first step.
             report: Called with a message for the user if requests differ from the recorded requests.
         """
@@ -175,7 +176,7 @@ def _past_step(
 
 
 class Continuation:
-    """An episode that continues from a snapshot, once."""
+    """The start of one episode from a snapshot."""
 
     def __init__(
         self,
@@ -194,8 +195,8 @@ class Continuation:
             task: The task; by default read from its recorded path.
             lineage: Origin of the new episode, for its trajectory; by default the lineage in the snapshot.
             edits: Changes to messages before the policy sees them, in addition to the edits in the snapshot.
-            new_seed: Seed for random values of the agent after the snapshot; `None` keeps its random state.
-            on_release: Awaited after the episode was released.
+            new_seed: Seed for random values of the agent after the snapshot; `None` keeps the agent's random state.
+            on_release: Function that is awaited after the episode was released.
         """
         self.snapshot = snapshot
         self._given_task = task
@@ -316,7 +317,7 @@ class Continuation:
 
 
 async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> EnvironmentSnapshot:
-    """Returns the given snapshot, or reads it from a path; see `EnvironmentSnapshot.load_from_file`."""
+    """Returns a snapshot unchanged, or reads it from a path; see `EnvironmentSnapshot.load_from_file`."""
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
     if isinstance(snapshot, EnvironmentSnapshot):
@@ -325,7 +326,7 @@ async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> Environme
 
 
 def _checked_task(snapshot: EnvironmentSnapshot, task: Task) -> Task:
-    """Returns the task. Raises `SnapshotMismatchError` if it has changed since the snapshot was taken."""
+    """Returns the task. Raises `SnapshotMismatchError` if the task has changed since the snapshot was taken."""
     was, now = snapshot.task_data, task.describe()
     for key in ("name", "digest"):
         if was.get(key) != now.get(key):

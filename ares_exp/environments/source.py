@@ -59,7 +59,7 @@ class EpisodeParts:
     background_client: LLMClient | None = None
 
     def container_specs(self, task: Task) -> list[ContainerSpec]:
-        """Lists every container that a task needs: the agent's container with its mounts, then the verifiers'."""
+        """Lists the containers that a task needs: the agent's container with its mounts, then verifier containers."""
         time = self.limits.time
         mounts = () if self.provide_solution else self.code_agent_factory.mounts
         verifiers = (time.verifier_spec(task, stage) for stage in task.stages)
@@ -164,14 +164,15 @@ class SourceBase(EnvironmentSource):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """Names of the parts that call models in the episodes, whose cost is `environment_usage`. Default: empty."""
+        """Names of the parts whose model calls are recorded as `environment_usage` of the episodes. Default: empty."""
         return ()
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
         """The models that the environments and their scorers call, available after `load`. Default: empty.
 
-        On a cluster, the run's own process sends the requests to these models, because it has their keys and limits.
+        On a cluster, the run's own process sends the requests to these models, because only that process has their keys
+        and limits.
         """
         return ()
 

@@ -108,7 +108,7 @@ _ANSWER = re.compile(
 
 
 class Answer(StrEnum):
-    """An answer from the oracle, with the text for the player."""
+    """An answer from the oracle, with its text for the policy."""
 
     YES = "Yes."
     NO = "No."
@@ -124,7 +124,7 @@ def oracle_request(hidden: HiddenObject, question: str) -> LLMRequest:
 
 
 def parse_answer(text: str) -> Answer | None:
-    """Parses an answer, and ignores a reason after it; `None` if the text is too long, or starts with other words."""
+    """Parses an answer, and ignores a reason after it; `None` if the text is too long or starts differently."""
     if len(text) > MAX_ANSWER_CHARS or (match := _ANSWER.match(text.strip().replace("’", "'"))) is None:
         return None
     return Answer.YES if match[1] else Answer.UNKNOWN if match[2] else Answer.NO
@@ -158,8 +158,8 @@ class FactsOracle(Policy):
     """An oracle without a model. It answers yes or no if facts cover every significant word of a question.
 
     A fact or name is false if other objects have it and the hidden object does not. If a question contains several
-    facts, the answer is yes if all are true. This oracle does not parse grammar, so use it only for first steps and
-    tests. If the results matter, use a model (`policy@env.oracle=…`).
+    facts, the answer is yes if all are true. This oracle does not parse grammar, so use it only to try out the game and
+    for tests. If the results matter, use a model (`policy@env.oracle=…`).
     """
 
     def __init__(self, objects: Sequence[HiddenObject] = ()) -> None:
@@ -167,7 +167,11 @@ class FactsOracle(Policy):
         self._known = {fact for facts in self._facts.values() for fact in facts}
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client that answers questions about the task's object. Raises `PolicyError` if it is unknown."""
+        """Returns a client that answers questions about the task's object.
+
+        Raises:
+            PolicyError: No object has the name of the task.
+        """
         true = self._facts.get(episode.task_name)
         if true is None:
             raise PolicyError(f"The oracle has no facts about {episode.task_name!r}.")
@@ -241,7 +245,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
 
     The FIRST step asks for a question. Each MID step adds the policy's reply and the answer to it, with reward 0.0.
     After a correct guess, the episode terminates with reward 1.0. If all questions are used up, or the caller calls
-    `truncate`, it is truncated with reward 0.0. The environment has no container and no code agent.
+    `truncate`, the episode is truncated with reward 0.0. The environment has no container and no code agent.
 
     Only the oracle knows the hidden object. The policy sees "Yes", "No" or "I don't know", but not the oracle's own
     words.
@@ -310,7 +314,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         Raises:
             EpisodeStateError: `step` was called before `reset()`, after LAST, or during another call, or the
                 environment was closed during this call.
-            OracleResponseError: The oracle gave no answer.
+            OracleResponseError: The oracle returned no valid answer.
             TypeError: `action` is not an `LLMResponse`; the episode continues.
         """
         check_action(action)
@@ -402,7 +406,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A classified reply. `Is it a cat?` is a question and the guess `a cat`. `problem` is set if it is neither."""
+    """A classified reply. `Is it a cat?` is a question and the guess `a cat`. An invalid reply has a `problem`."""
 
     question: str | None = None
     guess: str | None = None
@@ -427,7 +431,7 @@ def parse_reply(reply: str) -> Reply:
 
 
 def is_one_of(said: str, names: Iterable[str]) -> bool:
-    """Returns whether `said` equals one of the names, apart from the differences that the module lists."""
+    """Returns whether `said` equals one of the names, ignoring the differences that the module lists."""
     key = _key(said)
     return bool(key) and key in map(_key, names)
 

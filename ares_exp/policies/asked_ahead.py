@@ -216,7 +216,7 @@ async def _ask_no_more(call: PendingRequest, is_ahead: bool) -> NoReturn:
 
 
 class PaidBackgroundRequests:
-    """The client of an episode without a response log, also for background requests and their cost."""
+    """The client of an episode without a response log. Reports the cost of background requests."""
 
     def __init__(self, client: LLMClient, pay: Callable[[LLMResponse], None]) -> None:
         """Stores the client, and the callback for responses to background requests."""

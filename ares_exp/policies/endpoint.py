@@ -166,7 +166,7 @@ class Endpoint:
         """Checks with `GET {base_url}/models` that the endpoint is reachable and accepts the key.
 
         Returns:
-            Names of all models; empty if the endpoint does not list them, or not on one page.
+            Names of all models; empty if the endpoint does not list them on one page.
 
         Raises:
             PreflightError: The endpoint cannot be reached or rejects the key. The message suggests a fix.

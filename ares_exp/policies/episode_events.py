@@ -61,8 +61,8 @@ class EpisodeEvents:
     Attributes:
         usage: Tokens and cost of all paid responses, and the number of responses that the episode received.
         policy_sec: Time in seconds in which the episode waited for the policy's responses.
-        waited_sec: Part of this time in which the policy waited for its endpoint's rate limit.
-        held_sec: Part of this time in which the run was paused and sent no requests.
+        waited_sec: Part of `policy_sec` in which the policy waited for its endpoint's rate limit.
+        held_sec: Part of `policy_sec` in which the run was paused and sent no requests.
         waits_for: Phase or component for which the episode currently waits.
         since: Start of the current wait, in seconds of the monotonic clock.
         last: LAST step; `None` until the episode reaches it.

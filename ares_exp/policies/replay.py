@@ -104,7 +104,7 @@ class ReplayPolicy(Policy):
         self.recorded_tasks = tuple(self._episodes)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client for a recorded episode of the task. Attempt n replays episode n, modulo their number."""
+        """Returns a client for a recorded episode of the task. Attempts cycle through the task's episodes."""
         recorded = self._recorded(episode.task_name, episode.attempt)
         if recorded is None:
             names = ", ".join(sorted(self._episodes)) or "none"

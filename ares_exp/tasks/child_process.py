@@ -1,4 +1,4 @@
-"""Programs in other processes, with limits on time and output. They are killed when this process dies."""
+"""Programs in other processes, with limits on time and output. The programs are killed when this process dies."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ChildProcess:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     env=env,
-                    start_new_session=True,  # without a terminal, it cannot prompt the user
+                    start_new_session=True,  # without a terminal, the program cannot prompt the user
                 )
             late = threading.Event()
             timer = threading.Timer(timeout_sec, self._kill, [process, late])
@@ -91,7 +91,7 @@ class ChildProcess:
     def run_python(
         self, program: Path, arguments: Sequence[str], *, env: Mapping[str, str], timeout_sec: float
     ) -> None:
-        """Runs a Python file, which must not import this package; see `run`. A failure is a `ChildFailedError`."""
+        """Runs a Python file, which must not import this package; see `run`. An exit code other than 0 is an error."""
         ended = self.run([sys.executable, "-P", str(program), *arguments], env=env, timeout_sec=timeout_sec)
         if ended.exit_code != 0:
             raise ChildFailedError(f"failed: {ended.errors[-1] if ended.errors else f'exit code {ended.exit_code}'}")

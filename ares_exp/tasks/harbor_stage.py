@@ -94,7 +94,7 @@ class HarborStage:
 
     @property
     def agent_shell(self) -> Shell | None:
-        """`None`, which is the shell of the container's backend, because the format has no setting for the shell."""
+        """`None` (the default shell of the container's backend), because the format has no setting for the shell."""
         return None
 
     @property
@@ -104,7 +104,7 @@ class HarborStage:
 
     @property
     def verifier_timeout_sec(self) -> float:
-        """Time limit of the verification in seconds. A step does not inherit the task's limit; its default is 600."""
+        """Time limit of the verification in seconds. Steps ignore the task's limit; their default is 600."""
         return self._verifier.timeout_sec
 
     @property
@@ -121,18 +121,18 @@ class HarborStage:
 
     @property
     def verifier_mode(self) -> VerifierMode:
-        """Whether the tests run in the agent's container (`shared`) or not. Set by the step, otherwise by the task."""
+        """`shared` if the tests run in the agent's container, otherwise `separate`. Set by the step or the task."""
         own = self._verifier
         return own.mode if own.environment_mode or own.environment else self.config.verifier.mode
 
     @property
     def _verifier_environment(self) -> EnvironmentSection:
-        """The environment table of the verifier's separate container, from the step, the task, or the agent's table."""
+        """The environment table of the verifier's separate container: the step's, the task's or the agent's table."""
         return self._verifier.environment or self.config.verifier.environment or self.config.environment
 
     @cached_property
     def _verifier_image(self) -> tuple[str | None, Path | None]:
-        """Image or build context of the verifier's separate container. If both are `None`, it has the agent's image."""
+        """Image or build context of the verifier's separate container. Both are `None` for the agent's image."""
         for section, tests in ((self._verifier, self.folder / "tests"), (self.config.verifier, self.root / "tests")):
             if section.environment is not None and section.environment.docker_image:
                 return section.environment.docker_image, None
@@ -262,9 +262,9 @@ class HarborStage:
         return (TESTS_DIR,) if had_tests and self.step is None else ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Makes the log directory in the verifier's separate container, and copies the collected artifacts to it."""
+        """Makes the log directory in the verifier's separate container, and uploads the collected artifacts."""
         await make_log_dirs(container, VERIFIER_DIR)
-        if not self.brings_tests:  # it has the image of the agent's container
+        if not self.brings_tests:  # the container has the image of the agent's container
             await upload_image_files(container, self.root / "environment", self.config.environment)
         await deliver_artifacts(container, artifacts)
 
@@ -300,5 +300,5 @@ class HarborStage:
                 raise AddTestsDirError(f"The tests in {folder} could not be copied to {TESTS_DIR}: {error}") from error
 
     def goes_on(self, verdict: Verdict) -> bool:
-        """Returns whether the verdict reaches the step's `min_reward`."""
+        """Returns whether the verdict reaches the step's `min_reward`, so that the next step runs."""
         return self.step is None or self.step.min_reward is None or reaches(verdict, self.step.min_reward)

@@ -140,7 +140,7 @@ class HarborTask:
             supported: Names of the `AgentContext` parts that the agent supports; `None` skips this check.
 
         Raises:
-            UnsupportedTaskError: The task uses unsupported features. The message names all of them.
+            UnsupportedTaskError: The task uses unsupported features. The message lists the features.
             TaskError: An environment variable of the host or the required solution is missing, the prior context is not
                 an ATIF document, a service is unknown, or `stop_processes` is not a boolean.
         """
@@ -215,7 +215,7 @@ def load_task(path: str | Path, *, reward_key: str | None = None, links_within: 
             inside the task.
 
     Raises:
-        TaskError: The directory is not a valid task. The message gives the error and its location.
+        TaskError: The directory is not a valid task. The message describes the error and its location.
     """
     bounds = LinkBounds.of(Path(path), links_within)
     root = bounds.root

@@ -1,4 +1,4 @@
-"""Selection of tasks of a set by name or position (`env.tasks`, `env.exclude`, `env.limit`)."""
+"""Selection of tasks from a set, by name or position (`env.tasks`, `env.exclude`, `env.limit`)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def select(
     limit: int | None = None,
     preset: str = "harbor",
 ) -> list[T]:
-    """Selects the tasks that match any entry, without `exclude`, in the order of the set, and at most `limit` of them.
+    """Selects at most `limit` tasks that match an entry and are not excluded, in the order of the set.
 
     Args:
         tasks: The whole set.

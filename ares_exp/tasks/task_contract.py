@@ -137,7 +137,7 @@ class Stage(Protocol):
 
         Args:
             container: The agent's container, in which the agent's processes have ended.
-            target: Directory on the host for the artifacts; `None` keeps no files.
+            target: Directory on the host for the artifacts; `None` saves no files.
 
         Raises:
             ContainerError: The container failed.
@@ -172,7 +172,7 @@ class Stage(Protocol):
             output_dir: Directory on the host for the verifier's files, or `None`.
 
         Raises:
-            VerifierError: The verifier gave no usable reward. The class of the error identifies the cause.
+            VerifierError: The verifier wrote no usable reward. The class of the error identifies the cause.
             ContainerError: The container failed.
         """
         ...

@@ -32,8 +32,8 @@ class UploadFilter:
     """The files of a task that a `.harborignore` excludes from uploads, from validation and from the content digest.
 
     `.harborignore` has the syntax of `.gitignore`. It is read in `tests/`, `solution/`, `steps/*/tests/`,
-    `steps/*/solution/` and their subdirectories. It applies to its directory and to subdirectories, whose own rules
-    take precedence. The contents of an excluded directory, and links to an excluded path, are also excluded.
+    `steps/*/solution/` and their subdirectories. Each file applies to its directory and to subdirectories, whose own
+    rules take precedence. The contents of an excluded directory, and links to an excluded path, are also excluded.
     """
 
     def __init__(self, root: Path) -> None:
@@ -41,7 +41,7 @@ class UploadFilter:
         self._read: dict[Path, GitIgnoreSpec | None] = {}
 
     def excludes(self, path: Path) -> bool:
-        """Returns whether `path`, in the task directory, is excluded. Raises `TaskError` for an invalid file."""
+        """Returns whether a path in the task is excluded. Raises `TaskError` for an invalid `.harborignore`."""
         real = Path(os.path.realpath(path))
         return self._is_ruled_out(path) or (real != path and self._is_ruled_out(real))
 
@@ -125,7 +125,7 @@ def _kept(folder: Path, chosen: UploadFilter) -> Iterator[Path]:
 _FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")
 _GITIGNORE = ".gitignore"
 TOP_FILES = (*_FILES, _GITIGNORE)
-"""The files directly in a task directory that are read."""
+"""Names of the files that are read in the root of a task directory."""
 _FOLDERS = ("environment", "tests", "solution", "steps")
 _DEFAULT_IGNORES = ("__pycache__/", "*.py[cod]", "*.sw[op]", "*~", ".DS_Store")
 
@@ -305,7 +305,7 @@ def check_links(folder: Path, bounds: LinkBounds, chosen: UploadFilter) -> None:
 
 
 async def upload_image_files(container: Container, folder: Path, environment: EnvironmentSection) -> None:
-    """Copies the files in `folder`, the task's `environment/`, to the working directory of a prebuilt image, if any.
+    """Copies the task's `environment/` (`folder`) to the working directory, if the task has a prebuilt image.
 
     Raises:
         ContainerStartError: The container has no working directory.

@@ -51,7 +51,7 @@ def _destination(path: str) -> str | None:
 
 
 class Artifact(TomlTable):
-    """A file or directory to collect from the container. In task.toml, it may also be just a string: its `source`."""
+    """A file or directory to collect from the container. In task.toml, a string sets only the `source`."""
 
     source: Annotated[str, AfterValidator(_source)]
     destination: Annotated[str, AfterValidator(_destination)] | None = None
@@ -136,7 +136,7 @@ class VerifierSection(PhaseTable):
 
     @property
     def mode(self) -> VerifierMode:
-        """Where the tests run: in the agent's container (`shared`), or in a separate one."""
+        """`shared` if the tests run in the agent's container, or `separate` if they run in a separate container."""
         return self.environment_mode or ("separate" if self.environment is not None else "shared")
 
 

@@ -31,7 +31,7 @@ class TaskWarnings:
             self._kinds.setdefault(kind, []).append((task_name, text))
 
     def tell(self, report: Callable[[str], None], what: str = "tasks") -> None:
-        """Reports all collected warnings about `what`, and clears them. Names that are left out are logged."""
+        """Reports all collected warnings about `what`, and clears them. Task names that the report omits are logged."""
         kinds, self._kinds = self._kinds, {}
         for told in kinds.values():
             names = list(dict.fromkeys(name for name, _ in told))

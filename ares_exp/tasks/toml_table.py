@@ -32,8 +32,8 @@ EnvVars = dict[str, str]
 class TomlTable(BaseModel):
     """Base class of the tables of task.toml.
 
-    Numbers may be written as strings, but strings must not be written as numbers. Unknown keys have no effect, but are
-    kept for `unknown_keys`.
+    A number may be written as a string, but a string must not be written as a number. Unknown keys have no effect, and
+    `unknown_keys` lists them.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -55,7 +55,7 @@ def _unknown_below(table: TomlTable) -> Iterator[str]:
 
 
 def explain(error: ValidationError, raw: object, *, root: str = "task.toml") -> str:
-    """Describes every invalid field of `raw` by its name, and its expected and actual value. `root` names all data."""
+    """Describes every invalid field of `raw`: name, expected value, actual value. `root` is the name of `raw`."""
     by_field: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False):
         field = _field(item["loc"], raw, missing=item["type"] == "missing") or root

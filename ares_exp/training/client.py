@@ -49,7 +49,7 @@ CANCEL_LIMIT_SEC = 60.0
 
 FULL = 429
 RETRIED = (None, FULL, 502, 503, 504)
-"""HTTP statuses of a service that is full or restarting; `None` is a service that cannot be reached."""
+"""HTTP statuses of a service that is full or restarting; `None` stands for a service that cannot be reached."""
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop", "stop_token_ids")
 """Sampling parameters that trainers set."""
@@ -220,7 +220,7 @@ class Client:
 
         Args:
             submission: The submission.
-            after: Cursor of the last episode that must not be returned again.
+            after: Cursor of the last episode that the caller already has.
             acknowledge: Whether to acknowledge each episode when the next one is requested.
 
         Raises:
@@ -256,7 +256,7 @@ class Client:
         The episodes are acknowledged together, just before the call returns.
 
         Raises:
-            ServiceError: The service rejected the request, or cannot be reached. Or an episode was acknowledged before.
+            ServiceError: The service rejected the request or cannot be reached, or an episode was already acknowledged.
             TimeoutError: The time limit was exceeded. The rollouts continue.
         """
         stream = self.episodes(submission, acknowledge=False)

@@ -102,8 +102,8 @@ class Staleness:
 class Submission(AsyncIterator[DrivenEpisode]):
     """An iterator over attempts that were submitted together, in the order in which they finish.
 
-    In each submission, at most `concurrency` attempts are running or finished but not yet taken by the consumer. A slow
-    consumer therefore slows down its own submission, but no other submission.
+    In each submission, at most `concurrency` attempts are running, or finished but not yet received by the consumer. A
+    slow consumer therefore slows down its own submission, but no other submission.
 
     Attributes:
         slots: Task and number of every attempt, in the order in which they start. Replacements of stale attempts are
@@ -159,7 +159,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
             self._driver.execute(planned, self._end)
 
     def _end(self, slot: Slot, episode: DrivenEpisode | None) -> None:
-        """Receives a finished episode. If it is `None` (too stale or never started), plans another attempt."""
+        """Receives a finished episode. If `episode` is `None` (too stale or never started), plans another."""
         self._in_progress.discard(slot)
         if self._cancelled:
             return

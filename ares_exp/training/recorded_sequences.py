@@ -70,7 +70,7 @@ class RecordedSequences:
         """Yields the reports of episodes that have ended since the last call, in the order in which they started.
 
         Raises:
-            TrajectoryFormatError: The place does not exist, or one of its files is broken.
+            TrajectoryFormatError: The path does not exist, or one of its files is broken.
         """
         for stored in load(self._place, cache=self._cache):
             if stored.episode_id not in self._seen:
@@ -85,7 +85,7 @@ class RecordedSequences:
             poll_sec: Interval between two checks, in seconds.
 
         Raises:
-            UserError: The place is not a run directory, or its run has not started.
+            UserError: The path is not a run directory, or its run has not started.
             TrajectoryFormatError: A file of the run is broken.
         """
         while True:

@@ -1,6 +1,6 @@
 """Trajectories: recording, storing and loading episodes.
 
-Imports containers, the environment contract and records. All code that records or reads episodes imports it.
+Imports containers, the environment contract and records. All code that records or reads episodes imports this package.
 
 `load(path)` finds the episodes of a run. You can also import records, collectors, and the functions that serialise
 requests and responses from this package. Each name is imported on first use.

@@ -50,7 +50,7 @@ class EpisodeListener(Protocol):
         ...
 
     def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
-        """Handles an exception of a collector, and returns whether it ends the run. May be called in any thread.
+        """Handles an exception of a collector, and returns whether to end the run. May be called in any thread.
 
         An error that ends the run is neither counted nor logged. `is_at_end` means that the collector failed while
         ending the episode, so that it has not stored the episode.
@@ -69,7 +69,7 @@ class EpisodeListener(Protocol):
 
 
 class EpisodeEnds(GatheredCalls["_Ending"]):
-    """Ends episodes in threads, because collectors may write files. Ends that are waiting together share one sync."""
+    """Ends episodes in threads, because collectors may write files. Episodes that end together share one sync."""
 
     def __init__(self) -> None:
         """Creates the queue, which all environments of an event loop may share."""
@@ -78,7 +78,7 @@ class EpisodeEnds(GatheredCalls["_Ending"]):
 
 @dataclass(slots=True)
 class _Ending:
-    """For each collector, the function that ends an episode; and the trajectories that they have returned."""
+    """The end of an episode: one function per collector that ends the episode, and the returned trajectories."""
 
     ends: Sequence[tuple[CollectorGuard, Callable[[], EpisodeTrajectory | None]]]
     kept: list[EpisodeTrajectory] = field(default_factory=list)
@@ -97,10 +97,10 @@ def _end_together(endings: Sequence[_Ending]) -> None:
 
 
 class TrajectoryCollectingEnvironment(EnvironmentWrapper):
-    """Wraps any `Environment`, and records every episode, also if it fails or is abandoned.
+    """Wraps any `Environment`, and records every episode, including failed and abandoned episodes.
 
-    The failure of a collector affects neither the episode nor the other collectors. It is logged and counted in
-    `collector_failures`.
+    The failure of a collector is logged and counted in `collector_failures`. It affects neither the episode nor the
+    other collectors.
 
     Attributes:
         trajectory: The last episode that ended; `None` before the first end, or if every collector failed.

@@ -29,7 +29,7 @@ class EpisodeHandle:
         episode_id, task_name, start_time, metadata: Fields of `EpisodeTrajectory`.
         steps: Steps recorded so far. Equal messages are the same objects.
         encoder: Encoder of the steps.
-        unwritten: The error because of which the collector's file lacks some steps; `None` if all steps were written.
+        unwritten: Error that kept steps out of the collector's file; `None` if the file has all steps.
     """
 
     episode_id: str
@@ -43,7 +43,7 @@ class EpisodeHandle:
 
 @runtime_checkable
 class TrajectoryCollector(Protocol):
-    """Stores episodes. Only these arguments are required. `CollectorBase` defines optional arguments."""
+    """Stores episodes. Only the arguments below are required. `CollectorBase` defines optional arguments."""
 
     def begin_episode(self, *, task_name: str) -> object:
         """Opens an episode and returns its handle."""
@@ -59,7 +59,7 @@ class TrajectoryCollector(Protocol):
 
 
 class CollectorBase(TrajectoryCollector):
-    """Base class with all arguments of a collector. Other collectors only get keywords that they accept.
+    """Base class with all arguments of a collector. Other collectors get only the keyword arguments that they accept.
 
     One instance can serve concurrent environments: `begin_episode` returns a handle, which is passed to `record_step`
     and `end_episode` as `episode=`. Without this argument, they use the only open episode.
@@ -69,7 +69,7 @@ class CollectorBase(TrajectoryCollector):
     def keeps_apart(self) -> bool:
         """Whether concurrent episodes can be recorded. If not, `concurrency=1` is required. Default: yes.
 
-        For a collector that does not inherit this class, it is true if `record_step` takes the keyword `episode`.
+        For a collector that does not inherit from this class, the value is true if `record_step` takes `episode`.
         """
         return True
 
@@ -92,7 +92,7 @@ class CollectorBase(TrajectoryCollector):
         raise NotImplementedError
 
     def record_step(self, record: StepRecord, *, episode: Any = None) -> None:
-        """Adds a step to `episode`, by default the only open episode. Raises `RuntimeError` if it is not open."""
+        """Adds a step to `episode` (default: the only open episode). Raises `RuntimeError` if no episode is open."""
         raise NotImplementedError
 
     def end_episode(
@@ -118,7 +118,7 @@ class CollectorBase(TrajectoryCollector):
             episode: The handle from `begin_episode`.
 
         Raises:
-            RuntimeError: No such episode is in progress.
+            RuntimeError: The episode is not open.
         """
         raise NotImplementedError
 
@@ -294,7 +294,7 @@ class CollectorGuard:
                 self.failed("record_step", error)
 
     def close(self, outcome: Outcome, error: ErrorInfo | None, **more: Any) -> Callable[[], EpisodeTrajectory | None]:
-        """Closes the open episode, so that it accepts no further steps. `more`: see `CollectorBase.end_episode`.
+        """Closes the open episode, so that it accepts no further steps. `more` is passed to `end_episode`.
 
         Returns:
             A function that ends the episode in the collector, and can be called in any thread. It returns the stored
@@ -328,7 +328,7 @@ class CollectorGuard:
 
 
 def as_collector(collector: TrajectoryCollector) -> CollectorBase:
-    """Returns `collector` as a `CollectorBase`, which drops the keywords that the collector does not take."""
+    """Returns `collector` as a `CollectorBase`, which drops keyword arguments that `collector` does not accept."""
     return collector if isinstance(collector, CollectorBase) else _ForeignCollector(collector)
 
 

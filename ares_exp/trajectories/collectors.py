@@ -83,7 +83,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
         self._directory = WriterLock()
 
     def _started(self, handle: EpisodeHandle) -> None:
-        """Creates the file of an episode, whose id must be a valid file name, and new in the directory."""
+        """Creates the file of an episode. The episode's id must be a valid file name that is not in use."""
         episode_id, path = handle.episode_id, self._path(handle)
         if not SAFE_NAME.fullmatch(episode_id) or episode_id.startswith("."):
             raise ValueError(
@@ -158,7 +158,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
             handle.unwritten = error
 
     def _make_file(self, handle: EpisodeHandle) -> None:
-        """Creates the file if it is missing. If it was removed, marks the other open episodes as not written."""
+        """Creates the file if it is missing. If it was deleted, marks all other open episodes as incomplete."""
         with self._making:
             if self.path.exists():
                 return

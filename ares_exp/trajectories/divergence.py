@@ -143,7 +143,7 @@ def _text(value: Any) -> str | None:
 
 
 class _CallNames:
-    """Replaces the random ids of tool calls with names in order of appearance, so that episodes can be compared."""
+    """Replaces the random ids of tool calls with names in the order of the calls, so that episodes can be compared."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}

@@ -127,7 +127,7 @@ class EpisodePrinter:
             self._done(step, "not finished")
 
     def result(self, verifier_output: Mapping[str, str]) -> None:
-        """Prints the reward, and the output of the verifier, which is given by file name."""
+        """Prints the reward, and the verifier's output, which maps names of files to their contents."""
         episode = self._trajectory
         self._line("")
         self._line(f"reward {number(episode.total_reward)}{by_name(episode.rewards)}", style="bold cyan")

@@ -22,7 +22,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         request: The request, as `serialize_llm_request` returns it.
-        response: The response; `None` if the environment's time limit passed before.
+        response: The response; `None` if the environment's time limit passed before the response.
         stage: Number of finished stages of the task.
         is_pending: Whether the record ends with this request.
     """
@@ -72,7 +72,7 @@ class RecordedResponses:
     ) -> None:
         """Sorts the recorded exchanges by conversation. The first `used` exchanges were used before.
 
-        `None` as `normalisers` stands for the built-in normalisers.
+        If `normalisers` is `None`, the built-in normalisers are used.
         """
         self._normalisers = normalisers
         self._comparison = RequestComparison(normalisers)
@@ -92,8 +92,8 @@ class RecordedResponses:
     def next_for(self, request: Mapping[str, Any]) -> Exchange | None:
         """Returns the next exchange of a request's conversation; `None` if no exchange of the conversation is left.
 
-        A conversation is identified by its name or, if the name was not recorded, by its first request. If that differs
-        and the agent offers no tools, its first conversation is the recorded main conversation.
+        A conversation is identified by its name or, if the name was not recorded, by its first request. If the first
+        request differs and the agent offers no tools, the agent's first conversation is the recorded main conversation.
         """
         conversation = conversation_of(request)
         if conversation not in self._names:
@@ -112,7 +112,7 @@ class RecordedResponses:
         return self._left[queue[0]] if queue else None
 
     def compare(self, exchange: Exchange, request: Mapping[str, Any], step: int) -> StepComparison:
-        """Compares the request of a step with a recorded request. A differing message only counts at its first step."""
+        """Compares the request of a step with a recorded request. A changed message counts only at its first step."""
         return self._comparison.compare(step, exchange.request, request)
 
     def are_same(self, recorded: Mapping[str, Any], request: Mapping[str, Any]) -> bool:

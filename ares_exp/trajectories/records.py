@@ -300,7 +300,7 @@ class EpisodeTrajectory:
 
         Raises:
             TrajectoryFormatError: The file is missing, not JSON, or not one trajectory, or has another schema version.
-                The message gives the path and, if known, the position.
+                The message contains the path and, if known, the position.
         """
         from ares_exp.trajectories.files.episode_file import load_episode
 

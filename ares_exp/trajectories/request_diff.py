@@ -1,4 +1,4 @@
-"""Comparison of two requests from an agent, and the place where they first differ.
+"""Comparison of two requests from an agent, which finds the first difference.
 
 Resume, replay, branches and `ares-exp compare` use the same rules. Requests are compared message by message and setting
 by setting. Each part is equal, equal after normalising (see `BUILT_IN`), or different. Known secrets are masked, as in
@@ -10,8 +10,8 @@ The origin of a request (`origin`) is not compared. Reasoning that an agent keep
 either, because it comes from the model and is part of a replayed response. Requests that came over HTTP are also equal
 if they have the same canonical form (see `llms.canonical`).
 
-A request repeats the conversation so far, so a changed message is also in all later requests. It only counts at the
-step in which it first appears. Otherwise, one random number at the start would make all later steps different.
+A request repeats the conversation so far, so a changed message is also in all later requests. The change only counts at
+the step in which it first appears. Otherwise, one random number at the start would make all later steps different.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Normaliser:
 
 
 def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normaliser, ...]:
-    """Compiles normalisers in the given order. Raises `ValueError` for a name that is not of a built-in normaliser."""
+    """Compiles normalisers in the given order. Raises `ValueError` for an unknown name."""
     made: dict[str, tuple[str, str]] = {}
     for one in declared:
         if isinstance(one, UserNormaliser):
@@ -134,7 +134,7 @@ def with_own(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
 
 
 def compiled(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
-    """Compiles the patterns and replacements of an agent's normalisers, given by name."""
+    """Compiles an agent's normalisers. `own` maps each name to a pattern and a replacement."""
     return tuple(Normaliser(name, re.compile(pattern), replacement) for name, (pattern, replacement) in own.items())
 
 
@@ -267,7 +267,7 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Differen
 
 
 def apart(was: str, now: str, *, width: int, before: int) -> tuple[int, str, str]:
-    """Returns the start of excerpts, at most `before` characters before the first difference, and both excerpts."""
+    """Returns the start of two excerpts, up to `before` characters before the first difference, and the excerpts."""
     start = max(0, _first_difference(was, now) - before)
     return start, was[start : start + width], now[start : start + width]
 
@@ -349,7 +349,8 @@ def _window(line: str, at: int = 0) -> str:
 
 
 MAX_COMPARISONS = 4_000_000
-"""Maximum product of removed and added messages that are aligned. Above it, all are shown as removed and added."""
+"""Limit on the number of removed messages times the number of added messages. Above it, the messages are not
+aligned, and all of them are shown as removed and added."""
 
 Message = Mapping[str, Any]
 

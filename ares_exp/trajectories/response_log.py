@@ -7,8 +7,8 @@ resumed run continues from the remaining files.
 Each line is a JSON object. The first line identifies the episode (`LoggedEpisode`). Most other lines are exchanges,
 encoded like a step (`step_encoding`): the request is the `observation`, and the response is the `action`. The `action`
 is `null` if the environment's time limit passed without a response. In a task with several stages, `stage` is the
-number of finished stages, if any. After the end of the episode, the last line has its result (`{"result": …}`). If the
-process dies before the row of the episode is written, this result becomes the row.
+number of finished stages; it is omitted if it is 0. After the end of the episode, the last line has its result
+(`{"result": …}`). If the process dies before the row of the episode is written, this result becomes the row.
 
 If an agent has several pending requests, the run also requests responses for requests that are not the current
 observation. Such a prefetched response has a line with a number (`"ahead": 3`). The line `{"applied": 3}` means that it
@@ -178,7 +178,7 @@ class ResponseLog:
         self._exists = True
 
     def _make(self, text: str, *, has_responses: bool) -> None:
-        """Creates the file. Only a file with responses is synced; later appended responses are not synced."""
+        """Creates the file. A file with responses is synced to disk; responses that are appended later are not."""
         if not has_responses and not os.path.exists(self._path):  # noqa: PTH110 - for each episode
             append_text(self._path, text, flags=os.O_CREAT)
             return

@@ -1,4 +1,4 @@
-"""Recorded episodes on disk, which can be found, filtered, and loaded one at a time. Steps are only read on request."""
+"""Recorded episodes on disk, which can be found, filtered, and loaded one at a time. Steps are read only on request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Outcomes = str | Collection[str]
 
 @dataclass(frozen=True, slots=True)
 class StoredEpisode:
-    """One episode whose steps are still on disk. It can be pickled, for the workers of a data loader.
+    """One episode whose steps are still on disk. The object can be pickled, for the workers of a data loader.
 
     Attributes:
         path: The file that contains the episode.
@@ -55,7 +55,7 @@ class StoredEpisode:
         """Reads the whole episode. The result is not cached.
 
         Raises:
-            TrajectoryFormatError: The file is invalid. The message gives the path and the position.
+            TrajectoryFormatError: The file is invalid. The message contains the path and the position.
         """
         return self._read()
 
@@ -177,7 +177,7 @@ def _has_ended(episode: StoredEpisode) -> bool:
 def _of_one_run(
     files: Sequence[Path], cache: HeaderCache | None, *, running: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """Returns the episodes of these files. Of several with the same id, returns the first ended one, or the first."""
+    """Returns the episodes of these files. Of episodes with the same id, prefers the first that has ended."""
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:
@@ -301,7 +301,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
 
 
 SUFFIXES = (".json", f".json{ZSTD}", *SHARED_SUFFIXES)
-"""Ends of the names of episode files."""
+"""Suffixes of episode files."""
 
 MAX_DEPTH = 4
 """Number of directory levels below a folder that are searched for runs."""
@@ -374,7 +374,7 @@ HELP = f"a file, a run directory, or either followed by /ID or the start of an i
 
 
 def chosen_episodes(path: Path) -> StoredEpisodes:
-    """Finds the episodes at `path`. If the path does not exist, its last part is the start of an episode id.
+    """Finds the episodes at `path`. If the path does not exist, its last part is used as a prefix of episode ids.
 
     Raises:
         TrajectoryFormatError: The path does not exist, or a requested file is invalid.
@@ -400,7 +400,7 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
 
 
 def chosen_episode(path: Path) -> StoredEpisode:
-    """Finds the only episode at `path`; see `chosen_episodes`. If all belong to one attempt, returns the last one."""
+    """Finds the only episode at `path`, or the last of several episodes of one attempt; see `chosen_episodes`."""
     episodes = chosen_episodes(path)
     if len({attempt_of(episode.episode_id) for episode in episodes}) == 1:
         return max(episodes, key=lambda episode: episode.start_time)
@@ -414,5 +414,5 @@ def chosen_episode(path: Path) -> StoredEpisode:
 
 
 def path_of_one(path: Path, episodes: StoredEpisodes) -> Path:
-    """Returns the path of the first of `episodes`, which were found by `chosen_episodes(path)`."""
+    """Returns the path of the first episode in `episodes`, the result of `chosen_episodes(path)`."""
     return (path if path.exists() else path.parent) / episodes[0].episode_id

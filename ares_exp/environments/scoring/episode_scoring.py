@@ -34,7 +34,8 @@ AGENT_FOLDER = "agent"
 AGENT_FILES_SEC = 120.0
 """Time limit in seconds for copying the agent's files."""
 MAX_AGENT_FILE_KB = 16 * 1024
-"""Size in KiB above which only the start and the end of an agent's file are kept, each a quarter of it."""
+"""Size limit in KiB of an agent's file. Of a larger file, only the start and the end are kept, each a quarter of the
+limit."""
 
 _logger = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ def artifacts_of(stage: Stage, output_dir: Path) -> Path:
 async def keep_agent_files(container: Container, files_dir: str | None, target: Path | None) -> None:
     """Copies the agent's own files, such as its logs, from `files_dir` to the stage's directory `target` on the host.
 
-    Does nothing if one of them is `None`. Large files are cut in the copy (`MAX_AGENT_FILE_KB`). A failure is only
-    logged, unless the container has died.
+    Does nothing if `files_dir` or `target` is `None`. Copies only the start and the end of large files
+    (`MAX_AGENT_FILE_KB`). A failure is only logged, unless the container has died.
     """
     if files_dir is None or target is None:
         return
@@ -142,7 +143,7 @@ class Scoring:
             is_last: Whether the agent's container is not used again, and may be stopped before the verifier starts.
 
         Raises:
-            VerifierError: The verifier gave no usable reward.
+            VerifierError: The verifier wrote no usable reward.
             ContainerError: A container failed.
             EpisodeStateError: `release` was called before the verifier's separate container was made.
         """
@@ -249,7 +250,7 @@ INTERRUPTED_COLLECT_SEC = 5.0
 async def collect_on_abort(
     stage: Stage, host: AgentHost, container: Container, output_dir: Path, *, agent_files_dir: str | None = None
 ) -> None:
-    """Stops the agent, runs the collect hooks and collects the artifacts of its stage, unless this was already done.
+    """Stops the agent, and collects the artifacts of its stage (with its hooks), unless this was already done.
 
     Failures and timeouts are only logged. If the caller is cancelled again, the collection stops.
     """

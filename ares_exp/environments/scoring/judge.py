@@ -81,12 +81,12 @@ class Judge(ScorerBase):
                 verifier's reward, or `{output}` for the output of `command`. Any other word in braces must have spaces
                 around it.
             criteria: A rubric: names of the graded aspects, each with its meaning. The scores are recorded under these
-                names, and their mean is the reward. `None` for only one score.
+                names, and their mean is the reward. `None` asks for a single score.
             lowest: The worst grade.
             highest: The best grade.
             command: Shell command to run in the episode's container, whose output replaces `{output}` in `prompt`.
-                `None` means that there is no command.
-            tries: Maximum number of times that the model is asked if its responses are invalid.
+                `None` for no command.
+            tries: Maximum number of requests to the model. A request is repeated if the response is invalid.
             max_chars: Maximum number of characters of each text in the prompt. The middle of a longer text is left out.
 
         Raises:
@@ -135,7 +135,7 @@ class Judge(ScorerBase):
         """Returns the score as `reward`, and the scores of the criteria by their names.
 
         Raises:
-            JudgeResponseError: The model gave no response, or no valid response.
+            JudgeResponseError: The model returned no valid response.
             ContainerError: `command` could not be run.
         """
         output = await self._output(container)
@@ -249,7 +249,7 @@ def _check_prompt(prompt: str, command: str | None) -> None:
 
 
 def read_grades(said: str, names: tuple[str, ...], *, lowest: float, highest: float) -> dict[str, float] | None:
-    """Parses the grades in a response; `None` if a grade is missing or out of bounds. The module defines the format."""
+    """Parses the grades in a response; `None` if a grade is missing or out of bounds. See the module for the format."""
     text = without_reasoning(said)
     grades: dict[str, float] = {}
     for name in names:

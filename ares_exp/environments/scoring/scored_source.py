@@ -52,7 +52,7 @@ class ScoringEnvironment(EnvironmentWrapper):
     ) -> None:
         """Scores the episodes of `env`, which was made from `parts`.
 
-        By default, `task_name` is the name that `env` reports, or the name of its class.
+        By default, `task_name` is the name that `env` reports or, without such a name, the name of its class.
         """
         self._collected = TrajectoryCollectingEnvironment(
             limited(env, parts.limits),
@@ -80,7 +80,11 @@ class ScoringEnvironment(EnvironmentWrapper):
         return await super().reset(seed=seed, options=options)
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action`, and scores the episode at LAST. Raises `ScorerError` after the resources are released."""
+        """Applies `action`, and scores the episode at LAST.
+
+        Raises:
+            ScorerError: A scorer failed. All resources have been released.
+        """
         time_step = await super().step(action)
         return await self._scored(time_step) if time_step.step_type == "LAST" else time_step
 
@@ -255,7 +259,7 @@ def _number(key: str, value: Any) -> float:
 
 
 class ScoredSource(StandIn):
-    """Wraps another source, and scores each episode at its end. It owns the scorers: it checks and closes them."""
+    """Wraps another source, and scores each episode at its end. This class also checks and closes the scorers."""
 
     def __init__(self, source: SourceBase, rules: ScoringRules) -> None:
         """Wraps `source`. Members that this class does not define are delegated to it."""

@@ -38,13 +38,14 @@ class ScoredEpisode:
     Attributes:
         trajectory: Steps, outcome and limit before any scorer was called. In `ares-exp score`, the trajectory that the
             run recorded.
-        task: The task that the environment exposes: a `Task` of Harbor's format or of SWE-bench, the object of another
-            environment, or a name; `None` if the environment exposes no task.
+        task: The task that the environment exposes: a `Task` of Harbor's format or of SWE-bench, the task object of
+            another environment, or a name; `None` if the environment exposes no task.
         reward: Reward of the environment at LAST, given by the verifier; `None` if there is no reward.
         rewards: All rewards from the verifier, by key; `{"reward": reward}` for an environment without a verifier.
         seed: Seed of the episode.
         attempt: Number of the attempt at the task, from 0.
-        output_dir: Directory on this machine with the kept files of the episode (`verifier/`, `artifacts/`), or `None`.
+        output_dir: Directory on this machine with the saved files of the episode (`verifier/`, `artifacts/`), or
+            `None`.
         scorer: Name of the called scorer.
         spend: Function that reports the scorer's tokens and cost, which count towards `environment_usage` and the
             budget.
@@ -77,7 +78,7 @@ class ScoredEpisode:
 
     @property
     def instruction(self) -> str:
-        """Instruction of the task. If the environment does not expose it, the first message of the first request."""
+        """Instruction of the task or, if the environment does not expose it, the first message of the first request."""
         from ares_exp.trajectories.episode_printer import message_text
 
         if isinstance(self.task, _Staged):
@@ -140,7 +141,7 @@ class ScorerBase(Scorer):
 
     @property
     def uses_container(self) -> bool:
-        """Whether the scorer uses the container, so that `ares-exp score` restores one. Default: yes."""
+        """Whether the scorer uses the container, so that `ares-exp score` restores the container. Default: yes."""
         return True
 
     @property

@@ -42,8 +42,9 @@ class Score:
 def checked_score(name: str, weight: float, returned: Any) -> Score:
     """Validates the return value of a scorer, and makes a score from it.
 
-    A single number, and `reward` of several numbers, is recorded under the scorer's name, and every other number as
-    `name.key`. `reward` or, without it, the only number counts in the episode's reward.
+    A single number is recorded under the scorer's name. If there are several numbers, `reward` is recorded under the
+    scorer's name, and every other number as `name.key`. The entry `reward`, or the only number, counts in the episode's
+    reward.
 
     Raises:
         ScorerError: The value is neither a finite number nor a mapping of names to finite numbers, or the number that
@@ -69,7 +70,7 @@ def checked_score(name: str, weight: float, returned: Any) -> Score:
 
 
 def combined_reward(reward: float | None, verifier_weight: float, scores: Sequence[Score]) -> float | None:
-    """Returns the weighted sum of the verifier's reward and the scores; `None` if a needed reward is missing."""
+    """Returns the weighted sum of the rewards; `None` if the verifier's reward is missing but has a weight."""
     if reward is None and verifier_weight:
         return None
     total = verifier_weight * reward if reward is not None and verifier_weight else 0.0
@@ -77,7 +78,7 @@ def combined_reward(reward: float | None, verifier_weight: float, scores: Sequen
 
 
 def named_rewards(reward: float | None, verified: Mapping[str, float], scores: Sequence[Score]) -> dict[str, float]:
-    """Returns all rewards by name. Raises `ScorerError` if two of them have the same name."""
+    """Returns all rewards by name. Raises `ScorerError` if two rewards have the same name."""
     found = dict(verified) if verified or reward is None else {REWARD: reward}
     for score in scores:
         if taken := sorted(found.keys() & score.rewards.keys()):

@@ -42,8 +42,8 @@ class KeptStates:
     """A selection of states to save.
 
     Attributes:
-        layer: Number of a decoder layer, starting at 0, or at -1 from the end. Its output is the residual stream after
-            it.
+        layer: Number of a decoder layer, starting at 0. Negative numbers count from the end. The saved state is the
+            residual stream after the layer.
         module: Name of any module, as an alternative to `layer`: `model.layers.3.mlp`.
         positions: `generated`, `prompt`, `all` (both), or numbers of generated tokens, starting at 0.
     """

@@ -82,7 +82,7 @@ class ModelInProcess:
     async def generate(self, row: Row, *, timeout_sec: float) -> Ended:
         """Generates a row until it ends. If the caller is cancelled, the row ends at its next token.
 
-        The time limit in seconds includes the wait for other rows.
+        `timeout_sec` includes the wait for other rows.
 
         Raises:
             PolicyError: The row could not be generated.

@@ -102,7 +102,7 @@ git apply --verbose --whitespace=nowarn --3way "$PATCH"
 
 @dataclass(frozen=True, slots=True)
 class AgentPatch:
-    """The changes made by an agent, in the form of `git diff --binary`; or the problem why no patch could be made."""
+    """The changes made by an agent, in the form of `git diff --binary`; or the reason why no patch could be made."""
 
     data: bytes = b""
     problem: str | None = None
@@ -140,7 +140,7 @@ async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
 
 
 async def apply_patch(container: Container, path: str) -> ExecResult:
-    """Applies a patch file in the container to the repository. Exit code 1 means that it does not apply cleanly."""
+    """Applies a patch file in the container to the repository. Exit code 1: the patch does not apply cleanly."""
     return await _git(container, _APPLY, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path)
 
 

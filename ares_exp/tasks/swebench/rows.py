@@ -123,7 +123,7 @@ def parse_row(data: Any, where: str) -> SweBenchRow:
 
 
 def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRow]:
-    """Validates the rows of a data set, given with their numbers.
+    """Validates the rows of a data set. `found` contains the number and the data of each row.
 
     Raises:
         TaskError: A row is invalid, two rows have the same name, or the data set is empty or too large.
@@ -163,7 +163,8 @@ def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 FILES = {".jsonl": "", ".json": "json", ".parquet": "parquet"}
-"""Suffixes of files of rows, and the names of their readers in the library `datasets`; empty for our own reader."""
+"""Suffixes of files of rows, and the names of their readers in the library `datasets`; empty for files that this
+package reads itself."""
 
 NAMES = {
     "verified": "SWE-bench/SWE-bench_Verified",
@@ -178,7 +179,7 @@ _FETCH_ROWS = Path(__file__).with_name("fetch_rows.py")
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A data set.
+    """A data set on the Hugging Face hub or in a file.
 
     Attributes:
         file: Path of a file of rows; `None` for a data set on the Hugging Face hub.

@@ -207,7 +207,7 @@ class SweBenchStage:
 
 
 def _with_exit_code(script: str) -> str:
-    """Makes a test script print the exit code of the tests after the end marker. Its last command is `git checkout`."""
+    """Makes a test script print the exit code of the tests, because the script ends with `git checkout`."""
     marked = rf'ares_exp_exit_code=$?\n\g<0>\necho "{EXIT_MARKER}: $ares_exp_exit_code"'
     return re.sub(rf"^.*{END_MARKER}.*$", marked, script, count=1, flags=re.M)
 
@@ -221,5 +221,5 @@ async def _upload(container: Container, files: Mapping[str, str], target: str) -
 
 
 def _ended(patch: str) -> str:
-    """Adds a final line break, which git requires, to a patch if it is missing."""
+    """Adds a final line break to a patch that has none, because git requires it."""
     return patch if not patch or patch.endswith("\n") else f"{patch}\n"

@@ -75,7 +75,7 @@ class SweBenchTask:
 
     @cached_property
     def stages(self) -> tuple[SweBenchStage, ...]:
-        """The only stage."""
+        """A tuple with the only stage."""
         network = PUBLIC if self.agent_network == "public" else NO_NETWORK
         return (SweBenchStage(self.row, self.hints, network, self.test_timeout_sec, self.fresh_spec),)
 
@@ -97,7 +97,7 @@ class SweBenchTask:
         }
 
     def check_runnable(self, *, needs_solution: bool, supported: frozenset[str] | None = None) -> None:
-        """Checks the task for errors that would otherwise occur during an episode. Every agent supports it.
+        """Checks the task for errors that would otherwise occur during an episode. Every agent supports such tasks.
 
         Raises:
             UnsupportedTaskError: The row is from the multimodal data set, or the official harness is not installed.

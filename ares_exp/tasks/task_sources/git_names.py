@@ -1,4 +1,4 @@
-"""Names of repositories, and of tasks in them. They are untrusted, so they are validated before they are used."""
+"""Names of repositories, and of tasks in them. All names are untrusted, so they are validated before they are used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_git_url(url: str) -> str:
 
     Raises:
         ValueError: The text is not a URL, is a local path or an option, or uses an unsupported protocol. A URL with a
-            password is also rejected, because it would be in every record of a run.
+            password is also rejected, because every record of a run would contain the password.
     """
     scheme, separator, _ = url.partition("://")
     if url.startswith("-") or _UNPRINTABLE.search(url) or len(url) > _MAX_CHARACTERS:

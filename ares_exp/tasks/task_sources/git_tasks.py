@@ -30,7 +30,7 @@ FOLDER, SUBMODULE = "040000", "160000"
 """Modes of entries in a git tree."""
 
 _WITHOUT_PARTIAL_CLONES = ("huggingface.co",)
-"""Hosts that do not support partial clones: they leave out files, but do not send them later."""
+"""Hosts without working partial clones: they omit files from a clone, but do not send them later."""
 
 
 def default_cache_dir() -> Path:
@@ -49,11 +49,11 @@ class Fetched:
 class Repositories:
     """Accesses repositories by validated URLs. All methods block, and raise `PreflightError` if git fails.
 
-    Several processes may use the same cache. It is not cleaned while a process that has used it is running.
+    Several processes may use the same cache. The cache is not cleaned while a process that has used it is running.
     """
 
     def __init__(self, git: Git, folder: Path) -> None:
-        """Sets the runner, and the folder of the cache, which is created on first use."""
+        """Stores `git`, and the folder of the cache, which is created on first use."""
         self._git = git
         self._folder = folder
         self._commits: dict[tuple[str, str | None], str] = {}
@@ -132,7 +132,7 @@ class Repositories:
         raise GitError(f"{url} has no {ref!r}. Expected a branch, a tag, or all 40 digits of a commit.")
 
     def _clone(self, url: str, ref: str, commit: str) -> str:
-        """Clones a commit without files. Returns the cloned commit, which differs if the branch has moved."""
+        """Clones a commit without files. Returns the cloned commit, which is newer if the branch has moved."""
         is_partial = urlsplit(url).hostname not in _WITHOUT_PARTIAL_CLONES
         options = ("--depth=1", "--no-tags", *(("--filter=blob:none",) if is_partial else ()))
         digits = ("--object-format=sha256",) if len(commit) > 40 else ()  # length of a SHA-1 hash
@@ -157,8 +157,8 @@ class Repositories:
     def _check_out(self, url: str, commit: str, paths: Sequence[str], tree: Mapping[str, str]) -> None:
         """Checks out folders of a clone, and keeps the folders that earlier calls have checked out.
 
-        A folder with a task.toml needs no network, even after an interrupted call, because git downloads all files
-        before it writes the first one.
+        If a folder already has a task.toml, no network is needed, even after an interrupted call: git downloads all
+        files before it writes the first one.
         """
         files, git_dir = self._files(url, commit), self._git_dir(url, commit)
         unfinished = git_dir / "unfinished"  # exists during a call, and after a call that failed or was killed

@@ -33,7 +33,7 @@ class DatasetName:
 
     @classmethod
     def parse(cls, text: str) -> DatasetName:
-        """Parses `name[@version]`. Raises `ValueError` if this fails, or for the name of a package (with a slash)."""
+        """Parses `name[@version]`. Raises `ValueError` for invalid names and for names of packages (with a slash)."""
         name, at, version = text.partition("@")
         if "/" in name:
             raise ValueError(
@@ -103,7 +103,7 @@ def parse_registry(data: bytes, *, where: str) -> list[Dataset]:
 
 
 def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> Dataset:
-    """Returns the data set with this name and version. Raises `ConfigError`, with a list, if it does not exist."""
+    """Returns the data set with this name and version. Raises `ConfigError` if it does not exist."""
     versions = [dataset for dataset in datasets if dataset.name == wanted.name]
     if not versions:
         names = list(dict.fromkeys(dataset.name for dataset in datasets))
@@ -121,7 +121,7 @@ def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> D
 
 
 def newest(versions: Sequence[str]) -> str:
-    """Returns `head` if it exists, otherwise the highest Python version number, otherwise the last in text order."""
+    """Returns `head` if it exists, otherwise the highest Python version, otherwise the alphabetically last name."""
     if "head" in versions:
         return "head"
     numbered = []

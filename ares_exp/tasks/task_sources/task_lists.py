@@ -61,7 +61,7 @@ class ListedTasks:
     ) -> None:
         """Creates the source, without listing or fetching tasks; see `HarborEnvironments` for the options.
 
-        Links in local tasks may point into `links_within`, or only into the task if it is `None`.
+        Links in local tasks may point into `links_within`. If it is `None`, links may only point into the task.
         """
         self._list = list_tasks
         self._links_within = links_within.expanduser() if links_within is not None else None
@@ -247,7 +247,7 @@ def _of_folder(repository: RepositoryReference, folder: str, repositories: Repos
 def _references(
     dataset: Dataset, where: str, *, url: str | None = None, commit: str | None = None
 ) -> list[TaskReference]:
-    """Returns the tasks of a data set. Tasks without a URL are in the repository `url`, if given, or local."""
+    """Returns the tasks of a data set. Tasks without a URL are in the repository `url`; for `None`, they are local."""
     log.info("%s: data set %s@%s, %d tasks", where, dataset.name, dataset.version, len(dataset.tasks))
     if not dataset.tasks:
         raise ConfigError(f"{where}: expected data set {dataset.name}@{dataset.version} to have tasks, found none.")

@@ -33,7 +33,7 @@ from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
 from ares_exp.tasks.verification.step_setup import whole_seconds
 
 MAX_HOOK_SEC = 1800.0
-"""Maximum time limit of a hook in seconds, and the limit of a hook without a limit."""
+"""Maximum time limit of a hook in seconds. It is also the default time limit."""
 _SHOWN_OUTPUT_CHARS = 500
 
 _logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ async def collect(
         target: Directory on the host for the artifacts and their manifest; `None` only runs the hooks.
         hooks: Hooks in the order in which they run.
         artifacts: Artifacts in order of precedence.
-        secrets: Values to mask in the kept files.
+        secrets: Values to mask in the saved files.
         stops_main: Whether the agent's container is stopped before the other services are processed, so that the agent
             cannot influence their hooks and artifacts.
 
@@ -239,8 +239,8 @@ async def _download_without(service: Container | ServiceContainer, artifact: Art
 async def deliver_artifacts(container: Container, folder: Path) -> None:
     """Uploads the artifacts in `folder` to their original paths in the verifier's separate container.
 
-    They contain no setuid bits, no special files, and no links that leave an artifact, because `Container.download`
-    removes these.
+    The artifacts contain no setuid bits, no special files, and no links that leave an artifact, because
+    `Container.download` removes these.
     """
     for entry in await asyncio.to_thread(read_manifest, folder):  # empty if the collection took too long
         if entry.status in ("ok", "empty"):

@@ -27,7 +27,7 @@ class LinkBounds:
 
     @classmethod
     def of(cls, task: Path, shared: Path | None = None) -> LinkBounds:
-        """Makes bounds from two folders. Links in their own paths are trusted, because the user chose the folders."""
+        """Makes bounds from two folders. Links in the paths of the folders are trusted, because the user chose them."""
         return cls(task.resolve(), shared.resolve() if shared is not None else None)
 
     def real(self, path: Path) -> Path:

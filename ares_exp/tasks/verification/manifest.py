@@ -74,7 +74,7 @@ ARTIFACTS_DIR = "/logs/artifacts"
 
 
 def with_conventional(artifacts: Iterable[Artifact]) -> list[Artifact]:
-    """Puts `/logs/artifacts` before the artifacts, unless it is already included."""
+    """Adds `/logs/artifacts` as the first artifact, unless the artifacts already include it."""
     named = list(artifacts)
     return named if any(map(is_conventional, named)) else [Artifact(source=ARTIFACTS_DIR), *named]
 
@@ -99,7 +99,8 @@ class Places:
     def take(self, artifact: Artifact) -> Artifact | str | None:
         """Reserves the path of an artifact on the host, and returns `None`.
 
-        If the path overlaps with a reserved path, returns the artifact with this path, or the name of the manifest.
+        If the path overlaps with a reserved path, returns the artifact that has the reserved path, or the name of the
+        manifest.
         """
         place, source = place_of(artifact), PurePosixPath(artifact.source)
         for taken, by in self._taken:

@@ -67,7 +67,7 @@ exit 0
 """
 """Kills all processes except for the first process, the processes that run this script, and their children.
 
-Its loop starts no processes."""
+The loop in the script starts no processes."""
 
 
 async def as_root(
@@ -79,7 +79,7 @@ async def as_root(
     timeout_sec: float = 60.0,
     failure: type[EpisodeError] = ContainerError,
 ) -> str:
-    """Runs a command for `sh` as root that must succeed, and returns its output.
+    """Runs a shell command as root, and returns its output. The command must succeed.
 
     If the command fails, raises `failure` with the message "Expected to PURPOSE as root". `cwd` is the working
     directory; `None` for the working directory of the container.
@@ -102,7 +102,7 @@ def fork_hint(output: str) -> str:
 
 
 async def stop_processes(container: Container) -> None:
-    """Kills every process in a container. Shells of this package are opened again if needed.
+    """Kills every process in a container, including shells of this package, which are opened again if needed.
 
     Raises:
         VerifierError: Some processes are still running, or the container shares its processes with this machine.

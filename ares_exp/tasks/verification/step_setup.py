@@ -16,7 +16,7 @@ from ares_exp.tasks.task_files import UploadFilter, require_uploaded, uploadable
 from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
 
 MAX_HEALTH_CHECK_SEC = 3600.0
-"""Time limit of a whole health check, because the format has no such limit."""
+"""Time limit of a whole health check in seconds, because the format has no such limit."""
 
 _logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def whole_seconds(limit: float) -> float | None:
 
 SETUP_SCRIPT = "setup.sh"
 SETUP_TIMEOUT_SEC = 3600.0
-"""Time limit of the set-up script of a step, because the format has no such limit."""
+"""Time limit of the set-up script of a step in seconds, because the format has no such limit."""
 _SHOWN_OUTPUT_CHARS = 2000
 
 

@@ -122,15 +122,15 @@ async def verify(
 
     Args:
         container: Container of the tests.
-        upload: Function that uploads the tests to `/tests`. It does nothing if the image contains them.
+        upload: Function that uploads the tests to `/tests`. It does nothing if the image contains the tests.
         env: Environment variables of the test script.
         user: User of the script; `None` for the image's user.
-        output_dir: Directory on the host for the verifier's files; `None` keeps no files.
+        output_dir: Directory on the host for the verifier's files; `None` saves no files.
         reward_key: Key of the reward in `reward.json`; see `choose_reward`.
-        secrets: Values to mask in the kept files.
+        secrets: Values to mask in the saved files.
 
     Raises:
-        VerifierError: The verifier gave no usable reward. The class of the error identifies the cause.
+        VerifierError: The verifier wrote no usable reward. The class of the error identifies the cause.
     """
     run = await run_tests(container, upload, env=env, user=user)
     if output_dir is not None:
@@ -142,7 +142,7 @@ async def verify(
 async def usable_workdir(container: Container, *, user: User | None) -> str | None:
     """Returns a directory in which `user` can start the test script: `None` for the working directory, otherwise `/`.
 
-    The agent may have removed the working directory, which is then created, or replaced it with a file.
+    If the agent has removed the working directory, it is created again. If a file has replaced it, returns `/`.
     """
     if not await _is_usable(container, "root"):  # root first: some backends open shells there
         async with working_directory("verifier") as nothing:

@@ -96,7 +96,7 @@ class SubmissionBody(Body):
         policies: Fields of `policy` that differ for a rollout, by its id.
         want: Content of the episodes, in addition to the reward.
         conversations: Names or patterns of the conversations in the rows and calls.
-        realign_tokens: Maximum number of sampled tokens that a row may lose instead of forking.
+        realign_tokens: Maximum number of sampled tokens that a row may lose, so that it can continue.
         encoding: Encoding of token lists. `packed` is base64 of little-endian int32 (ids), uint8 (mask) and float32.
         limits: Limits of each episode.
         max_staleness: Maximum age of the oldest response of an episode, in versions.

@@ -174,7 +174,7 @@ class ServedRollouts:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def submit(self, body: SubmissionBody) -> ServedSubmission:
-        """Accepts a submission, or returns the earlier one with the same ids.
+        """Accepts a submission, or returns the earlier submission with the same ids.
 
         Raises:
             FullError: The queue is full, or too many episodes are not acknowledged.

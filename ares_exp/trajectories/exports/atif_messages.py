@@ -102,7 +102,7 @@ def chat_calls(calls: Any) -> list[tuple[str, str, str]]:
 
 
 def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Makes a tool call. The original arguments are added as text unless `json.dumps` gives the same text."""
+    """Makes a tool call. The original arguments are added as text unless `json.dumps` produces the same text."""
     call: dict[str, Any] = {
         "tool_call_id": call_id,
         "function_name": name,

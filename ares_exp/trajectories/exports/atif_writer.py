@@ -80,8 +80,8 @@ _IN_METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 def to_atif(trajectory: EpisodeTrajectory) -> tuple[dict[str, Any], list[str]]:
     """Creates the JSON-ready document of a trajectory.
 
-    Also returns one sentence for each way in which the document differs from the trajectory. There are none if the
-    agent only appends to its conversation. The document's `notes` also contain the sentences.
+    Also returns one sentence for each difference between the document and the trajectory. There are no differences if
+    the agent only appends to its conversation. The document's `notes` contain the same sentences.
     """
     return _AtifWriter(trajectory).write()
 

@@ -15,7 +15,7 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 
 @dataclass(slots=True)
 class ExportedEpisodes:
-    """An iterable of the selected episodes of `run`, for one iteration. Only one episode is in memory at a time.
+    """The selected episodes of `run`, which can be iterated once. Only one episode is in memory at a time.
 
     An interrupted episode of a killed run has its complete steps and the outcome `lost`. An unreadable file is recorded
     in `problems`, and the iteration continues.

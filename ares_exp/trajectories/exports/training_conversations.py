@@ -23,7 +23,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory, conversation_of
 
 ToolArguments = Literal["text", "object"]
 Reasoning = Literal["field", "think"]
-"""The place of the model's reasoning in replies.
+"""The form of the model's reasoning in replies.
 
 `field` is the field `reasoning_content`, which the chat templates of most reasoning models read. `think` is the start
 of the text, between `<think>` and `</think>`."""
@@ -62,7 +62,8 @@ class Conversation:
 
     Attributes:
         tools: Definitions of the tools that the model could call; empty for none.
-        messages: Messages from the system prompt to the reply. They are immutable, and equal messages are one object.
+        messages: Messages from the system prompt to the reply. Messages are immutable, and equal messages are one
+            object.
         conversation: `main`, or the name of the conversation of a sub-agent or a background request.
     """
 
@@ -189,7 +190,7 @@ def _are_mappings(values: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 
 def _text(content: Any) -> Any:
-    """Joins content that consists only of text parts into one string. Other content is returned frozen."""
+    """Joins content that consists only of text parts into one string. Other content is returned as immutable data."""
     if content is None:
         return ""
     if _are_mappings(content) and all(isinstance(part.get("text"), str) for part in content):

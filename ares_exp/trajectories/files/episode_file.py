@@ -13,8 +13,8 @@ With its last line, a JSON file becomes one JSON object:
 ```
 
 Each line of a JSON Lines file is a JSON object with the `type` of the record and the `episode_id`. Lines of different
-episodes may be mixed. A second `start` of an episode without an end starts that episode again. Empty lines are ignored.
-They occur because a writer that finds an incomplete last line adds a line end first.
+episodes may be mixed. A second `start` of an episode that has no `end` discards its earlier records. Empty lines are
+ignored. They occur because a writer that finds an incomplete last line adds a line end first.
 
 `step_encoding` describes the encoding of a step. The other fields are the fields of `EpisodeTrajectory`. An episode
 without an end has its complete steps and the outcome `lost`, unless its LAST step was recorded.
@@ -43,12 +43,13 @@ if TYPE_CHECKING:
     from ares_exp.trajectories.collector import EpisodeHandle
 
 SHARED_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
-"""Ends of the names of JSON Lines files."""
+"""Suffixes of JSON Lines files."""
 STEPS = '"steps": ['
 MAX_PROBLEMS = 10
 """Maximum number of problems of one file that are described. Further problems are only counted."""
 _STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
-"""The start of a step in a JSON Lines file that this package wrote. It gives the episode without parsing the line."""
+"""The start of a step in a JSON Lines file that this package wrote. Readers find the episode of a line with it,
+without parsing the line."""
 
 
 def start_line(started: EpisodeHandle | EpisodeTrajectory, *, shared: bool = False) -> str:
@@ -160,7 +161,7 @@ def load_episode(path: Path) -> EpisodeTrajectory:
 
 
 def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[FoundEpisode]:
-    """Yields the episodes of a file, in the order of `find_episodes`. Episodes that have ended lack their steps."""
+    """Yields the episodes of a file, in the order of `find_episodes`. Episodes that have ended have no steps."""
     if is_shared(path):
         yield from find_episodes(path, problems=problems, with_steps=False)
     elif (found := _header_of_ends(path)) is not None:
@@ -170,7 +171,7 @@ def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[F
 
 
 def _header_of_ends(path: Path) -> FoundEpisode | None:
-    """Reads an episode without steps from the first and the last line of a JSON file; `None` if they do not suffice."""
+    """Reads an episode without steps from the first and last line of a JSON file; `None` if more lines are needed."""
     try:
         first, last = first_and_last_line(path)
         if not _is_head(first.text) or not last.text.startswith("]"):
@@ -190,7 +191,8 @@ def find_episodes(
     Args:
         path: The file.
         problems: List to which a sentence for each invalid record is added. Reading then continues, and the episode has
-            its complete steps and the outcome `lost`. If it is `None`, the first invalid record raises an error.
+            its complete steps and the outcome `lost`. If `problems` is `None`, the first invalid record raises an
+            error.
         offsets: Offsets of the lines to read. By default, all lines are read.
         with_steps: Whether steps are decoded.
 
@@ -237,7 +239,7 @@ def find_episodes(
 
 
 def _take(line: Line, path: Path, episodes: dict[str, FoundEpisode], *, with_steps: bool) -> Iterator[FoundEpisode]:
-    """Applies one line to `episodes`, and yields the episode that it ends. An invalid line raises one of `BROKEN`."""
+    """Applies a line to `episodes`. Yields the episode if the line ends it. Invalid lines raise one of `BROKEN`."""
     kind, episode_id, text = (_records_of_jsonl if is_shared(path) else _records_of_json)(line)
     if kind == "start":
         episodes[episode_id] = FoundEpisode(_head(text))
@@ -337,7 +339,7 @@ def whole_episode(data: Mapping[str, Any], steps: Iterable[Any]) -> EpisodeTraje
 
 
 def check_version(version: Any) -> None:
-    """Checks the schema version of a file. Raises `TrajectoryVersionError` if it is not the expected one."""
+    """Checks that a file has the current schema version. Raises `TrajectoryVersionError` if it has not."""
     if type(version) is not int or version != SCHEMA_VERSION:
         is_atif = isinstance(version, str) and version.startswith("ATIF")
         fix = "use the run that it was exported from" if is_atif else "use the version of ares_exp that wrote the file"

@@ -18,7 +18,8 @@ ZSTD = ".zst"
 MAX_FILE_BYTES = 4 * 1024**3
 MAX_LINE_BYTES = 256 * 1024**2
 TAIL_BYTES = 4096
-"""Number of bytes at the end of a file that are first read to find the last line. Each retry reads four times more."""
+"""Number of bytes at the end of a file that are first read to find the last line. Each retry reads four times as
+much."""
 
 
 class Line(NamedTuple):
@@ -200,7 +201,7 @@ class WriterLock:
             self._holders.add(holder)
 
     def release(self, holder: str) -> None:
-        """Removes a holder, and releases the lock if it was the last one. Does nothing for an unknown holder."""
+        """Removes a holder. Releases the lock after the last holder. Does nothing for an unknown holder."""
         with self._lock:
             self._holders.discard(holder)
             if not self._holders and self._descriptor is not None:

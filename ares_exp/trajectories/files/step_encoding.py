@@ -37,7 +37,7 @@ MAX_REPEATED_MESSAGES = 100_000_000  # 10,000 steps of two messages each; 0.8 GB
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The node of a conversation, and the new entries that it needs.
+    """The node of a conversation, and the entries to add for it.
 
     `messages` is the conversation, in which equal messages are the same object. `new_messages` are to be appended to
     the table, and `new_nodes` (pairs of the parent and the index of the message) to the nodes.
@@ -53,7 +53,7 @@ class ConversationWriter:
     """Converts conversations to nodes of a tree.
 
     Each request of an episode repeats the conversation so far, usually with a few more messages. Therefore, every
-    distinct message is stored once, in a table. A node stands for the conversation of its parent, followed by one
+    distinct message is stored once, in a table. A node represents the conversation of its parent, followed by one
     message. The size of a trajectory then grows linearly with its length, even if the agent has several conversations
     or drops old messages.
     """
@@ -64,7 +64,7 @@ class ConversationWriter:
         self._by_content: dict[object, int] = {}
         self._children: dict[tuple[int, int], int] = {}
         self._given: Sequence[Mapping[str, Any]] = ()  # the previous conversation
-        self._previous = FrozenList()  # the same, made of the messages of the table
+        self._previous = FrozenList()  # the previous conversation, made of messages of the table
         self._indices: list[int] = []  # table indices of the previous conversation's messages
         self._nodes: list[int] = []  # nodes of the prefixes of the previous conversation
 
@@ -96,7 +96,7 @@ class ConversationWriter:
         return Added(node, messages, self.messages[known:], new_nodes)
 
     def _shared_with_previous(self, conversation: Sequence[Mapping[str, Any]]) -> int:
-        """Returns the number of messages with which both `conversation` and the previous conversation start."""
+        """Returns the number of equal messages at the start of `conversation` and the previous conversation."""
         if len(conversation) >= len(self._given) and all(map(is_, self._given, conversation)):
             return len(self._given)  # the fast path for agents that only append to a list
         count = 0
@@ -131,7 +131,7 @@ class ConversationReader:
             self._nodes.append((parent, index))
 
     def conversation(self, node: int) -> FrozenList:
-        """Returns the messages of `node`. Raises `ValueError` if it is missing, or for `MAX_REPEATED_MESSAGES`."""
+        """Returns the messages of `node`. Raises `ValueError` for a missing node, or above the message limit."""
         if type(node) is not int or not EMPTY <= node < len(self._nodes):
             raise ValueError(f"expected a conversation below {len(self._nodes)}, got {node!r:.80}")
         at, tail = node, []
@@ -164,7 +164,7 @@ class StepEncoder:
         self._count = 0
 
     def encode(self, record: StepRecord) -> tuple[StepRecord, dict[str, Any]]:
-        """Encodes a record. Returns the record, whose messages are shared with earlier ones, and the encoded step."""
+        """Encodes a record. Returns the record, which shares messages with earlier records, and the encoded step."""
         observation, packed = self.pack(record.observation, record.action)
         if observation is not record.observation:
             record = replace(record, observation=observation)
@@ -183,7 +183,7 @@ class StepEncoder:
         return record, data
 
     def pack(self, observation: Any, action: Any) -> tuple[Any, dict[str, Any]]:
-        """Encodes the observation and the action of the next step, as a dict with these keys and optionally `adds`.
+        """Encodes the next step as a dict with the keys `observation`, `action` and, if needed, `adds`.
 
         Also returns the observation, whose messages are shared with earlier observations.
         """
@@ -329,7 +329,7 @@ def _are_ids(tokens: Any) -> bool:
 
 
 def _common_length(earlier: tuple[int, ...], later: tuple[int, ...]) -> int:
-    """Returns the number of equal tokens at the start of two lists. Bisects, because comparing slices is fast."""
+    """Returns the number of equal tokens at the start of two lists. Uses bisection, because slices compare fast."""
     low, high = 0, min(len(earlier), len(later))
     while low < high:
         middle = (low + high + 1) // 2
