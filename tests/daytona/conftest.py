@@ -16,13 +16,7 @@ from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.daytona.service import DaytonaService
 
 if TYPE_CHECKING:  # they import the SDK, which not all tests here need
-    from daytona import AsyncSandbox
-
     from tests.daytona.emulator import Emulator
-
-
-async def said(sandbox: AsyncSandbox, command: str) -> str:
-    return str((await sandbox.process.exec(command, timeout=30)).result)
 
 
 @contextlib.asynccontextmanager

@@ -21,6 +21,7 @@ from ares_exp.errors import (
     ContainerAuthorizationError,
     ContainerDiedError,
     ContainerError,
+    ContainerQuotaError,
     ContainerRateLimitError,
     PreflightError,
     SnapshotMismatchError,
@@ -33,6 +34,7 @@ pytestmark = [pytest.mark.local, pytest.mark.once]
 
 SPEC = ContainerSpec("t", docker_image="debian:12.9")
 CREATION = "/api/sandbox$"
+FULL = {"message": "Total CPU limit exceeded. Maximum allowed: 10.\nTo increase concurrency limits, upgrade."}
 
 
 def tasks() -> set[str]:
@@ -82,6 +84,7 @@ async def test_capture_starts_another_sandbox(
 
 @pytest.mark.parametrize(("fault", "error", "said"), [
     (Fault("status", "POST", CREATION, status=429, retry_after=900), ContainerRateLimitError, "concurrency="),
+    (Fault("status", "POST", CREATION, status=400, body=FULL), ContainerQuotaError, "CPU limit exceeded.*concurrency="),
     (Fault("status", status=401, times=None), ContainerAuthorizationError, "DAYTONA_API_KEY"),
     (Fault("status", path="/process/execute", status=403, times=None), ContainerAuthorizationError, "answers 403"),
     (Fault("lost", path="/process/execute"), ContainerDiedError, "ares-exp-t-"),
@@ -90,7 +93,7 @@ async def test_capture_starts_another_sandbox(
         ContainerError,
         "No shell could be started.*no dd",
     ),
-], ids=["rate-limit", "key", "refused-command", "lost", "no-shell"])  # fmt: skip
+], ids=["rate-limit", "quota", "key", "refused-command", "lost", "no-shell"])  # fmt: skip
 async def test_rejected_start_leaves_no_sandbox(
     emulator: Emulator, fault: Fault, error: type[Exception], said: str
 ) -> None:
@@ -319,10 +322,9 @@ async def test_sandbox_without_keepalive_ends_after_its_ttl(emulator: Emulator) 
     async with factory(SPEC) as box:
         running = asyncio.create_task(box.exec("sleep 100"))
         await box.exec("true")
-        deadlines = emulator.service.deadlines
-        deadlines.minute = 0.01
+        emulator.service.minute = 0.01
         [sandbox] = emulator.sandboxes.values()
-        deadlines.set_ttl(sandbox, sandbox.ttl)
+        emulator.service.set_ttl(sandbox, sandbox.ttl)
         with pytest.raises(ContainerDiedError, match="ares-exp-t-"):
             await running
     await nothing_is_left(emulator, factory)

@@ -56,26 +56,14 @@ def test_env_files_are_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path_factor
         ({"JWT_TOKEN": TOKEN}, "DAYTONA_JWT_TOKEN is set without DAYTONA_ORGANIZATION_ID"),
         ({"API_KEY": "opensesame\r\nHost: x"}, "DAYTONA_API_KEY contains a space"),
         ({"API_KEY": KEY, "API_URL": "http://daytona.example.org/api"}, "would be sent unencrypted"),
-        ({"API_KEY": KEY, "API_URL": "http://127.0.0.1.example.org"}, "would be sent unencrypted"),
         ({"API_KEY": KEY, "API_URL": "http://localhost.example.org"}, "would be sent unencrypted"),
-        (
-            {"API_KEY": KEY, "API_URL": "https://x:opensesame@daytona.example.org"},
-            "has a user, a query or a fragment",
-        ),
-        (
-            {"API_KEY": KEY, "API_URL": "https://daytona.example.org?k=opensesame"},
-            "has a user, a query or a fragment",
-        ),
-        (
-            {"API_KEY": KEY, "API_URL": "https://daytona.example.org#opensesame"},
-            "has a user, a query or a fragment",
-        ),
+        ({"API_KEY": KEY, "API_URL": "https://x:opensesame@example.org"}, "has a user, a query or a fragment"),
+        ({"API_KEY": KEY, "API_URL": "https://example.org?k=opensesame"}, "has a user, a query or a fragment"),
+        ({"API_KEY": KEY, "API_URL": "https://example.org#opensesame"}, "has a user, a query or a fragment"),
         ({"API_KEY": KEY, "API_URL": "https://daytona.example.org\\@evil.org"}, "DAYTONA_API_URL contains a space"),
         ({"API_KEY": KEY, "API_URL": "https://"}, "Expected DAYTONA_API_URL to be an address like https://app."),
-        ({"API_KEY": KEY, "API_URL": "daytona.example.org"}, "Expected DAYTONA_API_URL to be an address"),
         ({"API_KEY": KEY, "API_URL": "ftp://daytona.example.org"}, "Expected DAYTONA_API_URL to be an address"),
         ({"API_KEY": KEY, "API_URL": "https://daytona.example.org:x/"}, "DAYTONA_API_URL is not an address"),
-        ({"API_KEY": KEY, "API_URL": "https://[::1"}, "DAYTONA_API_URL is not an address"),
     ],
 )
 def test_invalid_credentials_are_rejected_without_secrets(

@@ -155,10 +155,10 @@ def test_sandboxes_of_a_killed_run_are_cleaned(service: DaytonaService, tmp_path
     first, *others = left.values()
 
     def time_flies() -> None:
-        deadlines = service.emulator.service.deadlines
-        deadlines.minute = 0.01
-        deadlines.set_ttl(first, first.ttl)
-        deadlines.minute = 60
+        sandboxes = service.emulator.service
+        sandboxes.minute = 0.01
+        sandboxes.set_ttl(first, first.ttl)
+        sandboxes.minute = 60
 
     service.do(time_flies)
     assert wait_until(lambda: len(service.sandboxes(process.pid)) == 2)

@@ -3,15 +3,14 @@
 import asyncio
 import contextlib
 import hashlib
-import re
 import secrets
 import shlex
 import shutil
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ares_exp import DockerContainerFactory, LocalContainerFactory
 from ares_exp.cancellation import in_thread
@@ -29,7 +28,6 @@ from tests.leaks import own_directory
 
 Backend = Literal["local", "docker"]
 _NAME = "daytona"
-_SURROGATES = re.compile("[\udc80-\udcff]")
 UNKNOWN_REGISTRY = ".invalid/"
 """No image is found in a registry of such a name."""
 
@@ -45,15 +43,6 @@ class Source:
 
     dockerfile: str
     changes: StoredChanges | None = None
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What a box is to be besides its files; `None` is the backend's default."""
-
-    env: Mapping[str, str] = field(default_factory=dict)
-    cpu: int | None = None
-    memory_gib: int | None = None
 
 
 class Lines:
@@ -139,11 +128,11 @@ class Boxes:
         if self._backend == "docker":
             await self._factory.preflight()
 
-    async def start(self, source: Source, demand: Demand, *, user: str | None, blocked: bool) -> Box:
-        """A box that runs."""
+    async def start(self, source: Source, params: Mapping[str, Any], *, blocked: bool) -> Box:
+        """A box that runs, with the variables, resources and user of a CreateSandbox."""
         if UNKNOWN_REGISTRY in source.dockerfile.partition("\n")[0]:
             raise ContainerStartError(f"failed to pull {source.dockerfile.split()[1]}: not found")
-        image, context = self._plain_image(source), None
+        image, context, memory_gib = self._plain_image(source), None, params.get("memory")
         if image is None:
             context = await in_thread(partial(self._context, source))
             self._built.add(await in_thread(partial(image_tag, _NAME, context)))
@@ -152,17 +141,17 @@ class Boxes:
                 name=_NAME,
                 docker_image=image,
                 context_dir=context,
-                env=demand.env,
+                env=params.get("env") or {},
                 network=NO_NETWORK if blocked else PUBLIC,
                 phase_networks=frozenset({NO_NETWORK, PUBLIC}),
-                cpus=demand.cpu,
-                memory_mb=demand.memory_gib and demand.memory_gib * 1024,
+                cpus=params.get("cpu"),
+                memory_mb=memory_gib and memory_gib * 1024,
                 changes=source.changes,
             )
         )
         assert isinstance(container, LocalContainer | DockerContainer)
         await container.start()
-        return Box(container, user)
+        return Box(container, params.get("user"))
 
     async def close(self) -> None:
         """Removes the directory, and the images that were built. Idempotent."""
@@ -202,15 +191,6 @@ class Boxes:
             client.close()
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a command: `timed_out` without output, otherwise exit code and output."""
-
-    exit_code: int = -1
-    output: str = ""
-    timed_out: bool = False
-
-
 @contextlib.asynccontextmanager
 async def shell(box: Box) -> AsyncIterator[ChannelStream]:
     """A fresh `sh` of the box."""
@@ -221,21 +201,16 @@ async def shell(box: Box) -> AsyncIterator[ChannelStream]:
         stream.close()
 
 
-async def run(box: Box, command: str, *, timeout: float | None = None) -> Outcome:
-    """Runs `command` to its end."""
+async def run(box: Box, command: str) -> tuple[int, str]:
+    """Runs `command` to its end. Returns its exit code and output."""
     key = secrets.token_hex(16)
     script = f"cd {shlex.quote(box.workdir)}; sh -c {shlex.quote(command)} 2>&1 </dev/null; "
     output = bytearray()
     async with shell(box) as stream:
         await stream.write(f"{script} echo '{key}' $?; exit\n".encode("utf-8", "replace"))
-        try:
-            async with asyncio.timeout(timeout):
-                async for data in Lines(stream).rest():
-                    output += data
-        except TimeoutError:
-            return Outcome(timed_out=True)
+        async for data in Lines(stream).rest():
+            output += data
     text, mark, code = output.rpartition(key.encode())
     if not mark:
         raise ContainerError("The box ended while a command ran.")
-    # Bytes as Go puts them into JSON: each byte that is not UTF-8 becomes U+FFFD.
-    return Outcome(int(code), _SURROGATES.sub("\ufffd", bytes(text).decode("utf-8", "surrogateescape")))
+    return int(code), text.decode(errors="replace")

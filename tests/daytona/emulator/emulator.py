@@ -48,8 +48,7 @@ class Emulator:
         self.traffic.input_passes.set()
         self._boxes = Boxes(box)
         self.service = Sandboxes(self._boxes)
-        default = Snapshot(DEFAULT_SNAPSHOT, Source("FROM debian:bookworm-slim\n"))
-        self.service.snapshots[DEFAULT_SNAPSHOT] = default
+        self.service.snapshots[DEFAULT_SNAPSHOT] = Snapshot(DEFAULT_SNAPSHOT, Source("FROM debian:bookworm-slim\n"))
         self._port = port
         self._runner: web.AppRunner | None = None
         self.base = ""

@@ -1,9 +1,7 @@
 """Files in and out of a box, as the daemon in a real sandbox moves them."""
 
-import re
 import shlex
 import tempfile
-import urllib.parse
 
 from aiohttp import BodyPartReader, web
 
@@ -20,13 +18,9 @@ _RECEIVE = (
     ' || {{ echo failed; exit; }}; echo ready; head -c {size} >"$t" && chmod 644 "$t" && echo done; exit\n'
 )
 _SEND = (
-    't={path}; cd {workdir}; if [ ! -e "$t" ]; then echo FILE_NOT_FOUND; elif [ -d "$t" ]; then'
-    ' echo INVALID_FILE_PATH; else exec <"$t"; stat -L -c %s /proc/self/fd/0; exec cat; fi; exit\n'
+    't={path}; cd {workdir}; if [ -f "$t" ]; then exec <"$t"; stat -L -c %s /proc/self/fd/0; exec cat; fi;'
+    " echo FILE_NOT_FOUND; exit\n"
 )
-_REASONS = {
-    "FILE_NOT_FOUND": (404, "file not found: {}"),
-    "INVALID_FILE_PATH": (400, "invalid file path: path points to a directory: {}"),
-}
 
 
 async def receive(box: Box, part: BodyPartReader, target: str) -> str | None:
@@ -62,9 +56,8 @@ async def send_all(box: Box, paths: list[str], request: web.Request) -> web.Stre
             await stream.write(script.encode("utf-8", "surrogateescape"))
             lines = Lines(stream)
             said = (await lines.line()).decode(errors="replace")
-            if said in _REASONS:
-                status, message = _REASONS[said]
-                body = Refusal(status, message.format(path), said, DAEMON).response(request).body
+            if said == "FILE_NOT_FOUND":
+                body = Refusal(404, f"file not found: {path}", said, DAEMON).response(request).body
                 assert isinstance(body, bytes)
                 await response.write(_header("error", path, "application/json; charset=utf-8", len(body)) + body)
             else:
@@ -84,16 +77,15 @@ async def send_all(box: Box, paths: list[str], request: web.Request) -> web.Stre
 
 
 def _header(name: str, path: str, kind: str, size: int) -> bytes:
-    plain = re.sub(r'["\\\r\n]', "_", path).encode("latin-1", "replace").decode("latin-1")
-    disposition = f'form-data; name="{name}"; filename="{plain}"; filename*=utf-8\'\'{urllib.parse.quote(path)}'
+    disposition = f'form-data; name="{name}"; filename="{path}"'
     return (
         f"--{BOUNDARY}\r\nContent-Disposition: {disposition}\r\nContent-Length: {size}\r\nContent-Type: {kind}\r\n\r\n"
-    ).encode("latin-1")
+    ).encode()
 
 
 async def delete(box: Box, path: str) -> None:
-    outcome = await run(box, f"[ -e {shlex.quote(path)} ] || exit 4; rm -- {shlex.quote(path)}")
-    if outcome.exit_code == 4:
+    exit_code, output = await run(box, f"[ -e {shlex.quote(path)} ] || exit 4; rm -- {shlex.quote(path)}")
+    if exit_code == 4:
         raise Refusal(404, f"stat {path}: no such file or directory", "NOT_FOUND", DAEMON)
-    if outcome.exit_code != 0:
-        raise Refusal(400, outcome.output.strip(), "BAD_REQUEST", DAEMON)
+    if exit_code != 0:
+        raise Refusal(400, output.strip(), "BAD_REQUEST", DAEMON)

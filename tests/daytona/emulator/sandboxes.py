@@ -2,19 +2,18 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import AresExpError
-from tests.daytona.emulator.boxes import Box, Boxes, Demand, Source
+from tests.daytona.emulator.boxes import Box, Boxes, Source
 from tests.daytona.emulator.wire import Refusal, now_text
 
 DEFAULT_SNAPSHOT = "daytona-small"
 GONE = ("destroying", "destroyed")
 NETWORK = ("networkBlockAll", "networkAllowList", "domainAllowList")
-_UPGRADE = "To increase concurrency limits, upgrade your organization's Tier by visiting the dashboard."
 
 
 @dataclass(eq=False)
@@ -24,7 +23,7 @@ class Sandbox:
     Attributes:
         id, name, labels, state: Fields as the API shows them.
         number: Those that were made later have a larger one.
-        params: The CreateSandbox JSON as it was sent; a fork has the JSON of its origin.
+        params: The CreateSandbox JSON as it was sent.
         source: What its files come from; of a stopped one, with what it changed.
         box: What runs; `None` before and after.
         error_reason: Why `state` is `error` or `build_failed`.
@@ -106,45 +105,6 @@ class Snapshot:
         }
 
 
-def requested(params: dict[str, Any], source: Source, state: str) -> Sandbox:
-    """A sandbox that has not started, for a CreateSandbox."""
-    fresh = str(uuid.uuid4())
-    return Sandbox(
-        id=fresh,
-        name=params.get("name") or fresh,
-        labels=params.get("labels") or {},
-        params=params,
-        source=source,
-        ttl=params.get("ttlMinutes") or 0,
-        network={name: params.get(name) for name in NETWORK},
-        state=state,
-    )
-
-
-class Deadlines:
-    """The times to live of all sandboxes.
-
-    Attributes:
-        minute: Seconds in a minute of the service; later deadlines use it.
-    """
-
-    def __init__(self, delete: Callable[[Sandbox], None]) -> None:
-        self.minute = 60.0
-        self._delete = delete
-
-    def set_ttl(self, sandbox: Sandbox, minutes: int) -> None:
-        """Minutes from now until it is removed, whatever its state; 0: never."""
-        sandbox.ttl = minutes
-        self.cancel(sandbox)
-        if minutes > 0:
-            sandbox.expiry = asyncio.get_running_loop().call_later(minutes * self.minute, self._delete, sandbox)
-
-    def cancel(self, sandbox: Sandbox) -> None:
-        if sandbox.expiry is not None:
-            sandbox.expiry.cancel()
-        sandbox.expiry = None
-
-
 class Sandboxes:
     """All of them.
 
@@ -152,8 +112,7 @@ class Sandboxes:
         by_id: Sandboxes in the order of their creation.
         by_name: Those that are not being destroyed.
         snapshots: Snapshots by name.
-        deadlines: What ends them by and by.
-        max_count: Quota; `None`: none.
+        minute: Seconds in a minute of the service; later deadlines use it.
     """
 
     def __init__(self, boxes: Boxes) -> None:
@@ -161,8 +120,7 @@ class Sandboxes:
         self.by_name: dict[str, Sandbox] = {}
         self._count = 0
         self.snapshots: dict[str, Snapshot] = {}
-        self.deadlines = Deadlines(self.delete)
-        self.max_count: int | None = None
+        self.minute = 60.0
         self._boxes = boxes
         self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -184,14 +142,36 @@ class Sandboxes:
             if any(params.get(key) is not None for key in ("cpu", "memory", "disk")):
                 raise Refusal(400, "Cannot specify Sandbox resources when using a snapshot")
             source, state = base.source, "creating"
-        self._check_room(name)
-        sandbox = requested(params, source, state)
+        if self._is_closed:
+            raise Refusal(503, "The service is being shut down")
+        if name is not None and name in self.by_name:
+            raise Refusal(409, f"Sandbox with name {name} already exists")
         self._count += 1
-        sandbox.number = self._count
+        fresh = str(uuid.uuid4())
+        sandbox = Sandbox(
+            id=fresh,
+            name=name or fresh,
+            labels=params.get("labels") or {},
+            params=params,
+            source=source,
+            ttl=params.get("ttlMinutes") or 0,
+            network={name: params.get(name) for name in NETWORK},
+            number=self._count,
+            state=state,
+        )
         self.by_id[sandbox.id] = self.by_name[sandbox.name] = sandbox
-        self.deadlines.set_ttl(sandbox, sandbox.ttl)
+        self.set_ttl(sandbox, sandbox.ttl)
         sandbox.life = self._launch(self._start(sandbox))
         return sandbox
+
+    def set_ttl(self, sandbox: Sandbox, minutes: int) -> None:
+        """Minutes from now until it is removed, whatever its state; 0: never."""
+        sandbox.ttl = minutes
+        if sandbox.expiry is not None:
+            sandbox.expiry.cancel()
+        sandbox.expiry = None
+        if minutes > 0:
+            sandbox.expiry = asyncio.get_running_loop().call_later(minutes * self.minute, self.delete, sandbox)
 
     def find(self, id_or_name: str) -> Sandbox:
         """The sandbox of that id or name."""
@@ -211,11 +191,14 @@ class Sandboxes:
             try:
                 source = replace(origin.source, changes=await box.changes(self._boxes.objects))
                 self.snapshots[name] = Snapshot(name, source)
+            except AresExpError as error:
+                if origin.state not in GONE:
+                    origin.state, origin.error_reason = "error", str(error)
             finally:
                 if origin.state == "snapshotting":
                     origin.state = "started"
 
-        self._launch(self._guard(origin, make))
+        self._launch(make())
 
     def find_snapshot(self, id_or_name: str) -> Snapshot | None:
         by_id = (one for one in self.snapshots.values() if one.id == id_or_name)
@@ -233,7 +216,7 @@ class Sandboxes:
             return
         sandbox.state = "destroying"
         sandbox.dies.set()
-        self.deadlines.cancel(sandbox)
+        self.set_ttl(sandbox, 0)
         if self.by_name.get(sandbox.name) is sandbox:
             del self.by_name[sandbox.name]
         before = sandbox.life
@@ -266,20 +249,9 @@ class Sandboxes:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _check_room(self, name: str | None) -> None:
-        if self._is_closed:
-            raise Refusal(503, "The service is being shut down")
-        if name is not None and name in self.by_name:
-            raise Refusal(409, f"Sandbox with name {name} already exists")
-        if self.max_count is not None and len(self.by_name) >= self.max_count:
-            raise Refusal(400, f"Total CPU limit exceeded. Maximum allowed: {self.max_count}.\n{_UPGRADE}")
-
     async def _start(self, sandbox: Sandbox) -> None:
-        env = sandbox.params.get("env") or {}
-        demand = Demand(env, sandbox.params.get("cpu"), sandbox.params.get("memory"))
-        user = sandbox.params.get("user")
         try:
-            sandbox.box = await self._boxes.start(sandbox.source, demand, user=user, blocked=sandbox.is_cut_off)
+            sandbox.box = await self._boxes.start(sandbox.source, sandbox.params, blocked=sandbox.is_cut_off)
         except AresExpError as error:
             sandbox.error_reason = str(error)
             sandbox.state = "build_failed" if sandbox.params.get("buildInfo") else "error"
@@ -294,13 +266,6 @@ class Sandboxes:
         if sandbox.box is not None:
             await sandbox.box.stop()
         sandbox.box = None
-
-    async def _guard(self, sandbox: Sandbox, work: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await work()
-        except AresExpError as error:
-            if sandbox.state not in GONE:
-                sandbox.state, sandbox.error_reason = "error", str(error)
 
     def _launch(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -41,7 +41,6 @@ class Api:
             web.post(one + "/last-activity", self.last_activity),
             web.post(one + "/network-settings", self.network_settings),
             web.post(one + "/ttl/{minutes}", self.ttl),
-            web.get(one + "/toolbox-proxy-url", self.toolbox_proxy_url),
             web.get("/api/snapshots", self.list_snapshots),
             web.get("/api/snapshots/{id}", self.get_snapshot),
             web.delete("/api/snapshots/{id}", self.delete_snapshot),
@@ -100,12 +99,8 @@ class Api:
 
     async def ttl(self, request: web.Request) -> web.Response:
         sandbox = self._asked(request)
-        self._sandboxes.deadlines.set_ttl(sandbox, int(request.match_info["minutes"]))
+        self._sandboxes.set_ttl(sandbox, int(request.match_info["minutes"]))
         return self._shown(sandbox)
-
-    async def toolbox_proxy_url(self, request: web.Request) -> web.Response:
-        self._asked(request)
-        return answer(models.ToolboxProxyUrl, {"url": f"{self._emulator.base}/toolbox"})
 
     async def list_snapshots(self, request: web.Request) -> web.Response:
         page, found = int(request.query.get("page") or 1), [*self._sandboxes.snapshots.values()]

@@ -10,14 +10,13 @@ from daytona_toolbox_api_client_async import models
 
 from tests.daytona.emulator import files
 from tests.daytona.emulator.boxes import Box, run
+from tests.daytona.emulator.files import DAEMON
 from tests.daytona.emulator.sandboxes import GONE, Sandbox
 from tests.daytona.emulator.terminals import connected
 from tests.daytona.emulator.wire import BODY, Refusal, answer, received
 
 if TYPE_CHECKING:
     from tests.daytona.emulator.emulator import Emulator
-
-DAEMON = "DAYTONA_DAEMON"
 
 
 class Toolbox:
@@ -43,10 +42,8 @@ class Toolbox:
         command = asked["command"]
         if not command.strip() or asked.get("cwd") or asked.get("envs"):
             raise Refusal(400, "expected a command alone, which the backend sends", "BAD_REQUEST", DAEMON)
-        outcome = await run(box, command, timeout=asked.get("timeout") or None)
-        if outcome.timed_out:
-            raise Refusal(408, "command execution timeout", "PROCESS_EXECUTION_TIMEOUT", DAEMON)
-        return answer(models.ExecuteResponse, {"exitCode": outcome.exit_code, "result": outcome.output})
+        exit_code, output = await run(box, command)
+        return answer(models.ExecuteResponse, {"exitCode": exit_code, "result": output})
 
     async def create_and_connect_terminal(self, request: web.Request) -> web.WebSocketResponse:
         asked = request.query
@@ -85,10 +82,7 @@ class Toolbox:
         return await files.send_all(self._box(request), asked["paths"], request)
 
     async def delete(self, request: web.Request) -> web.Response:
-        path = request.query.get("path")
-        if not path:
-            raise Refusal(400, "path is required", "BAD_REQUEST", DAEMON)
-        await files.delete(self._box(request), path)
+        await files.delete(self._box(request), request.query["path"])
         return web.Response(status=204)
 
     def _sandbox(self, request: web.Request) -> Sandbox:
