@@ -118,15 +118,6 @@ class TestHostPaths:
         assert not Path("/usr/local/bin/uploaded").exists()
         Path("/tests").rmdir()
 
-    async def test_start_fails_if_a_path_is_not_empty(self, context: Path) -> None:
-        Path("/app").mkdir()
-        Path("/app/mine").touch()
-        with pytest.raises(ContainerStartError, match="/app exists and is not an empty directory"):
-            await HostContainerFactory()(ContainerSpec("t", context_dir=context)).start()
-        assert Path("/app/mine").exists()
-        Path("/app/mine").unlink()
-        Path("/app").rmdir()
-
     async def test_second_container_is_refused_while_one_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ares_exp.containers.local.host_factory._LOCK_SEC", 0.2)
         async with HostContainerFactory()(ContainerSpec("one")):

@@ -133,21 +133,6 @@ def test_directories_closed_by_a_container_are_removed(clean: Clean, tmp_path: P
     assert not box.exists()
 
 
-def test_help_lists_the_options(clean: Clean) -> None:
-    done = clean("--help")
-    assert done.returncode == 0
-    for words in ("--dry-run", "--images", "cache for later runs", "Exit codes: 0 "):
-        assert " ".join(words.split()) in " ".join(done.stdout.split())
-
-
-@pytest.mark.parametrize("arguments", [["--force"], ["all"]])
-def test_wrong_command_line(clean: Clean, arguments: list[str]) -> None:
-    done = clean(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: python -m ares_exp clean")
-    assert "Traceback" not in done.stderr
-
-
 def test_unused_caches_are_removed_on_request(clean: Clean, tmp_path: Path) -> None:
     caches = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     tasks, swebench = tmp_path / "cache" / "ares_exp" / "tasks", tmp_path / "cache" / "ares_exp" / "swebench"

@@ -1,5 +1,6 @@
 """What of a task's compose file is refused, and what is made of the rest; without an engine."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,13 @@ def options(network: NetworkOptions | None = None, **changed: Any) -> DockerOpti
     return DockerOptions(network=network or NetworkOptions(), **plain | changed)
 
 
-def refused(folder: Path, text: str) -> str:
+def refused(folder: Path, text: str, *, after: str = "networks: ", before: str = ". Leave") -> str:
     """The keys that are refused; empty when none is."""
     (folder / "docker-compose.yaml").write_text(text)
     try:
         check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), options())
     except UnsupportedTaskError as error:
-        return str(error).partition("networks: ")[2].partition(". Leave")[0]
+        return str(error).partition(after)[2].partition(before)[0]
     return ""
 
 
@@ -140,16 +141,8 @@ secrets: {word: {file: ./word}}
     assert refused(tmp_path, text) == ""
 
 
-def excess(folder: Path, text: str) -> str:
-    """What is too much; empty when nothing is."""
-    (folder / "docker-compose.yaml").write_text(text)
-    try:
-        check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), options())
-    except UnsupportedTaskError as error:
-        return str(error).partition("limits of this run: ")[2].partition(". Raise the named option")[0]
-    return ""
-
-
+excess = partial(refused, after="limits of this run: ", before=". Raise the named option")
+"""Returns what is too much; empty when nothing is."""
 CONTAINERS = "(at most 4: container.compose_max_containers)"
 PIDS = "from 1 to 100: container.pids_limit)"
 MEMORY = "at most 512 MiB: container.compose_max_memory_mb)"

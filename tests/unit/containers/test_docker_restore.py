@@ -5,14 +5,11 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-import pytest
-
 from ares_exp.containers.docker.changed_files import archive
 from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, differences
 from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.filesystem.tar_entries import read_tar
-from ares_exp.errors import SnapshotCorruptError
 from tests.unit.containers.filesystem.trees import make_awkward, tree_of
 
 
@@ -55,8 +52,3 @@ def test_attributes_unsupported_by_archives_are_omitted(objects: ObjectStore) ->
     entries = {"/d": Entry("directory", xattrs={"user.a=b": b"1", "user.c": b"2", "user.\udcff": b"3"})}
     with tarfile.open(fileobj=io.BytesIO(archived(entries, objects))) as found:
         assert found.getmembers()[0].pax_headers == {"SCHILY.xattr.user.c": "2"}
-
-
-def test_missing_object_stops_the_archive(objects: ObjectStore) -> None:
-    with pytest.raises(SnapshotCorruptError):
-        archived({"/f": Entry("file", size=1, chunks=("a" * 64,))}, objects)

@@ -31,21 +31,15 @@ def _state(path: Path) -> object:
     return collect_provenance(task_set_path=path)["task_set"]
 
 
-def test_committed_task_set_is_clean(repository: Path) -> None:
-    commit = git(repository, "rev-parse", "HEAD")
-    assert _state(repository / "tasks") == {"commit": commit, "dirty": False}
-    assert _state(repository / "tasks" / "one" / "task.toml") == {"commit": commit, "dirty": False}
-
-
-@pytest.mark.parametrize("name", ["task.toml", "new.txt"])
-def test_changed_and_new_files_make_tasks_dirty(repository: Path, name: str) -> None:
-    (repository / "tasks" / "one" / name).write_text("changed")
-    assert _state(repository / "tasks") == {"commit": git(repository, "rev-parse", "HEAD"), "dirty": True}
-
-
-def test_changes_outside_the_task_set_are_ignored(repository: Path) -> None:
-    (repository / "notes.txt").write_text("changed")
-    assert _state(repository / "tasks") == {"commit": git(repository, "rev-parse", "HEAD"), "dirty": False}
+@pytest.mark.parametrize(
+    ("changed", "dirty"),
+    [(".gitignore", False), ("notes.txt", False), ("tasks/one/task.toml", True), ("tasks/one/new.txt", True)],
+)
+def test_only_changed_tasks_are_dirty(repository: Path, changed: str, dirty: bool) -> None:
+    clean = {"commit": git(repository, "rev-parse", "HEAD"), "dirty": False}
+    assert _state(repository / "tasks") == _state(repository / "tasks" / "one" / "task.toml") == clean
+    (repository / changed).write_text("changed")
+    assert _state(repository / "tasks") == {**clean, "dirty": dirty}
 
 
 def test_ignored_folder_has_no_commit(repository: Path) -> None:

@@ -1,7 +1,6 @@
 """Harbor tasks: loading, and prior context."""
 
 import contextlib
-import copy
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ from ares_exp.tasks.harbor_task import load_task
 from ares_exp.tasks.instruction import read_prior_context
 from ares_exp.tasks.task_set import SAMPLES, TaskFolder, load_task_set
 from tests.examples import examples
-from tests.unit.trajectories.atif_examples import counting
 from tests.unit.trajectories.strategies import json_values
 
 MakeTask = Callable[..., Path]
@@ -278,7 +276,7 @@ def test_invalid_conversations_are_found_before_the_start(make_task: MakeTask, t
 @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_mutated_conversation_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
-    replaced = copy.deepcopy(counting())
+    replaced = json.loads(document(SYSTEM, USER, CALL, {**RESPONSE, "message": PARTS}))
     inner: Any = replaced
     while True:
         key = data.draw(st.sampled_from(list(inner) if isinstance(inner, dict) else range(len(inner))))

@@ -1,4 +1,4 @@
-"""The rules of ATIF 1.0 to 1.8 as Harbor has them (https://harborframework.com/docs/trajectory-format): the judge."""
+"""The rules of ATIF 1.8 as Harbor has them (https://harborframework.com/docs/trajectory-format), for what we write."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
-AUDIO_TYPES = tuple(f"audio/{name}" for name in ("wav", "mpeg", "mp4", "aac", "ogg", "flac", "webm", "aiff"))
-AUDIO_ALIASES = tuple(f"audio/{name}" for name in ("mp3", "x-wav", "wave", "m4a", "x-m4a", "x-aac", "x-flac", "x-aiff"))
-AGENT_ONLY = ("model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics")
+AGENT_ONLY = ("model_name", "reasoning_content", "tool_calls", "metrics")
 
 Extra = dict[str, Any] | None
 
@@ -35,12 +32,6 @@ class ImageSource(_Strict):
     path: str
 
 
-class AudioSource(_Strict):
-    media_type: Literal[AUDIO_TYPES + AUDIO_ALIASES]  # type: ignore[valid-type]
-    path: str
-    duration_sec: Annotated[float, Field(ge=0)] | None = None
-
-
 class TextPart(_Strict):
     type: Literal["text"]
     text: str
@@ -51,12 +42,7 @@ class ImagePart(_Strict):
     source: ImageSource
 
 
-class AudioPart(_Strict):
-    type: Literal["audio"]
-    source: AudioSource
-
-
-Content = str | list[Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]]
+Content = str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
 
 
 class ToolCall(_Strict):
@@ -66,23 +52,9 @@ class ToolCall(_Strict):
     extra: Extra = None
 
 
-class SubagentRef(_Strict):
-    trajectory_id: str | None = None
-    trajectory_path: str | None = None
-    session_id: str | None = None
-    extra: Extra = None
-
-    @model_validator(mode="after")
-    def _names_one(self) -> Self:
-        if self.trajectory_id is None and self.trajectory_path is None:
-            raise ValueError("expected a `trajectory_id` or a `trajectory_path`")
-        return self
-
-
 class Result(_Strict):
     source_call_id: str | None = None
     content: Content | None = None
-    subagent_trajectory_ref: list[SubagentRef] | None = None
     extra: Extra = None
 
 
@@ -111,7 +83,6 @@ class Step(_Strict):
     llm_call_count: Annotated[int, Field(ge=0)] | None = None
     extra: Extra = None
     model_name: str | None = None
-    reasoning_effort: str | float | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
     metrics: Metrics | None = None
@@ -151,15 +122,13 @@ class FinalMetrics(_Strict):
 
 
 class Trajectory(_Strict):
-    schema_version: Literal[VERSIONS] = "ATIF-v1.8"  # type: ignore[valid-type]
+    schema_version: Literal["ATIF-v1.8"]
     session_id: str | None = None
     trajectory_id: str | None = None
     agent: Agent
     steps: Annotated[list[Step], Field(min_length=1)]
     notes: str | None = None
     final_metrics: FinalMetrics | None = None
-    continued_trajectory_ref: str | None = None
-    subagent_trajectories: list[Trajectory] | None = None
     extra: Extra = None
 
     @model_validator(mode="after")
@@ -167,7 +136,4 @@ class Trajectory(_Strict):
         for number, step in enumerate(self.steps, 1):
             if step.step_id != number:
                 raise ValueError(f"expected step ids 1, 2, 3, … in order, got {step.step_id} in place of {number}")
-        ids = [inner.trajectory_id for inner in self.subagent_trajectories or ()]
-        if None in ids or len(set(ids)) != len(ids):
-            raise ValueError("expected every embedded trajectory to have a `trajectory_id` that its siblings have not")
         return self

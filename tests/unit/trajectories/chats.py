@@ -81,38 +81,20 @@ def chat(
 ) -> EpisodeTrajectory:
     """A whole episode: a request, then `length - 1` answers, each with a command."""
     messages = freeze([said("user", f"Please do {task}.")])
-    steps = []
-    for number in range(length):
-        first, last = number == 0, number == length - 1
-        if not first:
-            new = freeze([said("assistant", f"I do {number}."), said("user", f"done {number}")])
-            messages = FrozenList((*messages, *new))
-        reply = LLMResponse([TextData(f"I do {number}.")], cost=0.25, usage=Usage(100, 10), model="tiny")
-        steps.append(
-            StepRecord(
-                step_index=number,
-                step_type="FIRST" if first else "LAST" if last else "MID",
-                observation=None if last else serialize_llm_request(LLMRequest(messages, **settings)),
-                action=None if first else serialize_llm_response(reply),
-                reward=None if first else reward if last else 0.0,
-                discount=None if first else 0.0 if last else 1.0,
-                timestamp=start + number,
-                commands=() if first else (CommandRecord(f"run {number}", 0, 0.5),),
-            )
-        )
-    return EpisodeTrajectory(
-        episode_id=episode_id,
-        task_name=task,
-        steps=tuple(steps),
-        start_time=start,
-        end_time=start + length,
-        total_reward=total_reward(steps),
-        num_steps=length,
-        truncated=outcome is Outcome.TRUNCATED,
-        outcome=outcome,
-        error=None if outcome is Outcome.COMPLETED else ErrorInfo("Trouble", "it went wrong"),
-        metadata={"seed": 7, "agent": {"name": "shell"}},
-    )
+    requests, replies = [], []
+    for number in range(1, length):
+        requests.append(LLMRequest(messages, **settings))
+        replies.append(LLMResponse([TextData(f"I do {number}.")], cost=0.25, usage=Usage(100, 10), model="tiny"))
+        new = freeze([said("assistant", f"I do {number}."), said("user", f"done {number}")])
+        messages = FrozenList((*messages, *new))
+    error = None if outcome is Outcome.COMPLETED else ErrorInfo("Trouble", "it went wrong")
+    metadata = {"seed": 7, "agent": {"name": "shell"}}
+    known = {"episode_id": episode_id, "task_name": task, "outcome": outcome, "error": error, "metadata": metadata}
+    episode = answered(requests, replies, reward=reward, **known)
+    for step in episode.steps:
+        commands = (CommandRecord(f"run {step.step_index}", 0, 0.5),) if step.step_index else ()
+        episode = with_step(episode, step.step_index, timestamp=start + step.step_index, commands=commands)
+    return replace(episode, start_time=start, end_time=start + length)
 
 
 def with_step(episode: EpisodeTrajectory, number: int, **changes: Any) -> EpisodeTrajectory:

@@ -13,11 +13,22 @@ from tests.unit.trajectories.chats import chat, write
 HEAVY = ("rich", "pyarrow", "numpy", "backports.zstd", "gymnasium", "hydra")
 
 
-@pytest.mark.parametrize("arguments", [("show",), ("compare", "--nothing"), ("show", "x", "--nothing")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show",),
+        ("show", "x", "--steps", "three"),
+        ("compare", "--nothing"),
+        ("show", "x", "--nothing"),
+        ("clean", "all"),
+    ],
+)
 def test_wrong_command_line_is_explained(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run_word(arguments, "ares-exp")
-    assert f"usage: ares-exp {arguments[0]}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"usage: ares-exp {arguments[0]}" in said
+    assert ("expected A:B" in said) == ("three" in arguments)
 
 
 @pytest.mark.slow

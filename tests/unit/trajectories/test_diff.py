@@ -14,7 +14,7 @@ from ares_exp.commands.cli.main import run_word
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.divergence import find_divergence, step_marks
-from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
+from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.request_diff import Difference, first_difference
 from tests.examples import examples
 from tests.unit.trajectories.chats import chat, said, with_step, write
@@ -204,10 +204,3 @@ def test_equal_texts_are_compared_by_other_fields() -> None:
     assert first_difference(old, {"messages": ()}) == Difference("message 0 (user)", str(old["messages"][0]), None)
     assert first_difference({}, old) == Difference("message 0 (user)", None, str(old["messages"][0]))
     assert first_difference(old, old) is None
-
-
-def test_empty_step_record_is_compared() -> None:
-    bare = StepRecord(0, "FIRST", None, None, None, None, 0.0)
-    episode = replace(chat(), steps=(bare,), num_steps=1)
-    assert find_divergence(episode, episode) is None
-    assert find_divergence(episode, chat()) is not None

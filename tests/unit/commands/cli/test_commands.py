@@ -228,10 +228,6 @@ def test_unchecked_help_temporarily_accepts_an_object() -> None:
         action = argparse.ArgumentParser().add_argument("--flag", action="store_true", help=Lazy())  # type: ignore[arg-type]
     assert f"{action.help}" == "rendered"
     assert argparse.ArgumentParser.add_argument is before
-
-
-def test_unchecked_help_is_restored_after_an_error() -> None:
-    before = argparse.ArgumentParser.add_argument
     with pytest.raises(KeyError), unchecked_help():
         raise KeyError
     assert argparse.ArgumentParser.add_argument is before

@@ -215,15 +215,16 @@ def test_token_ids_of_every_turn_are_exported(tmp_path: Path) -> None:
     assert trial["agent_result"]["rollout_details"] == [{name: [value] * 2 for name, value in ids.items()}]
 
 
-def test_git_tasks_keep_their_origin(tmp_path: Path) -> None:
+def test_git_tasks_keep_their_origin_and_checksum(tmp_path: Path) -> None:
     run = record(tmp_path / "run", [tried()], tasks=TASKS[:1], config={"env": {**CONFIG["env"], "repo": "org/name"}})
     origin = {"git_url": "https://host/org/name.git", "git_commit": "c" * 40, "path": f"tasks/{TASKS[0]}"}
-    provenance = {**read(run / "provenance.json"), "task_origins": {TASKS[0]: origin}}
+    executed = {"task_origins": {TASKS[0]: origin}, "tasks": {TASKS[0]: f"sha256:{'0' * 64}"}}
+    provenance = {**read(run / "provenance.json"), **executed}
     (run / "provenance.json").write_text(json.dumps(provenance))
     job = exported(run, tmp_path)
     [trial] = [read(path) for path in job.glob("*/result.json")]
     place = {"git_url": origin["git_url"], "git_commit_id": origin["git_commit"], "path": origin["path"]}
-    assert trial["task_id"] == place
+    assert (trial["task_id"], trial["task_checksum"]) == (place, "0" * 64)
     assert trial["source"] == f"host/org/name/tree/{origin['git_commit']}/tasks"
     assert read(job / "config.json")["tasks"] == [{**place, "source": trial["source"]}]
 
@@ -259,14 +260,6 @@ def test_environment_without_containers_is_exported(tmp_path: Path) -> None:
     assert trial["agent_info"]["model_info"] == {"name": "oracle", "provider": None}
     assert trial["task_checksum"] == "", "nobody knows the digest of the task"
     assert not list(job.rglob("trajectory.json"))
-
-
-def test_checksum_belongs_to_the_executed_task(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", [tried()], tasks=TASKS[:1])
-    provenance = read(run / "provenance.json")
-    (run / "provenance.json").write_text(json.dumps({**provenance, "tasks": {TASKS[0]: f"sha256:{'0' * 64}"}}))
-    [trial] = [read(path) for path in exported(run, tmp_path).glob("*/result.json")]
-    assert trial["task_checksum"] == "0" * 64
 
 
 def test_secrets_are_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

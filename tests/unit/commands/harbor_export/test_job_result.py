@@ -1,7 +1,5 @@
 """Metrics and names of an exported job, number by number."""
 
-from typing import Any
-
 import pytest
 
 from ares_exp.commands.harbor_export import mean_rewards, pass_rates, stable_id, trial_name
@@ -25,16 +23,12 @@ def test_mean_of_one_key_is_called_mean() -> None:
     ],
 )
 def test_pass_rates_are_computed_per_k(passed: int, attempts: int, expected: dict[str, float]) -> None:
+    assert pass_rates({}) == {}
     each = [number < passed for number in range(attempts)]
     assert pass_rates({"a": each}) == pytest.approx(expected)
     assert pass_rates({"a": each, "b": [False] * (attempts + 1)}) == pytest.approx(
         {k: value / 2 for k, value in expected.items()}
     )
-
-
-def test_pass_rates_without_attempts_are_empty() -> None:
-    nothing: dict[str, Any] = {}
-    assert pass_rates(nothing) == {}
 
 
 def test_trial_names_are_short_and_unique() -> None:

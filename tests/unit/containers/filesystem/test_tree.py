@@ -89,11 +89,6 @@ def test_deletions_need_an_overlay(out: Path, objects: ObjectStore, entry: Entry
         write_tree({"/x": entry}, objects, out, root_ids=(os.geteuid(), os.getegid()))
 
 
-def test_missing_object_is_named(out: Path, objects: ObjectStore) -> None:
-    with pytest.raises(SnapshotCorruptError, match="is missing"):
-        write_tree({"/f": Entry("file", size=1, chunks=("a" * 64,))}, objects, out)
-
-
 @pytest.mark.parametrize("size", [3, 5, CHUNK_BYTES])
 def test_object_of_wrong_size_is_refused(out: Path, objects: ObjectStore, size: int) -> None:
     entry = Entry("file", size=size, chunks=(objects.put(b"four"),))

@@ -207,15 +207,6 @@ async def test_thread_reports_stalls_missed_by_the_loop(look_takes_sec: float, l
     assert len(sentences) == reports
 
 
-async def test_stop_ends_the_lag_thread() -> None:
-    lag = LoopLag(_no_warning)
-    lag.start()
-    assert "loop-lag" in {thread.name for thread in threading.enumerate()}
-    lag.stop()
-    lag.stop()
-    assert "loop-lag" not in {thread.name for thread in threading.enumerate()}
-
-
 class Clock:
     now = 0.0
 
