@@ -257,7 +257,7 @@ The kernel rejects a new `/proc` if parts of the old one are masked. `none`: bub
 """
 
 WAYS_OUT = (
-    "Start it with root as the user (docker run --user 0), or mount the socket of its Docker engine and use "
+    "Start this container as root (docker run --user 0), or mount the socket of its Docker engine and use "
     "container=docker, or use container=daytona."
 )
 """Advice for an ordinary user whose machine is itself a container."""
