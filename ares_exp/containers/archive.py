@@ -137,7 +137,9 @@ def _bounded(
             raise TransferError(f"The download to {target} contains more than {max_members} files.")
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts:
-            raise TransferError(f"The download to {target} contains a name that points outside of it: {member.name!r}.")
+            raise TransferError(
+                f"The download to {target} contains a path outside of the target directory: {member.name!r}."
+            )
         if strip_root:
             path = PurePosixPath(*path.parts[1:])
             member.name = str(path)

@@ -435,7 +435,9 @@ async def bounded_start(
         remedy: Advice to the user, as a sentence, for `EnvironmentStartTimeoutError`.
     """
     if started:
-        raise ContainerStartError("A container can be started once; this one has been started or stopped before.")
+        raise ContainerStartError(
+            "A container can be started only once, but this container has already been started or stopped."
+        )
     timer = asyncio.timeout(seconds)
     try:
         async with timer:

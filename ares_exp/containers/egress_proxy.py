@@ -130,8 +130,8 @@ class EgressProxy:
         if not allowed:
             raise RefusedError(
                 "403 Forbidden",
-                f"{host} is {', '.join(map(str, found))} here, which is not a public address. Add a private "
-                "address itself to allowed_hosts. Loopback and link-local addresses are never allowed.",
+                f"{host} resolves to {', '.join(map(str, found))}, which is not a public address. To allow a private "
+                "address, add the address to allowed_hosts. Loopback and link-local addresses are never allowed.",
             )
         return allowed
 

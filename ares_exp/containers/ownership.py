@@ -82,7 +82,7 @@ def log_removal(leftover: Leftover, problem: str) -> None:
     if not problem:
         _logger.info("Removed the %s %s of %s, which is dead.", *what)
     elif leftover.kind == "image":  # often another container's image
-        _logger.info("The %s %s of %s, which is dead, stays: %s.", *what, problem)
+        _logger.info("The %s %s of %s, which is dead, was not removed: %s.", *what, problem)
     else:
         _logger.warning("The %s %s of %s, which is dead, could not be removed: %s.", *what, problem)
 

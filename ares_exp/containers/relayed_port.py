@@ -161,7 +161,7 @@ class _Relay:
             number, word = _HEAD.unpack_from(heard)
             end = _HEAD.size + (word if word < _MORE else 0)
             if _CHUNK_BYTES < word < _MORE:
-                raise _RelayError(f"it sent {word} bytes at once")
+                raise _RelayError(f"it sent a frame of {word} bytes, which is too large")
             if len(heard) < end:
                 return
             data = bytes(heard[_HEAD.size : end])
@@ -206,7 +206,7 @@ class _Connection:
         else:
             self._allowed -= len(data)
             if self._allowed < 0:
-                raise _RelayError("it sent more data of a connection than allowed")
+                raise _RelayError("it sent more data on a connection than allowed")
             self._arrived.put_nowait(data)
 
     async def _run(self, serve: Serve) -> None:

@@ -44,7 +44,7 @@ def test_env_files_are_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path_factor
     directory = tmp_path_factory.mktemp("hostile")
     (directory / ".env").write_text(f"DAYTONA_API_KEY={KEY}\n")
     monkeypatch.chdir(directory)
-    with pytest.raises(PreflightError, match="there are none in the environment"):
+    with pytest.raises(PreflightError, match="the environment has none"):
         Credentials.from_environment()
 
 

@@ -202,7 +202,7 @@ def test_sources_outside_the_context_are_rejected(tmp_path: Path, source: str, f
         plan(context, f"FROM x\n{form.format(source)}\n")
 
 
-NOT_FOUND = "the SDK takes variables and leading slashes"
+NOT_FOUND = "which the SDK interprets differently"
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class TestArchive(DockerChanges):
         said = "\n".join((await capture(box, objects)).notes)
         assert "names are not UTF-8" in said
         assert "a hard link to a file of the image" in said
-        assert "'/n/sock' is not kept: it is a socket" in said
+        assert "'/n/sock' is not captured: it is a socket" in said
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ async def test_image_configuration_is_restored(context: Path, objects: ObjectSto
         delta = await capture(box, objects)
         image = box.image
     assert "/home/joe/file" in delta.entries
-    assert delta.notes == ("'/data' is not kept: it is a mount.",)
+    assert delta.notes == ("'/data' is not captured: it is a mount.",)
     async with factory(replace(spec, changes=StoredChanges(delta, objects))) as again:
         assert (await again.exec("id -un; pwd; cat file; echo $FOO; ls /data")).output == "joe\n/home/joe\nmine\na b\n"
         assert again.image == image

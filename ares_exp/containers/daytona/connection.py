@@ -72,7 +72,7 @@ class KeepAlive:
                 self._has_warned = True
                 _logger.log(
                     level,
-                    "The lifetime of a sandbox (%d minutes after the last sign of life) could not be changed. %s",
+                    "The TTL of a sandbox could not be set to %d minutes. %s",
                     ttl_min,
                     error,
                 )

@@ -86,7 +86,7 @@ class DaytonaContainer(Container):
             starting = self._starting = asyncio.create_task(self._start())
             await asyncio.wait({starting})
             if starting.cancelled():
-                raise ContainerDiedError("The container was stopped while it was started.")
+                raise ContainerDiedError("The container was stopped while it was starting.")
             await starting
 
     async def _start(self) -> None:

@@ -69,7 +69,7 @@ async def create_sandbox(
     params = params.model_copy(update={"name": name})
     loop = asyncio.get_running_loop()
     asked_at = loop.time()
-    remedy = "A large image takes long the first time: set `timeouts.build_multiplier=2`."
+    remedy = "The first start with a large image takes long. Set `timeouts.build_multiplier=2`."
     async with bounded_start(f"The sandbox {name}", timeout_sec, stop=lambda: _undo(service, name), remedy=remedy):
         sandbox = await _create_or_adopt(service, params, name, timeout_sec)
         ttl_min = params.ttl_minutes or 0
@@ -149,7 +149,7 @@ async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) ->
     state = state_of(sandbox)
     reason = failures.plain(sandbox.error_reason or "the service gives no reason").rstrip(".")
     problem = "its image could not be built" if state == "build_failed" else f"it is in state {state}"
-    raise ContainerStartError(f"{what} did not start, {problem}: {reason}.")
+    raise ContainerStartError(f"{what} did not start, because {problem}: {reason}.")
 
 
 async def _undo(service: DaytonaService, name: str) -> None:

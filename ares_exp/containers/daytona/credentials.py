@@ -46,14 +46,14 @@ class Credentials:
         protect(secret for secret in (key, token) if secret)
         if not key and not token:
             raise PreflightError(
-                f"container=daytona needs credentials, and there are none in the environment. Set {_API_KEY} to a key "
-                f"from the service's dashboard (or {_JWT_TOKEN} and {_ORGANIZATION_ID}), {_API_URL} for another "
-                f"service than {DEFAULT_API_URL}, {_TARGET} for a region. Files named .env are not read."
+                f"container=daytona needs credentials, but the environment has none. Set {_API_KEY} to a key from the "
+                f"service's dashboard, or set {_JWT_TOKEN} and {_ORGANIZATION_ID}. Optionally set {_API_URL} to use a "
+                f"service other than {DEFAULT_API_URL}, and {_TARGET} to choose a region. Files named .env are ignored."
             )
         if not key and not organization:
             raise PreflightError(
-                f"{_JWT_TOKEN} is set without {_ORGANIZATION_ID}. Also set {_ORGANIZATION_ID} to the account on "
-                f"which sandboxes run, or use {_API_KEY} instead of both."
+                f"{_JWT_TOKEN} is set without {_ORGANIZATION_ID}. Also set {_ORGANIZATION_ID} to the "
+                f"organization that owns the sandboxes, or use {_API_KEY} instead of both."
             )
         return cls(
             api_url=_checked_url(_value(_API_URL) or DEFAULT_API_URL),
@@ -84,7 +84,9 @@ def _checked_url(text: str) -> str:
         url = urlsplit(text)
         host, _ = url.hostname, url.port
     except ValueError as error:
-        raise PreflightError(f"{_API_URL} is not an address: {error}. Set it to one like {DEFAULT_API_URL}.") from error
+        raise PreflightError(
+            f"{_API_URL} is not an address: {error}. Set it to an address such as {DEFAULT_API_URL}."
+        ) from error
     if url.username is not None or "?" in text or "#" in text:
         raise PreflightError(
             f"{_API_URL} has a user, a query or a fragment. Set it to a plain address such as "

@@ -39,8 +39,9 @@ _CHANGING_TEXT = re.compile(r"state change in progress", re.IGNORECASE)
 
 _REMEDIES: Mapping[type[ContainerError], str] = {
     ContainerQuotaError: (
-        "Free some (`ares-exp clean` removes leftovers of dead runs), ask for fewer at a time "
-        "(concurrency=…) or smaller ones (container.cpus, .memory_mb, .storage_mb), or have the limit raised."
+        "Remove unused sandboxes (`ares-exp clean` removes leftovers of dead runs), start fewer episodes at a time "
+        "(concurrency=…), set lower container.cpus, container.memory_mb or container.storage_mb, or ask the service "
+        "for a higher limit."
     ),
     ContainerRateLimitError: "Start fewer episodes at a time (concurrency=…).",
     ContainerAuthorizationError: (

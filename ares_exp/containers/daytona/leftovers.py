@@ -73,7 +73,9 @@ async def remove_stale(service: DaytonaService) -> None:
         async with asyncio.timeout(SWEEP_SEC):
             await asyncio.gather(*map(remove, stale))
     except TimeoutError:
-        _logger.warning("Sandboxes of dead runs are still there after %g s; their TTL removes them.", SWEEP_SEC)
+        _logger.warning(
+            "Sandboxes of dead runs still exist after %g s. The service removes them when their TTL ends.", SWEEP_SEC
+        )
 
 
 def find_all(*, snapshots: bool) -> list[Leftover]:

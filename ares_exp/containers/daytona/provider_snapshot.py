@@ -64,11 +64,11 @@ def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
     base = changes.delta.base
     if not base.startswith(_BASE):
         raise SnapshotMismatchError(
-            f"The snapshot's files are relative to {base}, and Daytona cannot create a sandbox from it: they "
-            "were captured on another backend. Restore the snapshot on that backend."
+            f"The snapshot's files are changes to {base}, from which Daytona cannot create a sandbox, because another "
+            "backend captured them. Restore the snapshot with that backend."
         )
     if not _KEPT_NAME.fullmatch(name := base.removeprefix(_BASE)):
-        raise SnapshotMismatchError(f"Expected the name of a snapshot that Daytona keeps, found {base!r}.")
+        raise SnapshotMismatchError(f"Expected the name of a Daytona snapshot, got {base!r}.")
     return name
 
 
@@ -104,8 +104,8 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox) -> Delta:
         f"{_BASE}{name}",
         {},
         (
-            f"The files are in the snapshot {name}, which Daytona stores: only sandboxes of the same "
-            "organization can use them, until a user deletes it.",
+            f"Daytona stores the files in its snapshot {name}. Only sandboxes of the same organization can use it, and "
+            "only until a user deletes it.",
         ),
     )
 
@@ -124,8 +124,8 @@ async def make_ready(service: DaytonaService, name: str) -> None:
             await _wait_until_active(service, name, what)
     except ContainerNotFoundError as error:
         raise SnapshotMismatchError(
-            f"Daytona has no snapshot {name}, which contains the files: it was deleted, or belongs to another "
-            "organisation than this key."
+            f"Daytona has no snapshot {name}, which should contain the files. It was deleted, or the organisation of "
+            "this key does not own it."
         ) from error
     except CaptureError as error:
         raise SnapshotMismatchError(str(error)) from error

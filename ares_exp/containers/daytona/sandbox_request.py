@@ -133,9 +133,9 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
     if needed is not None and options.ttl_min * 60 <= needed:
         enough = math.ceil(needed / 60) + TTL_MARGIN_MIN
         raise ConfigError(
-            f"Task {spec.name}: expected container.ttl_min to be longer than its container may be needed "
-            f"({needed:g} s for start, agent and scoring), got {options.ttl_min} min. Set "
-            f"container.ttl_min={enough}, or lower the task's limits, for example with timeouts.multiplier=…"
+            f"Task {spec.name}: expected container.ttl_min to be longer than start, agent and scoring may take "
+            f"({needed:g} s), got {options.ttl_min} min. Set container.ttl_min={enough}, or lower the task's limits, "
+            "for example with timeouts.multiplier=…"
         )
     return options.ttl_min
 
@@ -170,24 +170,24 @@ def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
             (networks if network.version == 4 else strange).append(str(network))
     if strange:
         raise _unsupported(
-            f"supports only IPv4 networks and names under an alphabetic top-level domain, not {', '.join(strange)}"
+            f"can contain only IPv4 networks and names under an alphabetic top-level domain, not {', '.join(strange)}"
         )
     if networks and domains:
         raise _unsupported(
-            f"takes either names or addresses, not both ({', '.join(domains)}; {', '.join(networks)}). Leave out one "
-            "of the kinds"
+            f"can contain either names or addresses, not both ({', '.join(domains)}; {', '.join(networks)}). Remove "
+            "the names or the addresses"
         )
     if len(domains) > MAX_DOMAINS or len(networks) > MAX_NETWORKS:
         raise _unsupported(
-            f"takes at most {MAX_DOMAINS} names or {MAX_NETWORKS} networks, not {len(domains) or len(networks)}"
+            f"can contain at most {MAX_DOMAINS} names or {MAX_NETWORKS} networks, not {len(domains) or len(networks)}"
         )
     return networks, domains
 
 
 def _unsupported(what: str) -> UnsupportedTaskError:
     return UnsupportedTaskError(
-        f"an allowlist of the Daytona service {what}. Use container=docker for this task, or run it under another "
-        "network by container.network=no-network or public."
+        f"an allowlist of the Daytona service {what}. Use container=docker for this task, or run it with another "
+        "network: container.network=no-network or container.network=public."
     )
 
 

@@ -107,7 +107,7 @@ def unenforced(spec: ContainerSpec, can: Capabilities) -> list[str]:
         gpu_request(spec.name, spec.gpus, can)
     if spec.storage_mb is not None and not can.disk_quota:
         return [
-            f"storage_mb={spec.storage_mb}: not enforced by container=docker (the engine's storage cannot bound a "
-            "container; overlay2 on XFS mounted with pquota, btrfs and zfs can)"
+            f"storage_mb={spec.storage_mb}: not enforced by container=docker (the engine's storage driver cannot limit "
+            "the disk space of a container; overlay2 on XFS mounted with pquota, btrfs and zfs can)"
         ]
     return []

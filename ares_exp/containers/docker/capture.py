@@ -83,7 +83,7 @@ class Capture:
                 points = frozenset(mount["Destination"] for mount in inspected["Mounts"])
                 points |= frozenset(inspected["HostConfig"].get("Tmpfs") or {})
                 mounted_again = {mount["Target"] for mount in inspected["HostConfig"].get("Mounts") or ()}
-                notes = [f"{point!r} is not kept: it is a mount." for point in sorted(points - mounted_again)]
+                notes = [f"{point!r} is not captured: it is a mount." for point in sorted(points - mounted_again)]
                 skip = functools.partial(self._skip, points)
                 entries = await self._read(inspected, objects, notes, skip)
                 await self._inspect()  # if the container has ended in the meantime, files may be missing
@@ -104,7 +104,7 @@ class Capture:
     ) -> dict[str, Entry]:
         try:
             if self._way == "archive":
-                raise SnapshotUnsupportedError("the option says `archive`")
+                raise SnapshotUnsupportedError("container.capture is `archive`")
             upper = await asyncio.to_thread(find_upper_directory, inspected)
         except SnapshotUnsupportedError as error:
             if self._way == "upper":
@@ -187,7 +187,7 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
         raise SnapshotUnsupportedError("its user ids are mapped (userns-remap, or a rootless engine)")
     root = [mount for mount in table if mount.point == Path("/")][-1]
     if root.kind != "overlay":
-        raise SnapshotUnsupportedError("the engine's storage driver is not an overlay")
+        raise SnapshotUnsupportedError("the engine's storage driver does not use overlayfs")
     options = {key: value for key, _, value in (option.partition("=") for option in root.options)}
     for feature in ("redirect_dir", "metacopy"):  # the upper directory is then incomplete
         module = Path("/sys/module/overlay/parameters", feature)
@@ -236,7 +236,9 @@ class ArchiveCapture:
         }
         lost = [path for path in found if _LOST in path]
         if lost:
-            notes.append(f"{len(lost)} paths whose names are not UTF-8 are not kept, the first is {min(lost)!r}.")
+            notes.append(
+                f"{len(lost)} paths are not captured, because their names are not UTF-8 (first: {min(lost)!r})."
+            )
         return {
             path: kind
             for path, kind in found.items()
@@ -254,7 +256,7 @@ class ArchiveCapture:
         noted = "".join(more)
         notes += more
         notes += [
-            f"{path!r} is not kept: it is a socket, or was removed before it was read."
+            f"{path!r} is not captured: it is a socket, or was removed before it was read."
             for path in new
             if path not in read and repr(path) not in noted
         ]

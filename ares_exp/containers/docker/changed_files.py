@@ -17,8 +17,8 @@ from ares_exp.containers.images.image import ensure_image, inspect_image
 from ares_exp.errors import ContainerStartError, RestoreError, SnapshotMismatchError
 
 _REMEDY = (
-    "Bring the image back (`docker save` where it exists, `docker load` here), or start the task again. For runs "
-    "with snapshots, set container.keep_image=true and keep their images on the engine."
+    "Copy the image to this engine (`docker save` on a machine that has it, `docker load` here), or start the task "
+    "again. For runs with snapshots, set container.keep_image=true and keep their images on the engine."
 )
 _REMOVE = ["xargs", "-0", "rm", "-rf", "--"]
 

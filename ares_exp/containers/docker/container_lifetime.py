@@ -92,7 +92,7 @@ def remove(engine: Engine, container: str, image: str | None = None) -> None:
     if problem := why_it_stays(lambda: _remove_container(engine, container)):
         _logger.warning("The container %s could not be removed: %s.", container, problem)
     elif image is not None and (problem := why_it_stays(lambda: engine.api.remove_image(image))):
-        _logger.info("The image %s stays: %s.", image, problem)
+        _logger.info("The image %s was not removed: %s.", image, problem)
 
 
 def _remove_container(engine: Engine, container: str) -> None:

@@ -222,8 +222,8 @@ def _how_to_reach(host: str, error: BaseException) -> str:
             "or use container=local."
         )
     return (
-        f"No Docker engine answers at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), see that you "
-        "may use its socket (`docker version`), set DOCKER_HOST to another one, or use container=local."
+        f"No Docker engine answers at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), check that "
+        "you may use its socket (`docker version`), set DOCKER_HOST to another engine, or use container=local."
     )
 
 

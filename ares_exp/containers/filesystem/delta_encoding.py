@@ -86,9 +86,9 @@ def checked_entry(value: Any, room: int) -> dict[str, Any]:
         malformed("expected opaque to be true or false, found", value["opaque"])
     _check_path(value.get("path"))
     if kind == "symlink":
-        data = _bytes(value.get("target"), "where a link points")
+        data = _bytes(value.get("target"), "the target of a link")
         if not data or b"\0" in data or len(data) > MAX_PATH_BYTES:
-            unsafe("expected a link that fits a file system, found", ascii(value["target"]))
+            unsafe("expected a link target that file systems allow, found", ascii(value["target"]))
     if "xattrs" in value:
         value["xattrs"] = _xattrs(value["xattrs"])
     if "chunks" in value:
@@ -101,7 +101,7 @@ def _check_integer(name: str, value: Any, lowest: int, highest: int) -> None:
         malformed(f"expected {name} to be a whole number, found", value)
     if not lowest <= value <= highest:
         # The message omits the number, which may have thousands of digits.
-        raise UnsafeSnapshotError(f"expected {name} to be from {lowest} to {highest}, found another number.")
+        raise UnsafeSnapshotError(f"expected {name} to be from {lowest} to {highest}, but it is out of range.")
 
 
 def _bytes(text: Any, what: str) -> bytes:
@@ -111,7 +111,7 @@ def _bytes(text: Any, what: str) -> bytes:
     try:
         data = os.fsencode(text)
     except UnicodeError:
-        malformed(f"expected {what}, found an invalid one", ascii(text))
+        malformed(f"expected {what}, found invalid text", ascii(text))
     if os.fsdecode(data) != text:
         malformed(f"expected {what}, found a non-canonical encoding", ascii(text))
     return data
@@ -121,9 +121,9 @@ def _check_path(path: Any) -> None:
     data = _bytes(path, "a path")
     names = data.split(b"/")
     if names[0] or not all(names[1:]) or b"." in names or b".." in names or b"\0" in data or len(names) < 2:
-        unsafe("expected an absolute path with neither . nor .. in it, found", ascii(path))
+        unsafe("expected an absolute path without the names . and .., found", ascii(path))
     if len(data) > MAX_PATH_BYTES or max(map(len, names)) > MAX_NAME_BYTES:
-        unsafe("expected a path that fits a file system, found", ascii(path))
+        unsafe("expected a path that file systems allow, found", ascii(path))
     if not is_kept(path):
         unsafe("nothing in /dev, /proc or /sys may be changed, found", ascii(path))
 
@@ -160,10 +160,10 @@ def checked_chunks(value: Any, size: int) -> tuple[str | None, ...]:
                 malformed("expected the sha256 of a chunk, found", chunk)
             chunks.append(chunk)
         else:
-            _check_integer("a number of pieces of zeros", chunk, 1, most - len(chunks))
+            _check_integer("a number of chunks of zeros", chunk, 1, most - len(chunks))
             chunks += [None] * chunk
     if len(chunks) > most:
-        raise UnsafeSnapshotError("expected no more chunks than the size of the file needs, found more.")
+        raise UnsafeSnapshotError("a file has more chunks than its size allows.")
     return tuple(chunks)
 
 
@@ -228,12 +228,12 @@ def decode(lines: Iterable[bytes]) -> Delta:
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError):
-                malformed("expected JSON, found something else", line[:100])
+                malformed("expected JSON, found", line[:100])
             if number == 1:
                 base, notes = _header(value)
             elif isinstance(value, list):
                 if not last.get("chunks"):
-                    malformed("expected an entry, found more chunks", value)
+                    malformed("expected an entry, found further chunks", value)
                 last["chunks"] += checked_chunks(value, last["size"] - len(last["chunks"]) * CHUNK_BYTES)
             else:
                 last = checked_entry(value, MAX_BYTES - size)
@@ -246,7 +246,7 @@ def decode(lines: Iterable[bytes]) -> Delta:
         links: dict[int, Entry] = {}
         for path, entry in built.items():
             if entry.link is not None and links.setdefault(entry.link, entry) != entry:
-                unsafe("expected all names of a file to have equal entries, found a different entry", ascii(path))
+                unsafe("expected equal entries for all hard links of a file, found a different entry for", ascii(path))
     except SnapshotMetadataError as error:
         place = f" (line {number})" if number else ""
         raise type(error)(f"The list of changed files cannot be used{place}: {error}") from None
@@ -292,19 +292,19 @@ def _header(value: Any) -> tuple[str, tuple[str, ...]]:
 def _add(entries: dict[str, dict[str, Any]], values: dict[str, Any]) -> None:
     path = values["path"]
     if path in entries:
-        unsafe("expected each path once, found a duplicate", ascii(path))
+        unsafe("expected one entry per path, found a second one for", ascii(path))
     if len(entries) >= MAX_ENTRIES:
         raise UnsafeSnapshotError(f"expected at most {MAX_ENTRIES} entries, found more.")
     parent = path.rpartition("/")[0]
     if parent and parent not in entries:
-        unsafe("expected the directory of an entry before it, found only", ascii(path))
+        unsafe("expected an earlier entry for the parent directory of", ascii(path))
     if parent and entries[parent]["kind"] != "directory":
-        unsafe("expected the parent of an entry to be a directory, found another kind", ascii(path))
+        unsafe("the parent of this path is not a directory", ascii(path))
     entries[path] = values
 
 
 def _entry(path: str, values: dict[str, Any]) -> Entry:
     size, chunks = values.get("size", 0), values.get("chunks", ())
     if len(chunks) != -(-size // CHUNK_BYTES):
-        unsafe(f"expected {-(-size // CHUNK_BYTES)} chunks for {size} bytes, found {len(chunks)} in", ascii(path))
+        unsafe(f"expected {-(-size // CHUNK_BYTES)} chunks for {size} bytes, found {len(chunks)} for", ascii(path))
     return Entry(**{name: value for name, value in values.items() if name != "path"})

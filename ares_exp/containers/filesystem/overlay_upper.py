@@ -156,12 +156,12 @@ class _Scan:
             elif kind == stat.S_IFCHR and found.st_rdev == 0:
                 self._keep(path, Entry("whiteout"))
             else:
-                self._note(f"{path!r} is not kept: it is a {'socket' if kind == stat.S_IFSOCK else 'device'}.")
+                self._note(f"{path!r} is not captured: it is a {'socket' if kind == stat.S_IFSOCK else 'device'}.")
         except FileNotFoundError:
             pass  # it was removed during the scan
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise CaptureError(f"{path!r} cannot be kept: the snapshot store's disk is full.") from None
+                raise CaptureError(f"{path!r} cannot be stored: the snapshot store's disk is full.") from None
             raise CaptureError(f"{path!r} cannot be read: {error.strerror}.") from None
         return False
 
@@ -248,7 +248,7 @@ class _Scan:
 
     def _keep(self, path: str, entry: Entry) -> None:
         if len(self.kept) >= MAX_ENTRIES:
-            raise CaptureError(f"Expected at most {MAX_ENTRIES} changed files, found more, {path!r} last.")
+            raise CaptureError(f"Expected at most {MAX_ENTRIES} changed files, found more (last read: {path!r}).")
         self.total_bytes += entry.size
         if self.total_bytes > MAX_BYTES:
             self._refuse_size(path)
@@ -256,7 +256,7 @@ class _Scan:
 
     def _refuse_size(self, path: str) -> None:
         raise CaptureError(
-            f"Expected at most {MAX_BYTES} bytes of changed files, found more, {path!r} last. Remove "
+            f"Expected at most {MAX_BYTES} bytes of changed files, found more (last read: {path!r}). Remove "
             "files that are not needed, or keep them out of the container's own file system."
         )
 

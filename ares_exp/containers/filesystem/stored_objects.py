@@ -186,7 +186,7 @@ class ObjectStore:
     def _put_part(self, lines: list[bytes], known: KnownSecrets) -> str:
         data = b"\n".join(lines) + b"\n"
         if data.count(b"\n") != len(lines):
-            raise ValueError("Expected lines without line ends in them.")
+            raise ValueError("Expected lines without line breaks.")
         if known.found_in(data):
             raise CaptureError(
                 "Expected no secrets in a snapshot, but a line contains a protected value or the value of a sensitive "

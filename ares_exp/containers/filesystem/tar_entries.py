@@ -158,7 +158,7 @@ class _Reader:
             return
         kind = _KINDS.get(member.type)
         if kind is None:
-            self._note(f"{path!r} is not kept: it is a device, or another kind of file that snapshots do not support.")
+            self._note(f"{path!r} is not captured: snapshots do not support devices and other special files.")
             return
         if member.type == tarfile.LNKTYPE:
             entry = self._linked(path, member)
@@ -177,9 +177,9 @@ class _Reader:
         path = "".join(f"/{part}" for part in names)
         data = os.fsencode(path)
         if ".." in names or b"\0" in data:
-            raise ValueError(f"{name!r} points outside of it")
+            raise ValueError(f"it contains the path {name!r}, which is outside of the container")
         if len(data) > MAX_PATH_BYTES or any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in names):
-            raise ValueError(f"a name in it is too long, {name[:80]!r}…")
+            raise ValueError(f"a path in it is too long: {name[:80]!r}…")
         return path
 
     def _linked(self, path: str, member: tarfile.TarInfo) -> Entry:
@@ -193,7 +193,7 @@ class _Reader:
 
     def _metadata(self, kind: EntryKind, path: str, member: tarfile.TarInfo) -> Entry:
         if not (0 <= member.uid < 2**32 - 1 and 0 <= member.gid < 2**32 - 1):
-            raise ValueError(f"the owner of {path!r} is not a valid owner number")
+            raise ValueError(f"the owner of {path!r} is not a valid user or group id")
         entry = Entry(kind, mode=member.mode & 0o7777, uid=member.uid, gid=member.gid, mtime_ns=_mtime_ns(member))
         if kind == "symlink":
             target = os.fsencode(member.linkname)
@@ -228,9 +228,9 @@ class _Reader:
 
     def _check_bounds(self, path: str) -> None:
         if len(self._entries) >= MAX_ENTRIES:
-            raise ValueError(f"it has more than {MAX_ENTRIES} files, {path!r} the last that was read")
+            raise ValueError(f"it has more than {MAX_ENTRIES} files (last read: {path!r})")
         if self._bytes > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES} bytes of files, {path!r} the last")
+            raise ValueError(f"it has more than {MAX_BYTES} bytes of files (last read: {path!r})")
 
     def _note(self, text: str) -> None:
         if len(self._notes) < MAX_NOTES:

@@ -42,11 +42,11 @@ def write_tree(
     at = at.rstrip("/")
     for path, entry in entries.items():
         if not f"{path}/".startswith(f"{at}/"):
-            raise RestoreError(f"{path!r} cannot be made: it is not in {at}.")
+            raise RestoreError(f"{path!r} cannot be created: it is not in {at}.")
         if path == at and entry.kind != "directory":
             raise RestoreError(f"{path!r} cannot be created: expected a directory, got a {entry.kind}.")
         if opaque_xattr is None and (entry.opaque or entry.kind == "whiteout"):
-            raise RestoreError(f"{path!r} cannot be hidden: only an overlay can hide files of the base.")
+            raise RestoreError(f"{path!r} cannot be deleted: only an overlay can hide files of the base.")
     try:
         root = os.open(directory, DIRECTORY_FLAGS)
     except OSError as error:
@@ -132,7 +132,7 @@ class _Tree:
             try:
                 os.setxattr(descriptor, name, value)
             except OSError as error:
-                raise RestoreError(f"{path!r} cannot have the attribute {name!r}: {error.strerror}.") from None
+                raise RestoreError(f"The attribute {name!r} of {path!r} cannot be set: {error.strerror}.") from None
 
     def _own(self, path: str, entry: Entry, file: int | str, parent: int | None = None) -> None:
         uid, gid = entry.uid or self.root_ids[0], entry.gid or self.root_ids[1]
@@ -144,7 +144,7 @@ class _Tree:
             os.chown(file, uid, gid, dir_fd=parent, follow_symlinks=parent is None)
         except OSError as error:
             raise RestoreError(
-                f"{path!r} cannot belong to user {entry.uid}, group {entry.gid}: {error.strerror}."
+                f"The owner of {path!r} cannot be set to user {entry.uid}, group {entry.gid}: {error.strerror}."
             ) from None
 
 
@@ -153,4 +153,4 @@ def _blamed_on(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RestoreError(f"{path!r} cannot be made: {error.strerror}.") from None
+        raise RestoreError(f"{path!r} cannot be created: {error.strerror}.") from None

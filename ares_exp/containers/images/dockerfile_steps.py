@@ -235,7 +235,7 @@ class _Reader:
                 raise self._refusal(f"RUN --{name}={setting}")
         for document in self.documents:
             if not document.has_end:
-                raise self._malformed(f"expected a line {document.name} that ends the here-document, found none")
+                raise self._malformed(f"expected a line `{document.name}` to end the here-document")
         argv = json_words(command) or run_words(command, self.documents, self.shell)
         self.steps.append(RunStep(self.line, argv, {**self.args, **self.env}, self.workdir, self.user))
 

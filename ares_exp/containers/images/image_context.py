@@ -86,8 +86,8 @@ def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
         sources = local_sources(instruction) if instruction.name == "COPY" else []
         if sources and ("$" in instruction.value or any(source.pattern.startswith("/") for source in sources)):
             raise UnsupportedTaskError(
-                f"the SDK takes variables and leading slashes in the sources of COPY otherwise, in line "
-                f"{instruction.line}"
+                f"line {instruction.line} has a variable or a leading slash in the source of a COPY, which the SDK "
+                "interprets differently from Docker"
             )
 
 

@@ -201,7 +201,7 @@ def plan_image(spec: ContainerSpec, snapshot: str | None = None) -> ImagePlan:
     if snapshot is not None:
         dockerfile = None if spec.context_dir is None else spec.context_dir / "Dockerfile"
         ignored = spec.docker_image or (dockerfile if dockerfile is not None and dockerfile.is_file() else None)
-        warning = f"{spec.name}: {ignored} is not used: container.snapshot={snapshot} is"
+        warning = f"{spec.name}: {ignored} is not used, because container.snapshot={snapshot} is set"
         return ImagePlan(snapshot=snapshot, warnings=(warning,) if ignored else ())
     if spec.docker_image is not None:
         return _plan_for_image(spec.name, spec.docker_image)
@@ -228,8 +228,8 @@ def _plan_for_image(name: str, image: str) -> ImagePlan:
     tag = image.rpartition("/")[2].partition(":")[2]
     if "@" not in image and tag in ("", "latest"):
         warning = (
-            f"{name}: {image} has no fixed version, and Daytona keeps the first image that it received under "
-            "this name. Add a tag or a digest"
+            f"{name}: {image} has no fixed version, and Daytona continues to use the first image that it received "
+            "under this name. Add a tag or a digest"
         )
         return ImagePlan(image=image, warnings=(warning,))
     return ImagePlan(image=image)
@@ -239,7 +239,9 @@ def _plan_for_dockerfile(context: Path) -> ImagePlan:
     path = context / "Dockerfile"
     text = read_text(path)
     if (syntax := find_syntax(text)).is_foreign:
-        raise UnsupportedTaskError(f"{path}, line {syntax.line}: the frontend {syntax.frontend}. {_REMEDY}")
+        raise UnsupportedTaskError(
+            f"{path}, line {syntax.line}: the frontend {syntax.frontend} is not supported. {_REMEDY}"
+        )
     found = list(instructions(text))
     for name, _, line, _ in found:
         if name not in KNOWN:

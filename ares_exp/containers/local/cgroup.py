@@ -192,7 +192,7 @@ def lack_of_processes(directory: Path) -> str:
     """Returns a clause about the process limit if the container has hit it and is still near it, otherwise `""`."""
     limit, refused = _number(directory, "pids.max"), _number(directory, "pids.events", "max")
     is_full = refused and 2 * _number(directory, "pids.current") > limit
-    return f"processes left running in it use up its limit of {limit} processes" if is_full else ""
+    return f"its remaining processes use up its limit of {limit} processes" if is_full else ""
 
 
 def _number(directory: Path, name: str, key: str = "") -> int:

@@ -135,7 +135,7 @@ class LocalContainer(Container):
                     raise
                 raise ContainerStartError(f"{what} did not start: {error}.") from error
             if self._stopped:
-                raise ContainerStartError(f"{what} was stopped while it was being started.")
+                raise ContainerStartError(f"{what} was stopped while it was starting.")
             self._channels = CommandRunner(
                 self._open_shell,
                 workdir=self._workdir,
@@ -370,7 +370,7 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
     """
     if spec.gpus:
         raise UnsupportedTaskError(
-            f"{spec.name}: container={backend} has no GPUs, and the task needs {spec.gpus}. Leave this task out."
+            f"{spec.name}: container={backend} has no GPUs, but the task needs {spec.gpus}. Leave this task out."
         )
     if spec.compose_file is not None:
         raise UnsupportedTaskError(
@@ -385,7 +385,9 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
         check_sources(dockerfile, context)
         return dockerfile
     if spec.docker_image is not None:
-        raise UnsupportedTaskError(f"{spec.name}: container={backend} runs no images ({spec.docker_image}). {_REMEDY}")
+        raise UnsupportedTaskError(
+            f"{spec.name}: container={backend} does not support images ({spec.docker_image}). {_REMEDY}"
+        )
     if context is not None:
         raise TaskError(f"{spec.name}: expected a Dockerfile in {context}, found none.")
     return None

@@ -155,7 +155,7 @@ def delete(path: Path, *, is_certain: bool = False) -> bool:
             return False
         for replaced in remove_made(path, is_certain=is_certain):
             _logger.warning(
-                "%s was used by a run that was killed, and may have been replaced since. Remove it if it is not yours.",
+                "%s is from a killed run, unless another program has replaced it. Remove it if you do not need it.",
                 replaced,
             )
         if (path / MADE).exists():

@@ -256,7 +256,7 @@ class ContainerProcess:
         except BaseException as error:
             terminal.close()
             if isinstance(error, OSError):
-                raise ContainerDiedError(f"The local container opens no terminal: {error}.") from error
+                raise ContainerDiedError(f"The local container cannot open a terminal: {error}.") from error
             raise
         return _LocalTerminal(terminal, shell)
 
@@ -275,11 +275,11 @@ class ContainerProcess:
             with fifo_pair(self._channels, str(self._count)) as stream:
                 answer = await self._ask(request, stream)
                 if answer != "ok\n":
-                    raise ContainerError(f"No shell for user {name!r}: {answer.strip() or 'it ended at once'}.")
+                    raise ContainerError(f"No shell for user {name!r}: {answer.strip() or 'it ended immediately'}.")
                 self._streams = [one for one in self._streams if not one.is_closed] + [stream]
                 return stream
         except OSError as error:
-            raise ContainerDiedError(f"The local container accepts no more commands: {error}.") from error
+            raise ContainerDiedError(f"The local container cannot run more commands: {error}.") from error
         finally:
             self._loop.call_later(_RESERVE_SEC, self._reserve.close)  # the new shell still has to start processes
 
@@ -293,7 +293,7 @@ class ContainerProcess:
         finally:
             line.cancel()
             end.cancel()
-        reason = self.why_ended() if end.done() else f"no shell within {SHELL_TIMEOUT_SEC:.0f} s"
+        reason = self.why_ended() if end.done() else f"no shell started within {SHELL_TIMEOUT_SEC:.0f} s"
         raise ContainerDiedError(f"The local container no longer answers: {reason}.")
 
     async def reaped(self) -> None:

@@ -115,7 +115,7 @@ class LocalContainerFactory(ContainerFactoryBase):
         if self._host is not None:
             _logger.warning(
                 "container=local runs commands directly on this machine, without isolation, as container=host does: "
-                "this machine is itself a container (%s) and allows no namespaces (%s)",
+                "this machine is itself a container (%s) and does not allow namespaces (%s)",
                 container_evidence(),
                 machine.problem,
             )
@@ -141,9 +141,9 @@ class LocalContainerFactory(ContainerFactoryBase):
                     f"which only root can create. {WAYS_OUT}"
                 ) from error
             raise PreflightError(
-                f"{what} Remedies: run as root; or let ordinary users make user namespaces (Ubuntu 24.04: the "
-                "distribution's bubblewrap 0.11 or newer, or an AppArmor profile for bwrap); or use container=docker; "
-                "or, as root and without any isolation, container=host."
+                f"{what} Run as root, or allow ordinary users to create user namespaces (Ubuntu 24.04: the "
+                "distribution's bubblewrap 0.11 or newer, or an AppArmor profile for bwrap), or use container=docker. "
+                "As root, you can also use container=host, which has no isolation."
             ) from error
 
     def check_snapshots(self) -> None:
@@ -168,7 +168,7 @@ class LocalContainerFactory(ContainerFactoryBase):
             return self._host.check(spec)
         if self._network == "public" and spec.networks not in ({PUBLIC}, {NO_NETWORK}):
             raise UnsupportedTaskError(
-                f"{spec.name}: container=local has no allowlist, and every phase has the same network. Use "
+                f"{spec.name}: container=local supports neither allowlists nor different networks per phase. Use "
                 "container=docker, or run the task without a network: container.network=build (only "
                 "Dockerfiles have the network) or container.network=no-network."
             )
@@ -180,7 +180,7 @@ class LocalContainerFactory(ContainerFactoryBase):
         warnings = [f"{limit}: not enforced by container=local ({why})" for limit, why in _not_enforced(spec)]
         if any(policy.allowed_hosts for policy in spec.networks):
             warnings.append(
-                f"{spec.name}: container=local gives the task no network, so it cannot reach its allowed_hosts"
+                f"{spec.name}: container=local runs the task without a network, so it cannot reach its allowed_hosts"
             )
         return warnings
 

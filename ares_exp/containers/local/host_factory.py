@@ -139,11 +139,13 @@ def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
             if isinstance(step, CopyStep):
                 found += [f"{path} exists" for path in _replaced(step, spec.context_dir)]
                 found += [
-                    f"its Dockerfile fills {one}" for one in spec.directories if Path(step.target).is_relative_to(one)
+                    f"its Dockerfile copies files to {one}"
+                    for one in spec.directories
+                    if Path(step.target).is_relative_to(one)
                 ]
     if found:
         raise UnsupportedTaskError(
-            f"{spec.name}: container=host uses the paths of this machine, and {'; '.join(dict.fromkeys(found))}. "
+            f"{spec.name}: container=host uses the paths of this machine, but {'; '.join(dict.fromkeys(found))}. "
             "Move existing files away, or use container=docker."
         )
 
@@ -270,8 +272,8 @@ class HostContainerFactory(ContainerFactoryBase):
         """
         if spec.networks not in ({PUBLIC}, {NO_NETWORK}):
             raise UnsupportedTaskError(
-                f"{spec.name}: every phase has the network of this machine with container=host, but the task "
-                "needs an allowlist or different networks. Use container=docker."
+                f"{spec.name}: with container=host, every phase has the network of this machine, but the task "
+                "needs an allowlist or different networks per phase. Use container=docker."
             )
         check_paths(spec, read_task_dockerfile(spec, backend=self.name))
         limits = {"cpus": spec.cpus, "memory_mb": spec.memory_mb, "storage_mb": spec.storage_mb}

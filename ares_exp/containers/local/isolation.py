@@ -258,7 +258,7 @@ does not work.
 """
 
 WAYS_OUT = (
-    "Start it with root as the user (docker run --user 0), or mount the socket of its Docker engine and use "
+    "Start this container as root (docker run --user 0), or mount the socket of its Docker engine and use "
     "container=docker, or use container=daytona."
 )
 """Advice for an ordinary user whose machine is itself a container."""

@@ -151,10 +151,10 @@ MEMORY = "at most 512 MiB: container.compose_max_memory_mb)"
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("scale: 4", f"5 containers in all, services.web alone 4 {CONTAINERS}"),
-        ("deploy: {replicas: '10000'}", f"10001 containers in all, services.web alone 10000 {CONTAINERS}"),
-        ("{scale: 1, deploy: {replicas: 9}}", f"10 containers in all, services.web alone 9 {CONTAINERS}"),
-        ("scale: -1", f"inf containers in all, services.web alone inf {CONTAINERS}"),
+        ("scale: 4", f"5 containers in all, 4 of them for services.web {CONTAINERS}"),
+        ("deploy: {replicas: '10000'}", f"10001 containers in all, 10000 of them for services.web {CONTAINERS}"),
+        ("{scale: 1, deploy: {replicas: 9}}", f"10 containers in all, 9 of them for services.web {CONTAINERS}"),
+        ("scale: -1", f"inf containers in all, inf of them for services.web {CONTAINERS}"),
         ("pids_limit: -1", f"services.web.pids_limit (-1, {PIDS}"),
         ("pids_limit: 0", f"services.web.pids_limit (0, {PIDS}"),
         ("pids_limit: 101", f"services.web.pids_limit (101, {PIDS}"),
@@ -224,7 +224,7 @@ def test_variables_read_by_programs_are_not_substituted(tmp_path: Path) -> None:
     asked = spec(
         tmp_path, "services: {a: {image: '${PYTHONPATH}$GOAL${no_proxy:-}${PATHS}', command: LD_PRELOAD}}", env=env
     )
-    with pytest.raises(UnsupportedTaskError, match=r"of this machine obey, got PYTHONPATH, no_proxy\."):
+    with pytest.raises(UnsupportedTaskError, match=r"programs on this machine: PYTHONPATH, no_proxy\."):
         check_file(asked, options(compose_trusted=True))
     passed = variables(asked, "unix:///x")
     assert {name: passed.get(name) for name in env} == {
@@ -259,7 +259,7 @@ def test_compose_command_is_found(tmp_path: Path, tools: Path) -> None:
         check(spec(tmp_path))
     program(tools / "docker", 'echo "docker: unknown command: docker compose" >&2; exit 1')
     program(tools / "docker-compose", "echo 1.25.0")
-    with pytest.raises(UnsupportedTaskError, match=r"version 1\.28 or later: .*docker-compose is of version 1\.25\.0"):
+    with pytest.raises(UnsupportedTaskError, match=r"version 1\.28 or later: .*docker-compose has version 1\.25\.0"):
         check(spec(tmp_path))
     program(tools / "docker", '[ "$*" = "compose version --short" ] && echo v2.26.1-4')
     assert find_compose().command == (str(tools / "docker"), "compose")
@@ -273,9 +273,7 @@ def test_unsupported_options_are_refused_before_the_start(tmp_path: Path, tools:
         DockerContainerFactory().check(danger)
     assert DockerContainerFactory(compose_trusted=True).check(danger) == []
     large = spec(tmp_path, "services: {a: {scale: 17, mem_limit: 9g, ports: ['80:80']}}")
-    told = (
-        r"exceeds the limits.*18 containers.*compose_max_containers.*; services\.a\.mem_limit .*compose_max_memory_mb"
-    )
+    told = r"exceeds limits.*18 containers.*compose_max_containers.*; services\.a\.mem_limit .*compose_max_memory_mb"
     with pytest.raises(UnsupportedTaskError, match=told):
         DockerContainerFactory().check(large)
     [warning] = DockerContainerFactory(compose_max_containers=18, compose_max_memory_mb=9 * 1024).check(large)
@@ -358,7 +356,7 @@ def test_gpus_are_reserved() -> None:
 
 @pytest.mark.parametrize("services", [{"main": {"scale": 2}}, {"main": {"deploy": {"replicas": 0}}}])
 def test_main_must_be_one_container(services: dict[str, Any]) -> None:
-    with pytest.raises(ContainerStartError, match="Expected one container of a service `main`"):
+    with pytest.raises(ContainerStartError, match="expected exactly one container for the service `main`"):
         completed(services)
 
 

@@ -75,8 +75,16 @@ async def test_allowed_names_are_resolved(hosts: list[str], host: str, expected:
         (["example"], "public.example", "not in the allowed_hosts"),
         (["93.184.215.14"], "public.example", "not in the allowed_hosts"),
         (["public.example"], "93.184.215.14", "not in the allowed_hosts"),
-        (["private.example"], "private.example", r"private.example is 10\.1\.2\.3 here, which is not a public address"),
-        (["private6.example"], "private6.example", "private6.example is fd00::1 here, which is not a public address"),
+        (
+            ["private.example"],
+            "private.example",
+            r"private.example resolves to 10\.1\.2\.3, which is not a public address",
+        ),
+        (
+            ["private6.example"],
+            "private6.example",
+            "private6.example resolves to fd00::1, which is not a public address",
+        ),
         (["loopback.example", "127.0.0.0/8", "::1"], "loopback.example", "never allowed"),
         (["127.0.0.1"], "127.0.0.1", "never allowed"),
         (["0.0.0.0/0"], "127.0.0.1", "never allowed"),

@@ -142,7 +142,7 @@ def test_replaced_path_is_reported_by_name_once(tmp_path: Path, caplog: pytest.L
     record(directory, mine, replaced=True)
     assert delete(directory)
     assert [one.getMessage() for one in caplog.records] == [
-        f"{mine} was used by a run that was killed, and may have been replaced since. Remove it if it is not yours."
+        f"{mine} is from a killed run, unless another program has replaced it. Remove it if you do not need it."
     ]
     assert mine.exists()
     assert not directory.exists()

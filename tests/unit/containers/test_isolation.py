@@ -260,7 +260,7 @@ def test_upper_directory_is_found(proc: Path, upper: Path) -> None:
         ("42/uid_map", "         0     100000      65536\n", "mapped"),
         ("42/mountinfo", mounted("rw,upperdir=/x,redirect_dir=on"), "redirect_dir"),
         ("42/mountinfo", mounted("rw,upperdir=/x,metacopy=on"), "metacopy"),
-        ("42/mountinfo", mounted("rw,subvolid=5", kind="btrfs"), "not an overlay"),
+        ("42/mountinfo", mounted("rw,subvolid=5", kind="btrfs"), "does not use overlayfs"),
         ("../over lay/diff", None, "not visible here"),
     ],
 )

@@ -192,11 +192,11 @@ MIXED = [
 @pytest.mark.parametrize("networks", MIXED)
 async def test_unenforceable_networks_are_refused(networks: dict[str, Any]) -> None:
     spec = ContainerSpec("task", **networks)
-    with pytest.raises(UnsupportedTaskError, match=r"task: container=local has no allowlist.*=no-network"):
+    with pytest.raises(UnsupportedTaskError, match=r"task: container=local supports neither allowlists.*=no-network"):
         LocalContainerFactory(network="public").check(spec)
     # None at all is less than any of them asks for; but who lists hosts will miss them.
     told = (
-        ["task: container=local gives the task no network, so it cannot reach its allowed_hosts"]
+        ["task: container=local runs the task without a network, so it cannot reach its allowed_hosts"]
         if spec.network.allowed_hosts
         else []
     )

@@ -199,7 +199,7 @@ async def test_mismatch_after_restore_is_refused(objects: ObjectStore) -> None:
 async def test_owners_forbidden_to_ordinary_users_are_refused(objects: ObjectStore) -> None:
     delta = await after("true", objects)
     entries = {"/x": replace(FILE, uid=12)}
-    with pytest.raises(RestoreError, match="'/x' cannot belong to user 12"):
+    with pytest.raises(RestoreError, match="The owner of '/x' cannot be set to user 12"):
         await local_container(changes=StoredChanges(replace(delta, entries=entries), objects)).start()
 
 

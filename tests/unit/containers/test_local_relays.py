@@ -117,12 +117,12 @@ exec sleep 60
 @pytest.mark.parametrize(
     ("frames", "why"),
     [
-        (r"printf '\0\0\0\1\0\1\0\0'", "it sent 65536 bytes at once"),
+        (r"printf '\0\0\0\1\0\1\0\0'", "it sent a frame of 65536 bytes"),
         (r"printf '\0\0\0\1\377\377\377\377\0\0\0\1\377\377\377\377'", "it accepted connection 1 with 1 open"),
         (
             r"printf '\0\0\0\1\377\377\377\377'; for i in $(seq 64); do printf '\0\0\0\1\0\0\200\0'; "
             "head -c 32768 /dev/zero; done",
-            "it sent more data of a connection than allowed",
+            "it sent more data on a connection than allowed",
         ),
     ],
     ids=["large", "twice", "more than its credit"],

@@ -124,7 +124,7 @@ def spec_of(tmp_path: Path, dockerfile: str, *directories: str) -> ContainerSpec
         ("COPY root/ {}/full", "full/sub/deep/hosts exists"),
         ("COPY root/ {}/full", "full/sub/link exists"),
         ("COPY root/ {}/full", "full/lib exists"),
-        ("COPY data {}/tests/data", "its Dockerfile fills .*/tests"),
+        ("COPY data {}/tests/data", "its Dockerfile copies files to .*/tests"),
     ],
 )
 def test_check_names_the_occupied_paths(tmp_path: Path, dockerfile: str, problem: str) -> None:
@@ -135,7 +135,7 @@ def test_check_names_the_occupied_paths(tmp_path: Path, dockerfile: str, problem
     (tmp_path / "full/sub/link").mkdir()
     (tmp_path / "full/lib").symlink_to("sub")  # an upload would replace it with a directory
     spec = spec_of(tmp_path, dockerfile.format(tmp_path), f"{tmp_path}/tests")
-    with pytest.raises(UnsupportedTaskError, match=f"container=host uses the paths of this machine, and .*{problem}"):
+    with pytest.raises(UnsupportedTaskError, match=f"container=host uses the paths of this machine, but .*{problem}"):
         check_paths(spec, read_task_dockerfile(spec, backend="host"))
 
 
@@ -145,7 +145,7 @@ def test_check_accepts_missing_and_empty_paths(tmp_path: Path) -> None:
     files = f"WORKDIR /\nWORKDIR {tmp_path}/app\nCOPY data {tmp_path}/app/\nCOPY data {tmp_path}/empty/new"
     files += f"\nCOPY root/ {tmp_path}/nested"
     spec = spec_of(tmp_path, files, f"{tmp_path}/tests", f"{tmp_path}/empty")
-    with pytest.raises(UnsupportedTaskError, match=r"its Dockerfile fills .*/empty"):
+    with pytest.raises(UnsupportedTaskError, match=r"its Dockerfile copies files to .*/empty"):
         check_paths(spec, read_task_dockerfile(spec, backend="host"))
     bare = ContainerSpec("task", context_dir=spec.context_dir, directories=(f"{tmp_path}/tests",))
     check_paths(bare, read_task_dockerfile(bare, backend="host"))

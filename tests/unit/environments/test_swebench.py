@@ -266,7 +266,7 @@ def test_published_images_are_refused_by_local_containers(
 ) -> None:
     monkeypatch.undo()
     swebench_rows.put_harness_on_path(tmp_path / "harness", monkeypatch)
-    refused(player, f"container=local runs no images ({image})", **options)
+    refused(player, f"container=local does not support images ({image})", **options)
 
 
 def test_missing_grader_is_refused_before_the_start(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:

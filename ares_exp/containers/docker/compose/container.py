@@ -108,7 +108,7 @@ class ComposeContainer(EngineContainer):
         for image in () if self._options.keep_image else sorted(self._project.built):
             removal = functools.partial(engine.api.remove_image, image)
             if problem := await in_thread(functools.partial(why_it_stays, removal), pool="removals"):
-                _logger.info("The image %s stays: %s.", image, problem)
+                _logger.info("The image %s was not removed: %s.", image, problem)
         self._project.built.clear()
 
 

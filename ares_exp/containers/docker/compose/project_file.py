@@ -66,7 +66,7 @@ def complete(
     whole.pop("name", None)  # the project's name is set on the command line
     services: dict[str, dict[str, Any]] = whole["services"]
     if MAIN not in services or _count(services[MAIN]) != 1:
-        raise ContainerStartError(f"Expected one container of a service `{MAIN}` in {spec.compose_file}.")
+        raise ContainerStartError(f"{spec.compose_file}: expected exactly one container for the service `{MAIN}`.")
     for name, service in services.items():
         service["image"] = literal(images[name])
         _complete_service(service, options, closed=closed)

@@ -71,8 +71,8 @@ def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     with_ports = sorted(str(name) for name, service in _tables(documents[path]["services"]) if service.get("ports"))
     if with_ports:
         return [
-            f"ports are not published, as simultaneous attempts would need the same ones ({path.name}: services "
-            f"{', '.join(with_ports)}); the services still reach each other"
+            "ports are not published, because attempts that run at the same time would use the same ports "
+            f"({path.name}: services {', '.join(with_ports)}). The services can still connect to each other"
         ]
     return []
 
@@ -84,16 +84,16 @@ def refuse_violations(path: Path, document: Mapping[str, Any], options: DockerOp
     """
     if options.compose_trusted:
         return
-    trust = "Leave the task out, or, if you trust it like a program that you run, set container.compose_trusted=true."
+    trust = "Leave the task out. If you trust it like your own programs, you can set container.compose_trusted=true."
     try:
         if forbidden := sorted(set(_Reading(path.parent.resolve()).violations(document))):
             raise UnsupportedTaskError(
-                f"{path}: it has keys that are unknown or give its containers more than their own files and networks: "
-                f"{', '.join(forbidden)}. {trust}"
+                f"{path}: the file has unknown keys, or keys that give containers access to more than their own files "
+                f"and networks: {', '.join(forbidden)}. {trust}"
             )
         if excesses := list(_excesses(document, options)):
             raise UnsupportedTaskError(
-                f"{path}: it exceeds the limits of this run: {'; '.join(excesses)}. Raise the named option. {trust}"
+                f"{path}: the file exceeds limits of this run: {'; '.join(excesses)}. Raise the named option. {trust}"
             )
     except TaskError:
         raise
@@ -117,7 +117,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     services = found.get("services") if isinstance(found, dict) else None
     are_tables = isinstance(services, dict) and all(one is None or isinstance(one, dict) for one in services.values())
     if not isinstance(found, dict) or not are_tables:
-        raise TaskError(f"{path}: expected a compose file with a table `services`.")
+        raise TaskError(f"{path}: expected a compose file with a mapping `services`.")
     return data.decode("utf-8", "replace"), found
 
 
@@ -270,7 +270,7 @@ def _excesses(document: Mapping[str, Any], options: DockerOptions) -> Iterator[s
     option = f"at most {options.compose_max_containers}: container.compose_max_containers"
     if sum(counts.values()) > options.compose_max_containers:
         most = max(counts, key=lambda name: counts[name])
-        times = f", services.{most} alone {counts[most]:g}" if counts[most] > 1 else ""
+        times = f", {counts[most]:g} of them for services.{most}" if counts[most] > 1 else ""
         yield f"{sum(counts.values()):g} containers in all{times} ({option})"
     if len(document.get("networks") or {}) > options.compose_max_containers:
         yield f"{len(document['networks'])} networks ({option})"

@@ -137,7 +137,7 @@ def _found(environment: tuple[str, ...]) -> ComposeTool:
             continue
         if tuple(int(number) for number in version.split(".")[:2]) >= _OLDEST:
             return ComposeTool(command, version)
-        seen.append(f"{' '.join(command)} is of version {version}")
+        seen.append(f"{' '.join(command)} has version {version}")
     found = "; ".join(seen) or "neither `docker compose` nor `docker-compose` is on PATH"
     raise PreflightError(
         f"Expected Docker Compose, version {'.'.join(map(str, _OLDEST))} or later: {found}. Install the plugin "
@@ -168,8 +168,8 @@ def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
     found = [name for name in spec.env if _OBEYED.fullmatch(name) and re.search(rf"\$\{{?{re.escape(name)}\b", text)]
     if found:
         raise UnsupportedTaskError(
-            f"{spec.compose_file}: expected no $NAME for variables of [environment.env] that programs of this machine "
-            f"obey, got {', '.join(found)}. Give them other names, or leave the task out."
+            f"{spec.compose_file}: the file uses variables of [environment.env] that would also affect programs on "
+            f"this machine: {', '.join(found)}. Rename these variables, or leave the task out."
         )
 
 

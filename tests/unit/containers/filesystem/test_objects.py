@@ -267,7 +267,7 @@ def test_lines_are_bounded(store: ObjectStore) -> None:
         store.get_lines([store.put(b"no line end")])
     with pytest.raises(SnapshotCorruptError, match="does not contain lines"):
         store.get_lines([store.put(b"")])
-    with pytest.raises(ValueError, match="without line ends"):
+    with pytest.raises(ValueError, match="without line breaks"):
         store.put_lines([b"a\nb"])
 
 
