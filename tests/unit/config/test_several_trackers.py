@@ -38,9 +38,11 @@ def test_one_or_several_trackers_are_made() -> None:
 
 def test_each_tracker_has_separate_arguments(tmp_path: Path) -> None:
     config = composed(
-        "tracker=[jsonl,tensorboard]", "tracker.jsonl.finish_timeout_sec=3", "tracker.tensorboard.finish_timeout_sec=4"
+        "tracker=[jsonl,tensorboard]",
+        "tracker.jsonl.finish_timeout_sec=30",
+        "tracker.tensorboard.finish_timeout_sec=40",
     )
-    assert (config.tracker.jsonl.finish_timeout_sec, config.tracker.tensorboard.finish_timeout_sec) == (3, 4)
+    assert (config.tracker.jsonl.finish_timeout_sec, config.tracker.tensorboard.finish_timeout_sec) == (30, 40)
     trackers = SeveralTrackers(instantiate_several(config, "tracker"))
     trackers.start(RunInfo(run_dir=tmp_path, name="n", run_id="i"))
     trackers.finish(RunSummary(0, ()))
