@@ -1,7 +1,7 @@
 """The requests of one episode to its policy.
 
-If an agent waits for several responses and the policy allows it, requests after the first one are sent ahead of time:
-before the episode waits for their responses.
+If an agent waits for several responses and the policy allows it, requests after the first one are sent ahead of time.
+They are sent before the episode waits for their responses.
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ class UpdatablePolicy(Protocol):
 
         Args:
             version: Name of the new weights, recorded in responses from now on.
-            weights: New weights. `None` if they are already in place and no response was running when they were
-                changed, for example by a trainer that owns the module or an engine that received them separately.
+            weights: New weights. `None` if they are already in place, for example because an engine received them
+                separately. No response may have been running during the change.
 
         Raises:
             ConfigError: The policy does not support weights in this form. The old weights stay in use.

@@ -50,8 +50,8 @@ class TokenEndpointPolicy(OpenAIPolicy):
         top_p: Threshold for nucleus sampling. A value takes precedence over the agent's value. `None` keeps the agent's
             value, or sends 1. Set the other sampling parameters in `extra_body`.
         continue_tokens: Whether to render and tokenise prompts in this process, and to continue conversations with the
-            token ids of earlier responses, so that the token ids of a conversation only grow and never fork. Otherwise,
-            the engine tokenises each prompt and reports the token ids. Requires transformers, only for the tokenizer.
+            token ids of earlier responses. Each prompt then starts with exactly the earlier token ids. Otherwise, the
+            engine tokenises each prompt and reports the token ids. Requires transformers, only for the tokenizer.
         tokenizer: Directory or hub name of the tokenizer, for `continue_tokens`. Default: the model's tokenizer.
         chat_template: File with a chat template that replaces the tokenizer's template.
         trust_remote_code: Whether code from the tokenizer's files may run.

@@ -82,9 +82,8 @@ class TransformersPolicy(Policy):
             stop_sequences: Strings that end generation. The response does not include them.
             seed: Seed for sampling; `"episode"` for the seed of the episode, `None` for a new one each time. The
                 sampled tokens depend only on the seed, the prompt and the number of earlier requests with this prompt.
-            continue_tokens: Whether to continue conversations with the token ids of earlier responses, so that the
-                token ids of a conversation only grow and never fork. Otherwise, each request is rendered and tokenised
-                completely.
+            continue_tokens: Whether to continue conversations with the token ids of earlier responses. Each prompt then
+                starts with exactly the earlier token ids. Otherwise, each request is rendered and tokenised completely.
             timeout_sec: Time limit of one response in seconds, including the wait for other responses.
             policy_version: Name of the loaded weights, for the records.
             strict: Whether an unsupported option of the agent (a forced tool call) is an error instead of a warning.

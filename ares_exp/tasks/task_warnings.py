@@ -24,7 +24,7 @@ class TaskWarnings:
         self._kinds: dict[str, list[tuple[str, str]]] = {}
 
     def add(self, task_name: str, sentences: Iterable[str]) -> None:
-        """Adds warnings about a task, which may start with its name."""
+        """Adds warnings about a task. The sentences may start with the name of the task."""
         for sentence in sentences:
             text = sentence.removeprefix("Task ").removeprefix(f"{task_name}: ")
             kind = _NUMBER.sub("0", _nameless(text, task_name))

@@ -1,8 +1,8 @@
 """The first difference between two recorded episodes.
 
 The comparison covers requests, replies, commands with their exit codes, rewards, discounts, and how the episode ended.
-It ignores ids (of episodes and of tool calls), times, seconds, tokens, prices, log-probabilities, reasoning and the
-model's name, because these differ between two runs of the same task.
+It ignores ids (of episodes and of tool calls), times, durations, token counts, prices, log-probabilities, reasoning and
+the model's name, because these differ between two runs of the same task.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ class RequestComparison:
 
 
 class Difference(NamedTuple):
-    """A place, such as `message 3 (user)`, and its old and new text; `None` if there is no text."""
+    """The location of a difference, such as `message 3 (user)`, with its old and new text, or `None` without text."""
 
     where: str
     old: str | None

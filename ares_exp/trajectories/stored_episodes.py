@@ -366,7 +366,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _in_order(files: list[Path]) -> list[Path]:
-    """Sorts files by precedence: JSON before JSON Lines, then compressed files first, because they are complete."""
+    """Sorts files by precedence: JSON before JSON Lines, then compressed files first, because these are complete."""
     return sorted(files, key=lambda path: (is_shared(path), path.suffix != ZSTD, path))
 
 

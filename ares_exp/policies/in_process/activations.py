@@ -1,8 +1,8 @@
 """Hidden states of a model during generation, which are saved to files or changed by the user's functions.
 
 A state is the output of a module at one position. `generated` states are the states from which the tokens of a response
-were sampled: one per token, the first at the last position of the prompt. Each state is a row of a float32 `.npy` file,
-which numpy can map into memory. A file gets its final name when it is complete.
+were sampled. There is one state per token. The first is at the last position of the prompt. Each state is a row of a
+float32 `.npy` file, which numpy can map into memory. A file gets its final name when it is complete.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A program that grades a log with the official harness. Arguments: files of the request (JSON), the log, the report.
 
-The harness runs in a separate process, because its import takes a second and reads `.env` files, and because a log can
-make a regular expression run indefinitely.
+The harness runs in a separate process. Its import takes a second and reads `.env` files, and a log can make a regular
+expression run indefinitely.
 """
 
 from __future__ import annotations

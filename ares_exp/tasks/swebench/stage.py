@@ -1,7 +1,7 @@
 """`SweBenchStage`, which provides the instruction for a row, and grades the agent's changes.
 
-The agent's changes are copied out of its container as a patch and graded in a fresh container with the same image, as
-in the official harness. Other changes that the agent made in its container have no effect on the tests.
+The agent's changes are copied out of its container as a patch. They are graded in a fresh container with the same
+image, as in the official harness. Other changes that the agent made in its container have no effect on the tests.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class Repositories:
     def _check_out(self, url: str, commit: str, paths: Sequence[str], tree: Mapping[str, str]) -> None:
         """Checks out folders of a clone, and keeps the folders that earlier calls have checked out.
 
-        If a folder already has a task.toml, no network is needed, even after an interrupted call: git downloads all
+        If a folder already has a task.toml, no network is needed, even after an interrupted call. Git downloads all
         files before it writes the first one.
         """
         files, git_dir = self._files(url, commit), self._git_dir(url, commit)

@@ -41,7 +41,7 @@ owned=$above/.owner
 read -r owner mode <$owned && rm -f $owned && chown "$owner" $above && chmod "$mode" $above
 """
 STOP_TIMEOUT_SEC = 30.0
-"""Time limit in seconds for stopping the processes of a container, which may keep starting new processes."""
+"""Time limit in seconds for stopping the processes of a container. These may keep starting new processes."""
 _OUR_PROCESSES = Path("/proc/self/ns/pid")
 _STOP = """\
 case $(readlink /proc/self/ns/pid) in "" | "$ours") echo "it shares them with this machine"; exit 1 ;; esac

@@ -262,7 +262,7 @@ class ServiceState(Body):
 
 
 class EpisodesQuery(Body):
-    """A request for episodes after a cursor, of one submission or of all. Waits up to `wait` seconds for new ones."""
+    """A request for episodes after a cursor, of one or all submissions. Waits up to `wait` seconds for new episodes."""
 
     submission: Name | None = None
     after: Count = 0

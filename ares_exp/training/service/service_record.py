@@ -1,8 +1,8 @@
 """The state of a service on disk, in the folder `service` of the run directory.
 
 `record.jsonl` has one line per change: submissions, replaced attempts, cancellations, ends, acknowledgements and
-versions. Keys of endpoints are never written. For each episode that is not acknowledged, a file with the name of its
-cursor (`7.json`) has its line.
+versions. Keys of endpoints are never written. For each episode that is not acknowledged, the file `<cursor>.json`
+contains the episode's line.
 """
 
 from __future__ import annotations

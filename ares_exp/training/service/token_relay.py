@@ -81,7 +81,7 @@ class Relay:
         """Returns open requests, with the fields of `TokenRequestFacts`, from the oldest to the newest.
 
         Args:
-            wait: Maximum wait in seconds for a request. After it, the list is empty.
+            wait: Maximum wait in seconds for a request. If no request arrives, the list is empty.
             limit: Maximum number of requests.
             rollout_ids: Rollouts whose requests are returned. `None` means all rollouts.
         """

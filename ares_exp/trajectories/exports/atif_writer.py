@@ -263,7 +263,7 @@ class _AtifWriter:
                 rest = rest[self._show_results(rest, shown) :]
 
     def _show_results(self, messages: Sequence[Mapping[str, Any]], step: dict[str, Any]) -> int:
-        """Writes the first messages that are outputs of the calls of `step` as its results. Returns their number."""
+        """Writes leading messages that are outputs of calls in `step` as results of `step`. Returns their number."""
         calls = [call["tool_call_id"] for call in step.get("tool_calls", ())]
         if ids := {call[0] for call in llm_calls(step)}:
             shown = list(takewhile(lambda m: m.get("role") == "tool" and m.get("tool_call_id") in ids, messages))
