@@ -77,9 +77,10 @@ class Conversation:
     """One conversation of an agent.
 
     Attributes:
-        name: `"main"`, or `sub-…` or `side-…` with the start of its first request's fingerprint. The same conversations
-            have the same names, independent of their order. A background conversation (`side-…`) offers its LLM no
-            tools. If no request of an episode offers tools, the records name the first conversation `main`.
+        name: `"main"`, or `sub-…` or `side-…` with the start of its first request's fingerprint. Equal conversations
+            have equal names, independent of the order in which they started. A background conversation (`side-…`)
+            offers its LLM no tools. If no request of an episode offers tools, the records name the first conversation
+            `main`.
         key: Name from the client; empty if the client sends none.
         has_tools: Whether its requests offer tools.
         last: Digests of the conversation's last request.
@@ -93,7 +94,7 @@ class Conversation:
     turns: dict[str, Turn] = field(default_factory=dict)
 
     def is_repeated_by(self, request: LLMRequest) -> bool:
-        """Returns whether a request without tools repeats the last response of this conversation without tools."""
+        """Returns whether the request repeats the last response. False if the request or the conversation has tools."""
         turn = self.turns.get(self.last.fingerprint)
         if self.has_tools or request.tools or turn is None or not turn.call.done() or turn.call.cancelled():
             return False

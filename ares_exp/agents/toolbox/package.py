@@ -112,7 +112,7 @@ class Build:
 
     @property
     def variant(self) -> str:
-        """Identifier among the builds for the same machine: `"glibc"`, `"musl-py3.12"`."""
+        """Identifier among the builds for the same machine, such as `"glibc"` or `"musl-py3.12"`."""
         return self.libc if self.python is None else f"{self.libc}-py{self.python}"
 
     @property

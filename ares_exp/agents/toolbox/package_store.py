@@ -65,7 +65,7 @@ class AgentStore:
         self.folder = folder or user_cache_dir() / "agents"
 
     def place(self, build: Build) -> Path:
-        """Returns the path of a build, which may be missing."""
+        """Returns the path of a build, whether or not it is installed."""
         return self.folder / build.key
 
     def find(self, build: Build, *, thoroughly: bool = False) -> Installed | None:

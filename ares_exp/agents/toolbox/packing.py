@@ -29,7 +29,7 @@ from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.errors import ToolboxError
 
 NODE, PYTHON = "agent-node", "agent-python"
-"""Programs in `bin/` of a package that has npm or Python packages."""
+"""Names of the runtimes in `bin/`: Node.js for npm packages, and Python for Python packages."""
 _TIMEOUT_SEC = 1800.0
 _POLL_SEC = 0.2
 _SHOWN_BYTES = 2000

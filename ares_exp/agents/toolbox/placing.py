@@ -45,7 +45,7 @@ class Placed:
 
 
 def package_for(name: str) -> AgentPackage:
-    """Returns the user's pack with a name, otherwise the pinned package.
+    """Returns the user's pack with this name, otherwise the pinned package.
 
     Raises:
         ConfigError: Neither exists.
