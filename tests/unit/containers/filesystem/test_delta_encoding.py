@@ -143,22 +143,17 @@ def _is_json(line: bytes) -> bool:
 F = {"path": "/f", "kind": "file"}
 UNSAFE = [
     ([{**F, "path": "f"}], "absolute path"),
-    ([{**F, "path": ""}], "absolute path"),
     ([{**F, "path": "/"}], "absolute path"),
-    ([{**D, "path": "/"}], "absolute path"),
     ([D, {**F, "path": "/d/"}], "absolute path"),
     ([D, {**F, "path": "/d//f"}], "absolute path"),
     ([D, {**F, "path": "/d/../f"}], "absolute path"),
-    ([D, {**F, "path": "/d/./f"}], "absolute path"),
     ([{**F, "path": "/.."}], "absolute path"),
-    ([{**F, "path": "//f"}], "absolute path"),
     ([{**F, "path": "/f\0"}], "absolute path"),
     ([{**F, "path": "/" + "f" * 256}], "fits a file system"),
     ([D, {**F, "path": "/d" + "/f" * 2100}], "fits a file system"),
     ([{**D, "path": "/dev"}], "/dev, /proc or /sys"),
     ([{**D, "path": "/proc"}, {**F, "path": "/proc/x"}], "/dev, /proc or /sys"),
     ([{"path": "/sys", "kind": "whiteout"}], "/dev, /proc or /sys"),
-    ([{**D, "path": "/sys/kernel"}], "/dev, /proc or /sys"),
     ([F, F], "each path once"),
     ([{**F, "path": "/a/f"}], "directory of an entry before it"),
     ([{**F, "path": "/d/f"}, D], "directory of an entry before it"),
@@ -177,7 +172,6 @@ UNSAFE = [
     ([{**F, "size": 1, "chunks": [DIGEST, DIGEST]}], "no more chunks"),
     ([{**F, "chunks": [DIGEST]}], "no more chunks"),
     ([{**F, "size": 1, "chunks": [2]}], "pieces of zeros"),
-    ([{**F, "size": 1, "chunks": [2**60]}], "pieces of zeros"),
     ([{**F, "size": 1, "chunks": [0]}], "pieces of zeros"),
     ([{**F, "size": 1, "chunks": [1]}, [1]], "pieces of zeros"),
     ([{**F, "xattrs": {"trusted.overlay.opaque": ""}}], "only the attributes user"),
@@ -186,7 +180,6 @@ UNSAFE = [
     ([{**F, "xattrs": {"system.posix_acl_access": ""}}], "only the attributes user"),
     ([{**F, "xattrs": {"user.a": "00" * 70_000}}], "bytes of attributes"),
     ([{**F, "kind": "block"}], "devices and sockets are not allowed"),
-    ([{**F, "kind": "character"}], "devices and sockets are not allowed"),
     ([{**F, "kind": "socket"}], "devices and sockets are not allowed"),
     ([{**F, "kind": "symlink", "target": ""}], "fits a file system"),
     ([{**F, "kind": "symlink", "target": "a\0b"}], "fits a file system"),
@@ -194,7 +187,6 @@ UNSAFE = [
 ]  # fmt: skip
 MALFORMED = [
     ([5], "expected an entry, found: '5'"),
-    ([None], "expected an entry, found: 'None'"),
     ([[DIGEST]], "found more chunks"),
     ([D, [DIGEST]], "found more chunks"),
     ([{"kind": "file"}], "expected a path, found: 'None'"),
@@ -204,9 +196,7 @@ MALFORMED = [
     ([{**D, "kind": "whiteout", "mode": 1}], "a whiteout has no such field: 'mode'"),
     ([{**D, "link": 1}], "a directory has no such field: 'link'"),
     ([{**F, "mode": True}], "mode to be a whole number"),
-    ([{**F, "mode": "0644"}], "mode to be a whole number"),
     ([{**F, "size": 1.0}], "size to be a whole number"),
-    ([{**F, "size": None}], "size to be a whole number"),
     ([{**D, "opaque": 1}], "opaque to be true or false"),
     ([{**F, "path": "/\udcc3\udca9"}], "a non-canonical encoding"),
     ([{**F, "path": "/\ud800"}], "found an invalid one"),
@@ -216,7 +206,6 @@ MALFORMED = [
     ([{**F, "size": 1, "chunks": "x"}], "a list of chunks"),
     ([{**F, "xattrs": ["user.a"]}], "attributes by their names"),
     ([{**F, "xattrs": {"user.a": "zz"}}], "hexadecimal"),
-    ([{**F, "xattrs": {"user.a": 5}}], "hexadecimal"),
 ]  # fmt: skip
 
 
