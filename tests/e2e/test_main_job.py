@@ -122,12 +122,3 @@ def test_replies_without_a_command_end_the_episode(
     assert row["error"]["limit"] == ended_by
     [trajectory] = (tmp_path / "run" / "trajectories").iterdir()
     assert EpisodeTrajectory.load(trajectory).limit == ended_by
-
-
-@pytest.mark.once
-@pytest.mark.local
-def test_replay_repeats_a_recorded_run(cli: Any, tmp_path: Path) -> None:
-    assert cli(*QUIET, "hydra.run.dir=first").returncode == 0
-    done = cli(*QUIET, "policy=replay", "policy.trajectory=first", "hydra.run.dir=second")
-    assert done.returncode == 0, done.stderr
-    assert essence(tmp_path / "first") == essence(tmp_path / "second")

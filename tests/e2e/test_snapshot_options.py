@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from ares_exp.snapshots.store import SnapshotStore
 from tests.conftest import rows
+from tests.leaks import wait_until
 from tests.warm_start import WarmProcess
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
@@ -46,19 +46,6 @@ def option(tmp_path: Path, node: dict[str, Any]) -> list[str]:
     return ["--config-dir", "options", "tracker=none", "policy=mine"]
 
 
-def start(tmp_path: Path, *arguments: str) -> WarmProcess:
-    return WarmProcess(arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-
-
-def wait_until(condition: Any, process: WarmProcess, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline or process.poll() is not None:
-            process.kill()
-            raise AssertionError(process.communicate())
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("wrapper", ["async", pytest.param("sync", marks=pytest.mark.nightly)])
 def test_every_step_has_a_snapshot(cli: Any, tmp_path: Path, wrapper: str) -> None:
     done = cli(
@@ -81,27 +68,12 @@ def test_every_step_has_a_snapshot(cli: Any, tmp_path: Path, wrapper: str) -> No
     assert "6 snapshots in run/snapshots" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["snapshot=every_n", "snapshot.every=0"], "snapshot.every"),
-        (["snapshot=every_step", "snapshot.kep=2"], "Did you mean `snapshot.keep`"),
-        (["snapshot=on_failure", "container=docker", "container.keep_image=false"], "keep_image=true"),
-    ],
-)
-def test_mistake_is_refused_before_the_start(cli: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
-    done = cli("tracker=none", *arguments, "hydra.run.dir=run")
-    assert done.returncode == 2
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_signal_takes_a_snapshot_during_a_request(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WAITS_FOR_A_SNAPSHOT)
     policy = option(tmp_path, {"_target_": "mine.Policy"})
-    process = start(tmp_path, *policy, ONE, "snapshot=manual", "hydra.run.dir=run")
-    wait_until((tmp_path / "asked").exists, process)
+    words = [*policy, ONE, "snapshot=manual", "hydra.run.dir=run"]
+    process = WarmProcess(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert wait_until(lambda: (tmp_path / "asked").exists() or process.poll() is not None)
     assert not list((tmp_path / "run").glob("snapshots/*@*"))
     process.send_signal(signal.SIGUSR1)
     out, err = process.communicate(timeout=60)
@@ -112,12 +84,9 @@ def test_signal_takes_a_snapshot_during_a_request(tmp_path: Path) -> None:
 
 
 def test_snapshots_are_complete_after_ctrl_c(tmp_path: Path) -> None:
-    process = start(
-        tmp_path,
-        *answering(tmp_path, [LOOK], repeat_last=True),
-        *("limits.steps=null", "snapshot=every_step", "hydra.run.dir=run"),
-    )
-    wait_until(lambda: len(list((tmp_path / "run").glob("snapshots/*@*"))) > 8, process)
+    words = ["limits.steps=null", "snapshot=every_step", "hydra.run.dir=run"]
+    process = WarmProcess([*answering(tmp_path, [LOOK], repeat_last=True), *words], cwd=tmp_path)
+    assert wait_until(lambda: len([*tmp_path.glob("run/snapshots/*@*")]) > 8 or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err

@@ -15,13 +15,6 @@ from tests.warm_start import warm_command
 pytestmark = pytest.mark.once
 
 
-def option(here: Path, code: str) -> tuple[str, ...]:
-    (here / "mine.py").write_text(code)
-    (here / "options" / "policy").mkdir(parents=True)
-    (here / "options" / "policy" / "mine.yaml").write_text("# mine\n_target_: mine.Policy\n")
-    return ("--config-dir", "options", "policy=mine", "env=twenty_questions", "tracker=none")
-
-
 @pytest.mark.parametrize("words", [("attempts=0",), pytest.param(("--cfg", "job"), marks=pytest.mark.nightly)])
 def test_fork_prints_like_a_new_interpreter(tmp_path: Path, words: tuple[str, ...]) -> None:
     new, fork = (
@@ -31,8 +24,12 @@ def test_fork_prints_like_a_new_interpreter(tmp_path: Path, words: tuple[str, ..
 
 
 def test_fork_ends_with_its_parent(tmp_path: Path) -> None:
-    words = option(tmp_path, "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
-    command = [*warm_command(), *words]
+    code = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
+    (tmp_path / "mine.py").write_text(code)
+    (tmp_path / "options" / "policy").mkdir(parents=True)
+    (tmp_path / "options" / "policy" / "mine.yaml").write_text("# mine\n_target_: mine.Policy\n")
+    options = ("--config-dir", "options", "policy=mine", "env=twenty_questions", "tracker=none")
+    command = [*warm_command(), *options]
     with subprocess.Popen(command, cwd=tmp_path, env=SECRET_FREE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())

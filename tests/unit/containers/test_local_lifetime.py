@@ -1,6 +1,5 @@
 """What is left of local containers when their runner dies. Runs as root and as an ordinary user."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.local.container_directory import ContainerDirectory, find, folders, remove_stale
-from ares_exp.errors import ContainerDiedError
 from tests.leaks import CASES, IN_MEMORY, Phase, Run, processes, wait_until
 from tests.unit.containers.local_containers import local_container, needs_local
 
@@ -124,12 +122,3 @@ def test_directory_with_free_lock_is_stale(folder: Path) -> None:
     remove_stale()
     assert not directory.path.exists()
     directory.remove()
-
-
-async def test_box_dies_with_its_bubblewrap() -> None:
-    async with local_container() as container:
-        await container.exec("(setsid sleep 300 &)")
-        container._process._process.kill()
-        await asyncio.wait_for(container._process._exited.wait(), 20)
-        with pytest.raises(ContainerDiedError):
-            await container.exec("true")

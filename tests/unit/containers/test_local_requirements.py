@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.local.cgroup import usable_cgroup_paths
-from ares_exp.containers.local.isolation import MINIMUM_VERSION, bwrap_arguments, find_bwrap, is_privileged
+from ares_exp.containers.local.isolation import MINIMUM_VERSION, bwrap_arguments, find_bwrap
 from ares_exp.errors import PreflightError
 from tests.unit.containers.local_containers import ROOT, STEADY_MOUNTS, needs_local
 
@@ -120,16 +120,6 @@ def test_unusable_isolation_is_explained_with_remedy(restriction: list[str]) -> 
     assert run.returncode == 3, run.stderr
     for part in ("container=local", "bwrap", "run as root", "container=docker"):
         assert part in run.stdout
-
-
-def test_root_without_the_capability_is_not_privileged() -> None:
-    assert is_privileged() == (os.geteuid() == 0 and "mount" in _abilities())
-
-
-def _abilities() -> str:
-    """`mount` if this process may mount, tried out."""
-    run = subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=10, check=False)
-    return "mount" if run.returncode == 0 else ""
 
 
 FEW_DESCRIPTORS = """

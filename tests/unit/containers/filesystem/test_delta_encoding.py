@@ -143,15 +143,11 @@ def _is_json(line: bytes) -> bool:
 F = {"path": "/f", "kind": "file"}
 UNSAFE = [
     ([{**F, "path": "f"}], "absolute path"),
-    ([{**F, "path": ""}], "absolute path"),
     ([{**F, "path": "/"}], "absolute path"),
-    ([{**D, "path": "/"}], "absolute path"),
     ([D, {**F, "path": "/d/"}], "absolute path"),
     ([D, {**F, "path": "/d//f"}], "absolute path"),
     ([D, {**F, "path": "/d/../f"}], "absolute path"),
-    ([D, {**F, "path": "/d/./f"}], "absolute path"),
     ([{**F, "path": "/.."}], "absolute path"),
-    ([{**F, "path": "//f"}], "absolute path"),
     ([{**F, "path": "/f\0"}], "absolute path"),
     ([{**F, "path": "/" + "f" * 256}], "that file systems allow"),
     ([D, {**F, "path": "/d" + "/f" * 2100}], "that file systems allow"),
@@ -186,7 +182,6 @@ UNSAFE = [
     ([{**F, "xattrs": {"system.posix_acl_access": ""}}], "only the attributes user"),
     ([{**F, "xattrs": {"user.a": "00" * 70_000}}], "bytes of attributes"),
     ([{**F, "kind": "block"}], "devices and sockets are not allowed"),
-    ([{**F, "kind": "character"}], "devices and sockets are not allowed"),
     ([{**F, "kind": "socket"}], "devices and sockets are not allowed"),
     ([{**F, "kind": "symlink", "target": ""}], "that file systems allow"),
     ([{**F, "kind": "symlink", "target": "a\0b"}], "that file systems allow"),
@@ -204,9 +199,7 @@ MALFORMED = [
     ([{**D, "kind": "whiteout", "mode": 1}], "a whiteout has no such field: 'mode'"),
     ([{**D, "link": 1}], "a directory has no such field: 'link'"),
     ([{**F, "mode": True}], "mode to be a whole number"),
-    ([{**F, "mode": "0644"}], "mode to be a whole number"),
     ([{**F, "size": 1.0}], "size to be a whole number"),
-    ([{**F, "size": None}], "size to be a whole number"),
     ([{**D, "opaque": 1}], "opaque to be true or false"),
     ([{**F, "path": "/\udcc3\udca9"}], "a non-canonical encoding"),
     ([{**F, "path": "/\ud800"}], "found invalid text"),
@@ -216,7 +209,6 @@ MALFORMED = [
     ([{**F, "size": 1, "chunks": "x"}], "a list of chunks"),
     ([{**F, "xattrs": ["user.a"]}], "attributes by their names"),
     ([{**F, "xattrs": {"user.a": "zz"}}], "hexadecimal"),
-    ([{**F, "xattrs": {"user.a": 5}}], "hexadecimal"),
 ]  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 import os
 import resource
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -99,16 +98,6 @@ def test_content_outside_the_upper_directory_is_refused(upper: Path, objects: Ob
         scanned(upper, objects)
 
 
-@pytest.mark.root
-def test_overlay_marks_are_not_attributes(tmp_path: Path, objects: ObjectStore) -> None:
-    base = trees.make_base(tmp_path / "base")
-    overlay = trees.Overlay(tmp_path / "first", base)
-    with overlay.mounted() as merged:
-        (merged / "etc/mode").chmod(0o640)
-        assert "trusted.overlay.origin" in os.listxattr(overlay.upper / "etc/mode")
-        assert scanned(overlay.upper, objects)["/etc/mode"].xattrs == {}
-
-
 @pytest.fixture
 def own_directory() -> Iterator[Path]:
     """A directory of an ordinary user."""
@@ -129,39 +118,6 @@ def test_ordinary_user_gets_the_same_files(own_directory: Path) -> None:
         assert {(entry.uid, entry.gid) for entry in entries.values()} == {(0, 0)}
         write_tree(entries, objects, second, root_ids=own)
         assert trees.tree_of(second) == trees.tree_of(first)
-
-
-def test_user_namespace_has_the_same_marks(own_directory: Path) -> None:
-    """The overlay of a box that an ordinary user runs, read and written from outside."""
-    script = """
-set -e
-mount -t overlay overlay -o lowerdir=base,upperdir=upper,workdir=work,userxattr merged
-cd merged; rm removed; rm -r renewed; mkdir renewed; echo new > renewed/only; echo more >> kept
-"""
-    base, upper = own_directory / "base", own_directory / "upper"
-    with trees.as_nobody():
-        for name in ("base/renewed", "upper", "work", "merged", "again"):
-            (own_directory / name).mkdir(parents=True)
-        for name in ("removed", "renewed/old", "kept"):
-            (base / name).write_text(name)
-        own, objects = (os.geteuid(), os.getegid()), ObjectStore(own_directory / "store")
-    user = {"user": trees.NOBODY, "group": trees.NOBODY, "extra_groups": []} if trees.IS_ROOT else {}
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
-    done = subprocess.run(command, cwd=own_directory, capture_output=True, text=True, check=False, timeout=60, **user)  # type: ignore[call-overload]
-    if done.returncode:
-        pytest.skip(f"no user namespace with an overlay here: {done.stderr.strip()}")
-    with trees.as_nobody():
-        entries = scan(upper, objects, ScanCache(), notes=[], root_ids=own)
-        assert [(path, entry.kind, entry.opaque) for path, entry in entries.items()] == [
-            ("/kept", "file", False),
-            ("/removed", "whiteout", False),
-            ("/renewed", "directory", True),
-            ("/renewed/only", "file", False),
-        ]
-        again = own_directory / "again"
-        write_tree(entries, objects, again, opaque_xattr="user.overlay.opaque", root_ids=own)
-        found = scan(again, objects, ScanCache(), notes=[], root_ids=own)
-        assert differences(Delta("x:1", entries), Delta("x:1", found)) == []
 
 
 def test_several_directories_become_one_delta(tmp_path: Path, objects: ObjectStore) -> None:

@@ -108,7 +108,8 @@ def test_other_command_lines_are_unchanged() -> None:
         None,
         {},
     )
-    assert compose_from_run([], ["replay=null"]).argv == ["replay=null"]
+    for plain in (["replay=null"], ["resume=true", "seed=1,2"], ["resume=false"]):
+        assert compose_from_run([], plain).argv == plain
 
 
 def test_replay_of_one_episode_selects_its_task(recorded: Recorded) -> None:
@@ -480,11 +481,6 @@ def test_branches_and_replays_resume_with_their_config(recorded: Recorded, tmp_p
     record(tmp_path / "first", branched, cwd=tmp_path)
     config = composed("resume=first")
     assert (config["branch_from"], config["attempts"], config["branch"]["inject"]) == ("old/e@1", 4, "hi")
-
-
-def test_resume_without_a_run_is_a_plain_key() -> None:
-    assert compose_from_run(["-m"], ["resume=true", "seed=1,2"]).argv == ["-m", "resume=true", "seed=1,2"]
-    assert compose_from_run([], ["resume=false"]).argv == ["resume=false"]
 
 
 def test_attempts_are_kept_from_the_last_session(recorded: Recorded, tmp_path: Path) -> None:
