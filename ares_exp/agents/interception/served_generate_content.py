@@ -225,7 +225,7 @@ def _pieces(parts: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[Piece]
         if (sealed := _unsealed(signature or "")) is not None:
             thoughts = sealed
         elif signature:
-            lose("`thoughtSignature` of another party")
+            lose("`thoughtSignature` of another provider")
         if optional(part, "thought", bool):
             thoughts += [] if sealed is not None else [ThinkingData(optional(part, "text", str) or "")]
             continue

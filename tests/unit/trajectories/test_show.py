@@ -137,7 +137,7 @@ def test_named_rewards_are_listed(tmp_path: Path, rewards: dict[str, float], lis
 def test_steps_of_several_episodes_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write(tmp_path / "run" / "trajectories.jsonl", chat("a__0"), chat("a__1")).parent
     assert main(["show", str(run / "a"), "--step", "-1"]) == 2
-    assert f"found 2 in {run / 'a'}, such as {run / 'a__0'}." in capsys.readouterr().err
+    assert f"found 2 in {run / 'a'}. Name one, such as {run / 'a__0'}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
