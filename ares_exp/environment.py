@@ -539,9 +539,9 @@ class _Completed(StandIn, EnvironmentBase):
             if not _takes(env.reset, "options"):
                 raise TypeError(
                     "Expected an environment that can be reset with options, but "
-                    f"{type(env).__name__}.reset() does not take them, got {dict(options)!r:.200}. Call "
-                    "reset() without options, or give the environment's reset() the keyword argument "
-                    "`options=None`."
+                    f"{type(env).__name__}.reset() does not accept any, got {dict(options)!r:.200}. Call "
+                    "reset() without options, or add the keyword argument `options=None` to the environment's "
+                    "reset()."
                 )
             given["options"] = options
         time_step: TimeStep[Any] = await env.reset(**given)

@@ -201,7 +201,7 @@ class McpTools:
         if status == "404" and server.session is not None:
             raise ServerGoneError("The server has ended the session.")
         if not status.startswith("2"):
-            raise McpError(f"The server answered {status[:20]!r}: {shorten(body)}")
+            raise McpError(f"The server responded with status {status[:20]!r}: {shorten(body)}")
         return body
 
     async def _run(self, script: str) -> str:
@@ -209,7 +209,7 @@ class McpTools:
             script, timeout_sec=self._timeout_sec, max_output_bytes=MAX_RESPONSE_BYTES, shell="sh -c"
         )
         if result.timed_out:
-            raise McpError(f"The server gave no response within {self._timeout_sec:g} s.")
+            raise McpError(f"The server did not respond within {self._timeout_sec:g} s.")
         if result.exit_code == _GONE:
             raise ServerGoneError(f"The server is not running. Its output: {result.output[-500:]!r}.")
         if result.exit_code == _NO_CLIENT:

@@ -152,7 +152,7 @@ class ToolsAgent(ConversingAgent):
             for piece in pieces
         ]
         if all(isinstance(call, UnusableCall) for call in calls):
-            self._count_format_error("had no usable call of a tool")
+            self._count_format_error("had no usable tool call")
         else:
             self._in_a_row = 0
         if not pieces:

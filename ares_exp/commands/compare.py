@@ -265,7 +265,7 @@ def _print_config(console: Console, runs: Sequence[ChosenRun]) -> None:
         columns[run.letter] = ["-" if cell is None else one_line(str(cell), VALUE_CHARS) for cell in cells]
     console.print(make_table(columns, texts=(*columns,)))
     if len(differing) > len(shown):
-        _say(console, f"and {len(differing) - len(shown)} more keys, with --json")
+        _say(console, f"and {len(differing) - len(shown)} more keys (see --json)")
     _say(console, "")
 
 
@@ -273,7 +273,7 @@ def _pair_lines(pair: ComparedPair) -> Iterator[str]:
     comparison = pair.comparison
     for letter, names in ((pair.a.letter, comparison.only_a), (pair.b.letter, comparison.only_b)):
         if names:
-            yield f"left out, only {letter} has: {_named(names)}"
+            yield f"only in {letter}, so left out: {_named(names)}"
     if pair.changed_tasks:
         yield f"compared, although the task changed between the runs: {_named(pair.changed_tasks)}"
     every, scored = comparison.errors_as_zero, comparison.scored_only

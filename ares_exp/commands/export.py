@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tokens.add_argument("--conversation", action="append", metavar="PATTERN",
                         help=f"conversations to train on: e.g. 'sub-*'; repeatable [{MAIN_CONVERSATION}]")  # fmt: skip
     tokens.add_argument("--realign-tokens", type=int, metavar="N",
-                        help="sampled tokens per call that may stay untrained to avoid a fork [0]")  # fmt: skip
+                        help="sampled tokens per call that may be excluded to avoid a new row [0]")  # fmt: skip
     tokens.add_argument("--temperature", metavar="T", help="required sampling temperature, or `any` [1]")
     tokens.add_argument("--altered-sampling", action="store_true",
                         help="include responses sampled with a truncation, a penalty or a grammar")  # fmt: skip

@@ -129,7 +129,7 @@ def read_job(path: Path) -> RecordedJob:
         try:  # the names become folder names
             check_unique(check_step_name(stage.name) for stage in result.stages)
         except ValueError as error:
-            raise ConfigError(f"{run_dir.episodes}: the stages of {result.episode_id!r:.80}: {error}.") from None
+            raise ConfigError(f"{run_dir.episodes}: invalid stages of {result.episode_id!r:.80}: {error}.") from None
     try:
         config = recorded_config(run_dir.path)
     except OSError as error:

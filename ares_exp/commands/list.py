@@ -66,9 +66,9 @@ Exit codes: 0 listed; 2 the command line is wrong, or the tasks cannot be read.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("section", nargs="?", metavar="SECTION", help="what to list; everything but tasks by default")
-    parser.add_argument("overrides", nargs="*", metavar="env=…", help="for `tasks`: as for a run")
+    parser.add_argument("overrides", nargs="*", metavar="env=…", help="for `tasks`: overrides, as for a run")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="your own options, as for a run")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -180,7 +180,7 @@ def _check_same_tasks(first: Shard, other: Shard) -> None:
     if changed:
         raise ConfigError(
             f"Expected shards of one run, but {first.run_dir.path} and {other.run_dir.path} ran different versions of "
-            f"{', '.join(changed[:SHOWN])}. Run them again with the same files of the tasks."
+            f"{', '.join(changed[:SHOWN])}. Run them again with the same task files."
         )
 
 

@@ -40,7 +40,7 @@ Exit codes: 130 ended by Ctrl-C; 1 a record could not be written; 2 the command 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for a run, and serve.* (see below)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys as for a run, and serve.* (see below)")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
 
 

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=_slice,
         metavar="A:B",
-        help="show steps A up to, but not including, B (--steps=-3: for the last three)",
+        help="show steps A up to, but not including, B (`--steps=-3:` shows the last three)",
     )
     parser.add_argument(
         "--fold", action="store_true", help="show one or two lines per step: the response and the commands"
@@ -83,9 +83,9 @@ def run(arguments: argparse.Namespace) -> None:
     if len(episodes) == 1 and not is_list:
         _show(episodes[0], arguments)
     elif has_steps:
-        example = f", such as {path_of_one(arguments.episode, episodes)}" if episodes else ""
+        example = f" Name one, such as {path_of_one(arguments.episode, episodes)}." if episodes else ""
         raise UserError(
-            f"Expected one episode to show steps of, found {len(episodes)} in {arguments.episode}{example}."
+            f"Expected one episode with `--step` or `--steps`, found {len(episodes)} in {arguments.episode}.{example}"
         )
     else:
         _list(episodes, count_of(len(found), "episode"), has_causes=arguments.failed)

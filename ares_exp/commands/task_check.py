@@ -60,8 +60,8 @@ Examples:
   %(prog)s tasks/my-task attempts=5           finds tests that pass only sometimes
   %(prog)s tasks --json | jq '.tasks[] | select(.good | not) | .name'
 
-Exit codes: 0 all tasks are good; 1 a task is invalid, or its tests accept doing nothing or reject the solution; 2 the
-command line is wrong, or tasks cannot be run here; 130 interrupted.
+Exit codes: 0 all tasks are good; 1 a task is invalid, its tests reject the solution, or its tests accept an agent that
+does nothing; 2 the command line is wrong, or tasks cannot be run here; 130 interrupted.
 """
 SCHEMA_VERSION = 1
 OURS = ("policy", "tracker.path", "resume", "replay", "branch_from", "hydra.run.dir", "hydra.sweep.dir", "env", "name")
@@ -522,7 +522,8 @@ def _print(verdicts: Sequence[TaskVerdict], ran: dict[str, CheckedRun], *, as_js
     good = sum(verdict.is_good for verdict in verdicts)
     write(
         sys.stdout,
-        f"The tests of {good} of {count_of(len(verdicts), 'task')} accept the solution and reject doing nothing.\n",
+        f"The tests of {good} of {count_of(len(verdicts), 'task')} accept the solution and reject an agent "
+        "that does nothing.\n",
     )
     if any(result.container_image == HOST_IMAGE for run in ran.values() for result in run.results):
         write(sys.stdout, "FROM is ignored with container=local. Use --container docker to run the image.\n")

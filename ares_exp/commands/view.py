@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     with contextlib.suppress(KeyboardInterrupt), Server(Shelf(arguments.path), port=arguments.port) as server:
-        sys.stdout.write(f"{server.address}\nThe page of {arguments.path}, only for this machine. Ctrl-C ends it.\n")
+        sys.stdout.write(f"{server.address}\nThis page shows {arguments.path}, only on this machine. Ctrl-C ends it.\n")
         sys.stdout.flush()
         if arguments.open:
             webbrowser.open(server.address)

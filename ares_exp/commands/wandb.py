@@ -80,7 +80,7 @@ def add_arguments(parser: CommandParser) -> None:
     dashboard.add_argument("--entity", required=True, help="W&B user or team")
     dashboard.add_argument("--project", default="ares_exp", help="W&B project (default %(default)s)")
     dashboard.add_argument("--group", help="show only the runs of this group, such as the runs of a sweep")
-    dashboard.add_argument("--name", help="of the view (default: the group, or ares_exp)")
+    dashboard.add_argument("--name", help="name of the view (default: the group, or ares_exp)")
 
 
 def _upload(arguments: argparse.Namespace) -> int:

@@ -114,7 +114,7 @@ def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
             if owner is not option and not _same(owner.path, option.path):
                 problems.append(
                     f"`{group}={option.name}` of {_said(option)} is ignored: {_said(owner)} has an option of "
-                    f"that name, which comes first. Rename {option.path}."
+                    f"that name, which takes precedence. Rename {option.path}."
                 )
     problems += [
         f"{own} is ignored: the root config of ares_exp cannot be replaced. Move its values to "

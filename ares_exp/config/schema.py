@@ -161,7 +161,7 @@ def validate(config: Mapping[str, Any]) -> None:
     for outcome in config["resume_redo"] or ():
         if outcome not in outcomes:
             close = close_matches(outcome, outcomes)
-            raise ConfigError(f"Expected `resume_redo` to name some of {', '.join(outcomes)}, got {outcome!r}.{close}")
+            raise ConfigError(f"Expected outcomes in `resume_redo` ({', '.join(outcomes)}), got {outcome!r}.{close}")
     name = config["name"]
     if not name or Path(name).name != name or name in (".", ".."):
         raise ConfigError(f"Expected `name` to be a folder name without slashes, got {name!r}.")

@@ -268,7 +268,7 @@ def _parts(blocks: Sequence[Any], where: str, lose: Report) -> list[dict[str, An
         elif kind in ("image", "document"):
             parts += _media(block, kind, lose)
         else:
-            lose(f"`content[{kind}]`, a block that has no counterpart here")
+            lose(f"`content[{kind}]`, a block that ares_exp does not support")
     return parts
 
 
@@ -425,7 +425,7 @@ def _piece_of_block(block: Mapping[str, Any], lose: Report) -> Piece | None:
     if kind == "redacted_thinking":
         data = required(block, "data", str)
         return unsealed(data, "") or ThinkingData(data, redacted=True)
-    lose(f"`content[{kind}]`, a block that has no counterpart here")
+    lose(f"`content[{kind}]`, a block that ares_exp does not support")
     return None
 
 

@@ -233,7 +233,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
             kind = required(typed(item, "output[]", Mapping), "type", str)
             pieces = _pieces_of_item(item, kind, lose)
             if pieces is None:
-                lose(f"`output[{kind}]`, an item that has no counterpart here")
+                lose(f"`output[{kind}]`, an item that ares_exp does not support")
                 continue
             data += pieces
             content = item.get("content")
@@ -311,7 +311,7 @@ def _message(item: Mapping[str, Any], kind: str, lose: Report) -> dict[str, Any]
             "`store: false`."
         )
     if kind != "additional_tools":  # tools are read separately
-        lose(f"`input[{kind}]`, an item that has no counterpart here")
+        lose(f"`input[{kind}]`, an item that ares_exp does not support")
     return None
 
 
@@ -335,7 +335,7 @@ def _part(part: Mapping[str, Any], lose: Report) -> dict[str, Any] | None:
         check_keys(part, {"type", "file_data", "filename"}, "file", lose)
         file = {"filename": optional(part, "filename", str) or "file", "file_data": required(part, "file_data", str)}
         return {"type": "file", "file": file}
-    lose(f"`content[{kind}]`, a part that has no counterpart here")
+    lose(f"`content[{kind}]`, a part that ares_exp does not support")
     return None
 
 

@@ -117,7 +117,7 @@ def tool_choice_from_wire(body: Mapping[str, Any], lose: Report) -> str | dict[s
     if kind in ("function", "custom"):
         name = joined(optional(choice, "namespace", str), required(choice, "name", str))
         return {"type": "function", "function": {"name": name}}
-    lose(f"`tool_choice.{kind}`, which has no counterpart here")
+    lose(f"`tool_choice.{kind}`, which ares_exp does not support")
     return None
 
 

@@ -36,7 +36,7 @@ def check_keys(mapping: Mapping[str, Any], known: Iterable[str], where: str, los
     """Calls `lose` for every non-empty field of `mapping` that is not in `known`."""
     for key in sorted(set(mapping).difference(known)):
         if mapping[key] not in (None, [], {}, ""):
-            lose(f"`{key}` of the {where}, which has no counterpart here")
+            lose(f"`{key}` of the {where}, which ares_exp does not support")
 
 
 def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = WireFormatError) -> Report:

@@ -320,7 +320,7 @@ class Endpoint:
         except TimeoutError:
             if not llm_response.is_complete:
                 raise EndpointTimeoutError(
-                    f"{request} was silent for {self._stream_idle_sec:g} s in the middle of a streamed response.",
+                    f"{request} received no data for {self._stream_idle_sec:g} s in the middle of a streamed response.",
                     retryable=True,
                 ) from None
         except WireFormatError as error:

@@ -109,7 +109,7 @@ class ReplayPolicy(Policy):
         if recorded is None:
             names = ", ".join(sorted(self._episodes)) or "none"
             raise ReplayDivergenceError(
-                f"{self._path} has no recorded episode of task {episode.task_name!r}; it has: {names}. "
+                f"{self._path} has no recorded episode of task {episode.task_name!r}. Its tasks are: {names}. "
                 "Select recorded tasks with `env.tasks=…`."
             )
         own = compiled(episode.normalisers) if self._normalisers else ()
@@ -248,7 +248,7 @@ class _Replayed:
                 f"{len(asked.get('messages', ()))} messages instead of {len(recorded.get('messages', ()))}",
             )
         raise ReplayDivergenceError(
-            f"Request {step.step + 1} of task {self._episode.task_name!r} differs from the recorded one "
+            f"Request {step.step + 1} of task {self._episode.task_name!r} differs from the recorded request "
             f"(episode {self._episode.episode_id}): {words}. Use `policy.strict=false` to continue anyway.",
             step=step.step,
             why=words,

@@ -192,12 +192,12 @@ def _table(report: ReplayReport) -> Table:
 def _episode(episode: ReplayedEpisode) -> Iterator[str]:
     yield f"{one_line(episode.recorded_id)}, attempt {episode.attempt}: {', '.join(_runs(episode.steps)) or 'no steps'}"
     if episode.outcome is not episode.recorded_outcome:
-        yield f"  ended as {episode.outcome.value}; recorded was {episode.recorded_outcome.value}"
+        yield f"  outcome {episode.outcome.value}; the recorded outcome was {episode.recorded_outcome.value}"
     if episode.reward != episode.recorded_reward:
-        yield f"  reward {_number(episode.reward)}; recorded was {_number(episode.recorded_reward)}"
+        yield f"  reward {_number(episode.reward)}; the recorded reward was {_number(episode.recorded_reward)}"
     first = next((step for step in episode.steps if step.match is Match.DIFFERENT), None)
     if first is not None:
-        yield f"  step {first.step} differs first, in {one_line(first.where or '')} (- recorded, + now):"
+        yield f"  first difference at step {first.step}, in {one_line(first.where or '')} (- recorded, + now):"
         yield from (f"    {printable(line)}" for line in first.diff)
 
 

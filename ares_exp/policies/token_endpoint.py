@@ -214,7 +214,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
         if response.prompt_token_ids is not None and [*response.prompt_token_ids] != asked.prompt:
             raise MalformedResponseError(
                 f"Expected the engine at {self._endpoint.base_url} to report the {len(asked.prompt)} "
-                f"prompt token ids that it received, got {len(response.prompt_token_ids)} different ids."
+                f"prompt token ids that it received, but it reported {len(response.prompt_token_ids)} other ids."
             )
         return response
 

@@ -292,7 +292,7 @@ def _take(model: Any, weights: Weights | None) -> None:
     own = model.state_dict()
     for name, tensor in weights.items():
         if name not in own:
-            raise ConfigError(f"Expected weights of the model, which has no {name!r}; it has: {', '.join(own):.200}…")
+            raise ConfigError(f"The model has no weights named {name!r}. Its weights are: {', '.join(own):.200}…")
         if own[name].shape != tensor.shape:
             raise ConfigError(f"Expected {name!r} of shape {tuple(own[name].shape)}, got {tuple(tensor.shape)}.")
     model.load_state_dict(weights, strict=False)

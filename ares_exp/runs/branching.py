@@ -209,7 +209,7 @@ class Branching:
             )
         if (was := recorded.metadata.get("agent")) not in (None, agents.name):
             raise SnapshotMismatchError(
-                f"its agent was {was!r:.100}, whose responses cannot be given to agent={agents.name} up to that step."
+                f"its agent was {was!r:.100}, and agent={agents.name} cannot replay the responses up to that step."
             )
         return recorded
 

@@ -301,7 +301,7 @@ def _in_words(whose: str, prefix: str, name: str, bound: float, spent: float) ->
         larger *= 2
     remedy = f"a larger budget, such as {prefix}.{name}={_number(larger)}"
     if name == "errors_in_a_row":
-        remedy = "the same budget when the cause of the errors is fixed"
+        remedy = "the same budget after you have fixed the cause of the errors"
     return (
         f"The {whose}'s budget is used up: {_amount(spent)} {_NAMES[name]}, {prefix}.{name}={_number(bound)}. "
         f"No more episodes start, and running episodes are cancelled. Resume with {remedy}."

@@ -248,8 +248,8 @@ def only_run() -> Iterator[None]:
 def _claim() -> None:
     if not _in_progress.acquire(blocking=False):
         raise ConfigError(
-            "Expected one run at a time in a process, and another one is running: wait for it first, or run "
-            "several at once as a sweep, `python -m ares_exp -m hydra/launcher=joblib …`."
+            "A process supports one run at a time, and another run is in progress. Wait until it has ended, or use a "
+            "sweep to run several at once: `python -m ares_exp -m hydra/launcher=joblib …`."
         )
 
 
@@ -268,7 +268,7 @@ def checked_overrides(overrides: Sequence[str]) -> list[str]:
             )
         if one.startswith("-") or not (one.startswith("~") or "=" in one):
             raise ConfigError(
-                f"Expected overrides (`key=value`), got `{one:.200}`. Folders of options are `config_dirs=[…]`; flags "
-                "and other commands belong to the command line, `python -m ares_exp --help`."
+                f"Expected overrides (`key=value`), got `{one:.200}`. Pass folders of options with `config_dirs=[…]`. "
+                "Flags and other commands only work on the command line: `python -m ares_exp --help`."
             )
     return list(overrides)

@@ -66,14 +66,16 @@ class Outages:
     async def _watch(self, check: Check, why: str) -> None:
         self._scheduler.pause(check, why)
         longest = format_duration(MAX_OUTAGE_SEC)
-        logger.warning("%s No episode starts until it responds. The run ends if this takes %s.", why, longest)
+        logger.warning(
+            "%s No episode starts until it responds. The run ends after %s without a response.", why, longest
+        )
         since, wait_sec = self._clock(), FIRST_WAIT_SEC
         while (left_sec := since + MAX_OUTAGE_SEC - self._clock()) > 0:
             await self._sleep(min(wait_sec, left_sec))
             wait_sec = min(2 * wait_sec, MAX_WAIT_SEC)
             if await _problem(check) is None:
                 logger.warning(
-                    "Episodes start again after an outage of %s. (%s)", format_duration(self._clock() - since), why
+                    "New episodes start again after an outage of %s. (%s)", format_duration(self._clock() - since), why
                 )
                 del self._watches[check]
                 self._scheduler.resume(check)

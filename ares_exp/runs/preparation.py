@@ -50,8 +50,8 @@ async def prepare(
     if parts.source.needs_container and parts.effective_agent is not parts.agent_factory:
         checks.append(parts.agent_factory.preflight())
         warn(
-            f"The shell agent runs the solutions of the tasks, so agent={parts.agent_factory.name} is only checked. To "
-            "run it, choose another policy: `policy=openai policy.model=…`."
+            f"With this policy, the shell agent runs the solutions of the tasks. agent={parts.agent_factory.name} is "
+            "checked, but does not run. To run it, choose another policy: `policy=openai policy.model=…`."
         )
     outcomes = await asyncio.gather(*checks, return_exceptions=True)
     _raise_all(outcomes)
@@ -77,8 +77,8 @@ async def prepare(
 def _need_of_shared_disk(parts: Components) -> str | None:
     """Returns the reason why other machines need access to the run directory, if they do."""
     if parts.branching is not None:
-        return "`branch_from` continues from a snapshot"
-    return "`snapshot` writes snapshots where the environments are" if parts.snapshots.output_dir is not None else None
+        return "`branch_from` reads a snapshot from it"
+    return "`snapshot` writes snapshots to it from each node" if parts.snapshots.output_dir is not None else None
 
 
 def bounded_concurrency(parts: Components, asked: int, warn: Callable[[str], None]) -> int:
@@ -92,7 +92,7 @@ def bounded_concurrency(parts: Components, asked: int, warn: Callable[[str], Non
     if not parts.source.needs_container or most is None or asked <= most:
         return asked
     warn(
-        f"container={parts.container_factory.name} can run {most} episode at a time on this machine: "
+        f"container={parts.container_factory.name} supports at most concurrency={most} on this machine, so "
         f"concurrency={asked} has no effect."
     )
     return most

@@ -107,7 +107,7 @@ def _make_parts(
     from omegaconf import OmegaConf, open_dict
 
     if isinstance(overrides, str):
-        raise ConfigError(f'Expected a list of overrides, got {overrides!r:.200}: `["limits.steps=20"]`.')
+        raise ConfigError(f'Expected a list of overrides such as `["limits.steps=20"]`, got {overrides!r:.200}.')
     chosen = [f"{group}={part}" for group, part in given.items() if isinstance(part, str)]
     own = [f"{name}={value}" for name, value in values.items()]
     _check_overrides(overrides, given, values)
@@ -148,7 +148,7 @@ def _check_overrides(overrides: Sequence[str], given: Mapping[str, Any], values:
         key = key_set_by(override)
         group = key.partition(".")[0].partition("/")[0]
         if group in values:
-            raise ConfigError(f"`{group}` is an argument: write `{group}=…` outside of `overrides`.")
+            raise ConfigError(f"`{group}` is an argument of its own. Pass `{group}=…` outside of `overrides`.")
         owner = "env" if group == SCORER else group  # scorers are an argument of `env`
         if owner in given:
             if not ((part := given[owner]) is None or isinstance(part, str)):
@@ -172,7 +172,7 @@ def _source(env: Any) -> SourceBase:
     if isinstance(env, MinimalEnvironment):
         raise ConfigError(
             f"Expected `env` to be a function that makes an environment, got an environment ({type(env).__name__}), "
-            "which runs one episode at a time: `env=lambda: …`."
+            "which runs only one episode at a time. Use `env=lambda: …`."
         )
     raise ConfigError(
         "Expected `env` to be an environment source, a function that makes an environment, or an option of `env`, got "

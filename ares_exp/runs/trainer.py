@@ -140,7 +140,7 @@ class TrainedRun:
         if scope == "requests":
             self._gate.close(TRAINER)
         else:
-            self._scheduler.pause(TRAINER, "The trainer has paused the starts of episodes.")
+            self._scheduler.pause(TRAINER, "The trainer has paused the start of new episodes.")
 
     def resume(self, scope: PauseScope) -> None:
         """Ends a pause by the trainer. A pause that a user ordered continues."""

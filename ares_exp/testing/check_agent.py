@@ -221,10 +221,10 @@ class _NoContainer:
     """The container of an agent that is run again; executes nothing."""
 
     async def exec(self, command: str, **_: Unpack[ExecOptions]) -> ExecResult:
-        raise AssertionError(f"The second run must not run a command, got {command!r}.")
+        raise AssertionError(f"Expected the second run to run no command, but it ran {command!r}.")
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        raise AssertionError(f"The second run must not upload files, got {source}.")
+        raise AssertionError(f"Expected the second run to upload no files, but it uploaded {source}.")
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        raise AssertionError(f"The second run must not download files, got {source}.")
+        raise AssertionError(f"Expected the second run to download no files, but it downloaded {source}.")

@@ -19,7 +19,7 @@ def host_address() -> str:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((anywhere, 9))
             return str(probe.getsockname()[0])
-    pytest.skip("this machine has no address but its loopback")
+    pytest.skip("this machine has only loopback addresses")
 
 
 @asynccontextmanager

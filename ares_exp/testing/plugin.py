@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="PACKAGE:NAME",
-        help="run the suite of its kind on this class; may be given again",
+        help="run the conformance suite for this class; repeatable",
     )
     group.addoption(
         "--ares-exp-option",

@@ -185,7 +185,7 @@ class WandbTracker(TrackerBase):
                     run.define_metric(key, step_metric=axis)
                 if before := len(sessions(info.run_dir)) - 1:
                     run.log({WALL_SEC: time.time() - self._began}, step=max(before * STEPS_OF_A_SESSION, run.step))
-            sync = f"W&B, offline; upload: ares-exp wandb sync {shlex.quote(str(shown_path(info.run_dir)))}"
+            sync = f"W&B (offline). To upload the run: ares-exp wandb sync {shlex.quote(str(shown_path(info.run_dir)))}"
             self._run, self._place = run, sync if run.offline else f"W&B: {run.url}"
         except Exception as error:
             self._numbers.report(f"could not be started, so this run is not tracked: {error_line(error)}")
@@ -212,7 +212,7 @@ class WandbTracker(TrackerBase):
                 return open_run(record, info.run_dir, mode=mode, settings=timeouts, **arguments)
         except Exception as error:
             self._numbers.report(
-                f"cannot be reached, recording offline in {self._folder} instead (upload it later with "
+                f"cannot be reached, so the run is recorded in {self._folder} (upload it later with "
                 f"`ares-exp wandb sync {info.run_dir}`): {error_line(error)}"
             )
         return open_run(record, info.run_dir, mode="offline", settings=timeouts, **arguments)

@@ -274,7 +274,7 @@ class EpisodeDriver:
                 "Use another policy, such as `policy=transformers`."
             )
         if version in self._age:
-            raise ConfigError(f"Expected a new name for new weights, got {version!r}, which other weights already had.")
+            raise ConfigError(f"Expected a new version for new weights, but other weights already have {version!r}.")
         await policy.update(version, weights)
         self._age[version] = len(self._age)
         self.version = version

@@ -77,9 +77,9 @@ class TrainingSequence:
         """Rejects lists of inconsistent lengths."""
         lengths = len(self.ids), len(self.mask), len(self.logprobs)
         if len(set(lengths)) > 1:
-            raise ValueError("Expected as many mask values and logprobs as ids, got {1}, {2} and {0}".format(*lengths))
+            raise ValueError("Expected as many mask values and logprobs as ids ({}), got {} and {}".format(*lengths))
         if not self.starts or len(self.starts) != len(self.steps):
-            raise ValueError(f"Expected a start for each step, got {len(self.starts)} for {len(self.steps)}")
+            raise ValueError(f"Expected one start per step, got {len(self.starts)} starts for {len(self.steps)} steps")
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -234,7 +234,7 @@ def sequences_of(
     calls = list(calls_of(trajectory, accepted))
     others = Counter(conversation for conversation in conversations_of(trajectory) if not accepted.takes(conversation))
     if not calls:
-        there = f"; there are {', '.join(sorted(others))}" if others else ""
+        there = f". Its other conversations are {', '.join(sorted(others))}" if others else ""
         raise UntrainableError(
             f"Episode {trajectory.episode_id} ({trajectory.task_name}) has no sampled tokens in the conversations "
             f"{', '.join(conversations)}{there}."

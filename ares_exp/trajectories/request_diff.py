@@ -124,7 +124,7 @@ def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normalis
         elif one in BUILT_IN:
             made[one] = BUILT_IN[one]
         else:
-            raise ValueError(f"there is no normaliser {one!r}; there are: {', '.join(BUILT_IN)}")
+            raise ValueError(f"there is no normaliser {one!r}. Use one of {', '.join(BUILT_IN)}")
     return compiled(made)
 
 

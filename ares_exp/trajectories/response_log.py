@@ -131,7 +131,7 @@ class LoggedEpisode:
                     if data.get("taken_over") is True:
                         taken_over.append(exchange.response)
             except Exception as error:
-                logger.info("%s: used up to line %d (%s)", path, line.number, error)
+                logger.info("%s: only the lines before line %d are used (%s)", path, line.number, error)
         ahead = tuple(waiting.values())
         return cls(**head, exchanges=tuple(in_order), ahead=ahead, ahead_taken_over=tuple(taken_over), result=result)
 

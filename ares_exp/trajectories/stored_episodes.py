@@ -104,7 +104,7 @@ def read_headers(path: Path, *, is_written: bool, broken: list[str] | None) -> I
 def _load(path: Path, offsets: Sequence[int] | None) -> EpisodeTrajectory:
     found = next(find_episodes(path, offsets=offsets), None)
     if found is None:
-        raise TrajectoryFormatError(f"{path}: the episode is missing: the file has changed.")
+        raise TrajectoryFormatError(f"{path}: the episode is missing, because the file has changed.")
     return found.trajectory
 
 
@@ -261,7 +261,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
         """
         wanted = None if outcome is None else {outcome} if isinstance(outcome, str) else set(outcome)
         if unknown := sorted((wanted or set()) - set(Outcome)):
-            raise ValueError(f"Expected an outcome, got {unknown[0]!r}. There are: {', '.join(Outcome)}.")
+            raise ValueError(f"There is no outcome {unknown[0]!r}. Use one of {', '.join(Outcome)}.")
         low, high = -math.inf if min_reward is None else min_reward, math.inf if max_reward is None else max_reward
         bounded = min_reward is not None or max_reward is not None
 
@@ -408,7 +408,7 @@ def chosen_episode(path: Path) -> StoredEpisode:
         left_out = f" Left out: {episodes.left_out[0]}" if episodes.left_out else ""
         raise UserError(f"There is no episode in {path}.{left_out}")
     raise UserError(
-        f"Expected one episode, found {len(episodes)} in {path}: name one, such as {path_of_one(path, episodes)}. "
+        f"Expected one episode, found {len(episodes)} in {path}. Name one, such as {path_of_one(path, episodes)}. "
         f"`ares-exp show {path}` lists them."
     )
 

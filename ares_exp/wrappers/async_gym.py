@@ -258,7 +258,7 @@ def wrap_as_gym(
         ValueError: `allow_running_loop` is set together with `async_mode`, or the render mode is unknown.
     """
     if async_mode and allow_running_loop:
-        raise ValueError("`allow_running_loop` is for `async_mode=False`: an AsyncGymWrapper never blocks a loop.")
+        raise ValueError("`allow_running_loop` requires `async_mode=False`. An AsyncGymWrapper never blocks a loop.")
     if async_mode:
         return AsyncGymWrapper(env, render_mode=render_mode)
     from ares_exp.wrappers.sync_gym import GymWrapper

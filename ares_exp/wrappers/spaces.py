@@ -176,6 +176,6 @@ class TextAction(gymnasium.ActionWrapper[Any, str, LLMResponse], RecordConstruct
     def action(self, action: str) -> LLMResponse:
         """Wraps the string in a response. Raises `TypeError` for other actions."""
         if not isinstance(action, str):
-            raise TypeError(f"Expected a string for TextAction, got {type(action).__name__}. Leave the wrapper out to "
-                            "give an LLMResponse.")  # fmt: skip
+            raise TypeError(f"Expected a string for TextAction, got {type(action).__name__}. To pass an "
+                            "LLMResponse, remove the wrapper.")  # fmt: skip
         return LLMResponse.from_text(action)

@@ -91,7 +91,7 @@ def test_each_kind_of_fault_is_reported(cli: Cli, tmp_path: Path) -> None:
     assert "strict: the tests write no reward for an agent that does nothing (expected 0)" in told
     assert "broken - - invalid" in told
     assert "agent.timeout_sec" in told
-    assert "The tests of 1 of 6 tasks accept the solution and reject doing nothing." in told
+    assert "The tests of 1 of 6 tasks accept the solution and reject an agent that does nothing." in told
     assert "error" not in done.stderr
     assert "two 0.50 0.00 solution fails" in told
     assert "the solution of step make printed (exit code 0): | made the solution" in told

@@ -85,7 +85,7 @@ def test_restarted_server_gets_all_requests(paused: tuple[WarmProcess, str], tmp
         out, err = run.communicate(timeout=SOON_SEC)
         server.kill()
     assert run.returncode == 0, err
-    assert err.count("No episode starts until it responds.") == err.count("Episodes start again after") == 1
+    assert err.count("No episode starts until it responds.") == err.count("New episodes start again after") == 1
     assert "12 of 12 episodes finished" in out
     assert {row["outcome"] for row in rows(tmp_path / "run")} == {"completed"}
 

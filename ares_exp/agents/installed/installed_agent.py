@@ -218,7 +218,7 @@ class InstalledAgent:
     async def _succeed(self, command: str, *, user: str | None = None, env: Mapping[str, str] | None = None) -> None:
         result = await self._container.exec(command, user=user, env=env, cwd="/", timeout_sec=_SETUP_SEC)
         if result.exit_code != 0:
-            raise AgentError(f"Expected `{command:.200}` to succeed before the agent is started: {result.output:.500}")
+            raise AgentError(f"The setup command `{command:.200}` of the agent failed: {result.output:.500}")
 
     async def _until_lost(self, work: Coroutine[Any, Any, _Result], forwarded_port: ForwardedPort) -> _Result:
         """Awaits `work`. If the forwarded port is lost, cancels `work` and raises `EndpointLostError`."""
@@ -241,7 +241,7 @@ class InstalledAgent:
             cause = (
                 f"without a request to its LLM. Pass it the endpoint with {', '.join(self._recipe.variables)}."
                 if not facts.refused
-                else f"after all its requests to its LLM were rejected ({facts.refused}). The last one: "
+                else f"after all its requests to its LLM were rejected ({facts.refused}). The last error: "
                 f"{facts.last_refusal}"
             )
             raise NoRequestError(

@@ -116,7 +116,7 @@ class GenerateContentWire:
         body = _fields(body, "the request")
         check_keys(body, _REQUEST_KEYS | {"cachedContent"}, "request", lose)
         if body.get("cachedContent"):
-            raise WireFormatError("Expected a request without `cachedContent`: nothing is stored. Send all contents")
+            raise WireFormatError("`cachedContent` is not supported, because nothing is stored here. Send all contents")
         config, sampling = take(_fields(body.get("generationConfig") or {}, "generationConfig"), SAMPLING)
         if sampling.get("candidateCount", 1) != 1:
             raise WireFormatError(
@@ -225,7 +225,7 @@ def _pieces(parts: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[Piece]
         if (sealed := _unsealed(signature or "")) is not None:
             thoughts = sealed
         elif signature:
-            lose("`thoughtSignature` of another party")
+            lose("`thoughtSignature` of another provider")
         if optional(part, "thought", bool):
             thoughts += [] if sealed is not None else [ThinkingData(optional(part, "text", str) or "")]
             continue
@@ -281,7 +281,7 @@ def _said(parts: Sequence[Mapping[str, Any]], lose: Report) -> list[dict[str, An
                 "embed the data."
             )
         else:
-            lose(f"`parts[{next(iter(part), '')}]`, which has no counterpart here")
+            lose(f"`parts[{next(iter(part), '')}]`, which ares_exp does not support")
     return said
 
 
@@ -289,7 +289,7 @@ def _tools(body: Mapping[str, Any], lose: Report) -> Iterator[dict[str, Any]]:
     for value in list_of(body, "tools", Mapping) or ():
         tool = _fields(value, "tools[]")
         for kind in set(tool) - {"functionDeclarations"}:
-            lose(f"`tools[{kind}]`, a tool of the provider's own")
+            lose(f"`tools[{kind}]`, a built-in tool of the provider")
         for one in list_of(tool, "functionDeclarations", Mapping) or ():
             function = _fields(one, "functionDeclarations[]")
             check_keys(function, {"name", "description", "parameters", "parametersJsonSchema"}, "tool", lose)

@@ -66,7 +66,7 @@ class ResponsesWire:
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
         rest, options = take(rest, ["stream_options", "background"])
         if optional(options, "background", bool):
-            raise WireFormatError("Expected no `background`: background responses are not supported. Leave it out.")
+            raise WireFormatError("`background` is not supported. Leave it out.")
         if (_mapping(_mapping(sampling, "text"), "format")).get("type", "text") != "text":
             losses.add("text.format")
         return make_asked(

@@ -148,7 +148,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, executor: Any, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
         """Runs a function in a thread. The function has to be pure, and `executor` has no effect."""
         if self._owner is None:
-            raise EpisodeStateError("The agent phase is over: no more threads.")
+            raise EpisodeStateError("The agent phase has ended, so no more threads can start.")
         return self._owner.run_in_thread(func, args)
 
     def is_running(self) -> bool:

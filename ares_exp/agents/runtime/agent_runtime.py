@@ -129,7 +129,7 @@ class AgentRuntime:
         """
         if self._closed:
             await asyncio.sleep(0)  # yields, so that a loop of calls does not block other tasks
-            raise EpisodeStateError(f"The agent phase is over: no more {kind} calls.")
+            raise EpisodeStateError(f"The agent phase has ended, so no more {kind} calls are allowed.")
         call = self._ask(kind, arguments, perform, again)
         assert call.future is not None
         try:

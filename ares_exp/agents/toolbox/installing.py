@@ -74,7 +74,7 @@ def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: thr
         remove(target / name)
     for name in tarball.executables:
         if not (target / name).is_file():
-            raise ToolboxError(f"Expected {tarball.title} to have the file {name}, found none.")
+            raise ToolboxError(f"Expected {tarball.title} to contain the file {name}, but the file is missing.")
         (target / name).chmod(0o755)
 
 

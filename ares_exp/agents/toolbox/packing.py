@@ -104,8 +104,7 @@ def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop:
     npm = shutil.which("npm")
     if npm is None:
         raise ToolboxError(
-            f"Expected the program npm, which installs {', '.join(specs)}, found none on PATH. Install Node.js, which "
-            "includes npm."
+            f"The program npm, which installs {', '.join(specs)}, is not on PATH. Install Node.js, which includes npm."
         )
     node = f"node-linux-{build.machine}"
     options = ["--ignore-scripts", "--no-bin-links", "--no-audit", "--no-fund", "--loglevel=error", "--save-exact"]
@@ -142,7 +141,7 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
     """Copies a Python, installs packages into it, and writes their programs. Returns the installed packages."""
     what = ", ".join(specs)
     if (uv := find_uv()) is None:
-        raise ToolboxError(f"Expected the program uv, which installs {what}, found none on PATH. Run `pip install uv`.")
+        raise ToolboxError(f"The program uv, which installs {what}, is not on PATH. Run `pip install uv`.")
     root = target / "python"
     minor = _copy_python(uv, pack.python, root, stop)
     python = root / "bin" / f"python{minor}"
@@ -203,8 +202,8 @@ def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Ev
             continue
         return _copy_of(Path(found), root, stop, is_relocatable=bool(options))
     raise ToolboxError(
-        f"Expected {what}, found none on this machine, and uv could not download it. Install it, or pass the path of "
-        "an interpreter: `--python PATH`."
+        f"{what} is not installed on this machine, and uv could not download it. Install it, or pass the path of an "
+        "interpreter: `--python PATH`."
     )
 
 
@@ -301,5 +300,5 @@ def run_program(
         problem = errors.read().decode("utf-8", "replace").strip() or printed[-_SHOWN_BYTES:].strip()
     if code != 0:
         why = "it was stopped" if code is None else f"exit code {code}"
-        raise ToolboxError(f"{what} cannot be installed ({why}). Nothing was kept.\n{problem}")
+        raise ToolboxError(f"{what} cannot be installed ({why}). No files were kept.\n{problem}")
     return printed

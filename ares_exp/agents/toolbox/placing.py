@@ -115,8 +115,8 @@ async def fitting_build(container: AgentContainer, package: AgentPackage, builds
         problem = (
             f"the package {package.name} needs glibc. Choose an image with glibc, or another agent."
             if package.is_packed
-            else f"the build of {package.title} for {libc} is not installed: "
-            f"`ares-exp agents install {package.name} --libc {libc}`."
+            else f"the build of {package.title} for {libc} is not installed. "
+            f"Run `ares-exp agents install {package.name} --libc {libc}`."
         )
         raise AgentInstallError(f"This container has {has}, and {problem}")
     if chosen[0].python is None:
@@ -143,7 +143,7 @@ async def check_runs(container: AgentContainer, package: AgentPackage, build: Bu
         return
     floor = package.floors.get(build.libc)
     found = await container.exec(_SHOW_LIBC, cwd="/", timeout_sec=_LOOK_SEC)
-    has = found.output.strip() or "none that can be named"
+    has = found.output.strip() or "an unknown C library"
     needs = f"It needs {floor} or newer; the container has {has}. " if floor else ""
     raise AgentInstallError(
         f"{package.title} {build.version} does not run in this container. {needs}"

@@ -105,9 +105,7 @@ def module_name(model: Any, layer: int | None, module: str | None) -> str:
     names = [name for name, _ in model.named_modules()]
     if module is not None:
         if module not in names:
-            raise PreflightError(
-                f"Expected a module of the model, got {module!r}. It has: {', '.join(names[1:]):.400}…"
-            )
+            raise PreflightError(f"The model has no module {module!r}. Its modules are: {', '.join(names[1:]):.400}…")
         return module
     assert layer is not None
     count = model.config.get_text_config().to_dict()["num_hidden_layers"]
@@ -116,7 +114,7 @@ def module_name(model: Any, layer: int | None, module: str | None) -> str:
         (name for name in names if re.search(rf"(^|\.)(layers|h|blocks|block)\.{number}$", name)), None
     )
     if found is None or not 0 <= number < count:
-        raise PreflightError(f"Expected a layer of the model, which has {count}, got {layer}; or set `module`.")
+        raise PreflightError(f"Expected one of the {count} layers of the model, got {layer}. Set `layer` or `module`.")
     return found
 
 
@@ -309,7 +307,7 @@ def _change(module: Any, given: Any, output: Any, *, name: str, function: Any, r
 def _states_of(output: Any, name: str) -> Any:
     states = output[0] if isinstance(output, tuple) else output
     if states.ndim != 3:
-        raise ConfigError(f"Expected states of rows, positions and width from {name}, got shape {tuple(states.shape)}.")
+        raise ConfigError(f"Expected states (rows, positions, width) from {name}, got the shape {tuple(states.shape)}.")
     return states
 
 

@@ -204,8 +204,8 @@ def prompt_of(
     if (continued := template.continued(turn, request)) is not None:
         return continued
     warn(
-        "The chat template of the model cannot be extended after a response: such prompts are rendered completely, and "
-        "rows fork if this changes the ids."
+        "The chat template of the model cannot append messages to a response, so later prompts are rendered from the "
+        "start. If this changes their token ids, the conversation is split into several training rows."
     )
     return template.prompt(request)
 

@@ -98,7 +98,7 @@ class ModelInProcess:
                     await finish(asyncio.wait({working}))
         except TimeoutError:
             raise PolicyTimeoutError(
-                f"The model gave no response within {timeout_sec:g} s: raise policy.timeout_sec, or lower "
+                f"The model did not respond within {timeout_sec:g} s. Raise policy.timeout_sec, or lower "
                 "policy.max_output_tokens."
             ) from None
 
@@ -192,7 +192,7 @@ def generate(loaded: LoadedModel, row: Row, watcher: StateWatcher) -> None:
         """Chooses the token, and returns scores that make transformers' greedy decoding select it."""
         token, logprob = choose(logits[0], row)
         if math.isnan(logprob):
-            raise PolicyError("The logits of the model are not numbers. Check its weights.")
+            raise PolicyError("The logits of the model contain NaN. Check its weights.")
         if not row.given_up.is_set():
             row.take(token, logprob, loaded.ends, loaded.template.decode)
         scores = logits.new_full(logits.shape, -math.inf)

@@ -69,11 +69,11 @@ class Order:
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
         if (self.what is not None) != (self.verb == "cancel"):
-            raise ValueError("expected `what` for `cancel`, and not for other commands")
+            raise ValueError("`cancel` requires `what`, and no other command accepts it")
         if bool(self.values) != (self.verb == "set"):
-            raise ValueError("expected `values` for `set`, and not for other commands")
+            raise ValueError("`set` requires `values`, and no other command accepts them")
         if (self.now or self.for_sec is not None) and self.verb != "pause":
-            raise ValueError("expected `now` and `for_sec` only with `pause`")
+            raise ValueError("only `pause` accepts `now` and `for_sec`")
         return self
 
     @classmethod

@@ -163,7 +163,7 @@ class RunControl:
         if until is not None:
             self._resuming = asyncio.get_running_loop().call_later(until - now, self._end_pause)
         running = count_of(len(self.running()), "running episode")
-        how = f"{running} held at the next request" if order.now else f"{running} left to continue"
+        how = f"{running} will wait at the next request" if order.now else f"{running} will continue"
         return f"No new episode starts; {how}."
 
     def _resume(self) -> str:
@@ -183,7 +183,7 @@ class RunControl:
             names = [one.planned.episode_id for one in running]
             more = f" and {len(names) - SHOWN_EPISODES:,} more" if len(names) > SHOWN_EPISODES else ""
             shown = ", ".join(names[:SHOWN_EPISODES]) or "none"
-            raise ConfigError(f"There is no running or queued episode of {what}. Running: {shown}{more}.")
+            raise ConfigError(f"No running or queued episode has the id or task name {what}. Running: {shown}{more}.")
         for episode in found:
             episode.is_cancelled = True
             self.scheduler.cancel(episode.planned.episode_id)

@@ -195,7 +195,7 @@ def _place(episode: RunningEpisode) -> str:
         case "policy", _:
             return "the policy"
         case "environment", "agent":
-            return "its agent, at work in the container"
+            return "its agent, which is working in the container"
         case "environment", "verify":
             return "its verifier"
         case "environment", _:

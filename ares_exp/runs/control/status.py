@@ -179,7 +179,7 @@ class RunStatus:
             yield (
                 f"{one.task_name} (attempt {one.attempt}): step {one.num_steps}, "
                 f"has waited {format_duration(now - one.since)} {PLACES[one.waits_for]}, "
-                f"{format_duration(now - one.started_at)} in all"
+                f"running for {format_duration(now - one.started_at)}"
             )
         yield from (f"error: {error}" for error in self.errors)
 

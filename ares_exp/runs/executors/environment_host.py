@@ -159,7 +159,7 @@ class EnvironmentHost(ModelsElsewhere):
             UserError: The tasks cannot be run here, or the versions or tasks differ from those of the run.
         """
         both = [(name, here, versions.get(name)) for name, here in versions_here().items()]
-        if different := [f"{name} {here} and not {run}" for name, here, run in both if here != run]:
+        if different := [f"{name} {here} instead of {run}" for name, here, run in both if here != run]:
             raise ConfigError(f"Expected the same versions as the run, but this node has {', '.join(different)}.")
         if recipe.cwd.is_dir():
             os.chdir(recipe.cwd)
@@ -174,7 +174,7 @@ class EnvironmentHost(ModelsElsewhere):
         self._containers = as_container_factory(await asyncio.to_thread(instantiate_group, config, "container"))
         names = await asyncio.to_thread(source.load, warnings.append)
         if missing := digests.keys() - names:
-            raise ConfigError(f"Expected the tasks of the run, but {min(missing)!r:.100} is missing.")
+            raise ConfigError(f"Expected all tasks of the run on this node, but task {min(missing)!r:.100} is missing.")
         source.keep(list(digests))
         self._source = source
         for model in source.own_models:
@@ -186,7 +186,7 @@ class EnvironmentHost(ModelsElsewhere):
         await asyncio.to_thread(source.check, self._parts(parts), report=warnings.append)
         found = await asyncio.to_thread(lambda: {name: source.digest(name) for name in digests})
         if changed := [name for name, digest in digests.items() if found[name] != digest]:
-            raise ConfigError(f"Expected the tasks of the run, but the files of {changed[0]!r:.100} are different.")
+            raise ConfigError(f"Expected the task files of the run, but the files of task {changed[0]!r:.100} differ.")
         self._folder = await asyncio.to_thread(short_lived_directory, "host")
         return warnings, seen_file is not None and await asyncio.to_thread(_sees, *seen_file)
 

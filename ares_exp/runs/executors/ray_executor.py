@@ -126,8 +126,8 @@ class RayExecutor(Executor):
         """
         if ran.recipe is None:
             raise ConfigError(
-                "Expected components that other processes can create, but some were passed as objects. Name them by "
-                "options, or use `executor=local`."
+                "Other processes must create the components of this run, but some components were passed as objects. "
+                "Pass the names of options instead, or use `executor=local`."
             )
         self._report, self._needs_shared_disk, self._run_dir = report, ran.needs_shared_disk, ran.run_dir
         self._models = {model.key: model for model in ran.source.own_models}
@@ -140,12 +140,12 @@ class RayExecutor(Executor):
             async with asyncio.timeout(self._join_timeout_sec):
                 await self._placement.wait_for(lambda: bool(self._placement.hosts) or self._all_refused)
         except TimeoutError:
-            raise PreflightError(self._why_none(f"none was ready within {self._join_timeout_sec:g} s")) from None
+            raise PreflightError(self._why_none(f"was ready within {self._join_timeout_sec:g} s")) from None
         finally:
             if self._seen_file is not None and not self._placement.hosts:
                 self._seen_file[0].unlink(missing_ok=True)
         if not self._placement.hosts:
-            raise PreflightError(self._why_none("none can run these tasks"))
+            raise PreflightError(self._why_none("can run these tasks"))
 
     @asynccontextmanager
     async def room(self, task_name: str, *, losses: int = 0) -> AsyncIterator[Place]:
@@ -185,7 +185,7 @@ class RayExecutor(Executor):
             await _ask_ray(self._ray.shutdown, within_sec=LEAVE_SEC)
         except TimeoutError:
             atexit.unregister(self._ray.shutdown)  # the exit handler would wait again
-            logger.warning("Ray did not leave the cluster within %g s; the run ends without that.", LEAVE_SEC)
+            logger.warning("Ray did not leave the cluster within %g s. The run ends anyway.", LEAVE_SEC)
 
     async def _end_hosts(self) -> None:
         await asyncio.gather(*(host.close() for host in self._placement.hosts), return_exceptions=True)
@@ -224,8 +224,8 @@ class RayExecutor(Executor):
             has_left.set()
             raise PreflightError(
                 f"Expected a Ray cluster at {address!r}, but none responds ({type(error).__name__}: "
-                f"{' '.join(str(error).split())[:500]}). Start one (`ray start --head`), or name it by "
-                "`executor.address=host:6379` or RAY_ADDRESS."
+                f"{' '.join(str(error).split())[:500]}). Start one (`ray start --head`), or set its address "
+                "with `executor.address=host:6379` or RAY_ADDRESS."
             ) from error
         self._has_left, self._is_private = has_left, address == "local"
 
@@ -254,7 +254,7 @@ class RayExecutor(Executor):
                 empty_since = now
                 logger.warning("All hosts are lost. The run waits for a node of the cluster.")
             elif now - empty_since > self._no_node_timeout_sec:
-                why = f"there was none for {self._no_node_timeout_sec:g} s. Use `resume=` to continue the run"
+                why = f"was available for {self._no_node_timeout_sec:g} s. Use `resume=` to continue the run"
                 self._placement.give_up(PreflightError(self._why_none(why)))
             await asyncio.sleep(NODES_INTERVAL_SEC)
 
@@ -334,7 +334,7 @@ class RayExecutor(Executor):
     def _uses_shared_disk(self, sees_run_dir: bool) -> bool:
         """Returns whether a host writes to the run directory. Raises `PreflightError` if it must do so, but cannot."""
         if self._storage == "shared" and not sees_run_dir:
-            raise PreflightError("it cannot see the run directory, which `executor.storage=shared` requires.")
+            raise PreflightError("it cannot access the run directory, which `executor.storage=shared` requires.")
         shares = sees_run_dir and self._storage != "stream"
         if not shares and self._needs_shared_disk is not None:
             raise PreflightError(
@@ -355,8 +355,8 @@ class RayExecutor(Executor):
 
     def _why_none(self, what: str) -> str:
         reasons = [f"{node.name}: {node.refusal or node.trouble or 'it is not ready'}" for node in self._nodes.values()]
-        nodes = "; ".join(reasons) or f"It has no nodes{f' with {self._resources}' if self._resources else ''}."
-        return f"Expected nodes of the cluster that can run, but {what}. {nodes}"
+        nodes = "; ".join(reasons) or f"There are no nodes{f' with {self._resources}' if self._resources else ''}."
+        return f"No node of the Ray cluster {what}. {nodes}"
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
@@ -400,8 +400,8 @@ def _make_there(
         if not may_be_blamed:
             return error
         return HostsLostError(
-            f"{error} The attempt was lost with a host before, and was the only one on this host, so it may be the "
-            "cause. `executor.lost_per_attempt` sets the number of tries."
+            f"{error} The attempt was the only one on this host, and has now lost as many hosts as "
+            "`executor.lost_per_attempt` allows, so it may be the cause."
         )
 
     return RemoteEnvironment(host, order, output_dir=parts.output_dir, background_client=client, loss=loss)

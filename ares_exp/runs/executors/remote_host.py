@@ -186,14 +186,14 @@ class RemoteHost:
         """Polls the host for news until the host is lost. Each poll also renews the lease."""
         wait_sec = min(NEWS_SEC, self.lease_sec / 4)
         while self.why_lost is None:
-            why = f"it gave no sign of life for {self.lease_sec:g} s"
+            why = f"it did not respond for {self.lease_sec:g} s"
             lease = asyncio.get_running_loop().call_later(self.lease_sec, self.lose, why)
             try:
                 await self._ask_for_news(wait_sec)
             except HostLostError:
                 return
             except Exception as error:
-                self.lose(f"it gave no news: {type(error).__name__}: {error}")
+                self.lose(f"it cannot be polled: {type(error).__name__}: {error}")
             finally:
                 lease.cancel()
 
@@ -229,7 +229,7 @@ class RemoteHost:
 
     async def on_background_request(self, environment: str, request: LLMRequest) -> LLMResponse:
         if (guest := self.guests.get(environment)) is None:
-            raise EpisodeStateError("The episode has ended: its policy is asked for nothing more.")
+            raise EpisodeStateError("The episode has ended, so no more requests are sent to its policy.")
         return await guest.respond_in_background(request)
 
     async def on_read_record(self, environment: str) -> Sequence[Asked] | None:

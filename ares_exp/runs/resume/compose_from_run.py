@@ -104,7 +104,7 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
         return as_typed
     if len(verbs) > 1:
         raise ConfigError(
-            f"Expected one of {', '.join(f'`{verb}=`' for verb in verbs)}, got several. Use one per command."
+            f"Expected only one of {', '.join(f'`{verb}=`' for verb in verbs)}, got several. Use one per command."
         )
     [(verb, named)] = verbs.items()
     if named.is_sweep_override():

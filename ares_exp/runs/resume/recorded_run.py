@@ -156,7 +156,7 @@ class RecordedRun:
             if len({attempt_of(one.episode_id) for one in found}) == 1:
                 return found[-1]
             if found:
-                raise ConfigError(f"{name!r} means {len(found)} episodes of {self.path}: {_listed(found)}. Name one.")
+                raise ConfigError(f"{name!r} matches {len(found)} episodes of {self.path}: {_listed(found)}. Name one.")
         known = dict.fromkeys([*(one.episode_id for one in episodes), *(one.task_name for one in episodes)])
         close = close_matches(name, known) or f" It has {_listed(episodes)}."
         raise ConfigError(f"{self.path} has no episode {name!r}.{close}")
@@ -205,7 +205,7 @@ class RecordedRun:
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, problem["loc"])) or "the file"
-            expected = f"what Hydra writes as {place:.80}"
+            expected = f"a valid value of {place:.80}"
             raise broken(self._hydra_file("hydra.yaml"), expected, problem["msg"]) from error
 
     def _hydra_file(self, name: str) -> Path:
@@ -217,8 +217,8 @@ class RecordedRun:
             return read_yaml(path)
         except OSError as error:
             raise ConfigError(
-                f"{path}: {error.strerror}. The run cannot be composed again without the records of Hydra. To run "
-                f"only its trajectories, use `policy=replay policy.trajectory={self.path}`."
+                f"{path}: {error.strerror}. The run cannot be composed again without the records of Hydra. To "
+                f"replay only its trajectories, use `policy=replay policy.trajectory={self.path}`."
             ) from error
 
 

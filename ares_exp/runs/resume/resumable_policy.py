@@ -151,13 +151,13 @@ class ResumablePolicy:
             return None
         if exchange.stage > self._events.num_stages:
             await self._end_stage(asked, exchange)
-            raise UnansweredError("The stage of the task had ended before this request.")
+            raise UnansweredError("The stage of the task ended before this request.")
         compared = self._recorded.compare(exchange, asked, position)
         if compared.is_same:
             self._recorded.use(asked)
             self._advance(request, exchange.response)
             if exchange.response is None:
-                raise UnansweredError("There was no response to this request in time.")
+                raise UnansweredError("The policy did not respond to this request in time.")
             self._give_again(exchange.response)
             return exchange.response
         await self._diverge(position, asked, compared)
@@ -185,7 +185,7 @@ class ResumablePolicy:
         if self.given_again.diverged_at is None:
             self.given_again.diverged_at = position
             logger.warning(
-                "The resumed episode %s differs from the recorded one at step %d (%s). It continues from there with "
+                "The resumed episode %s differs from the recorded one at step %d (%s). From there, it continues with "
                 "the policy.",
                 self._log.episode_id,
                 position,

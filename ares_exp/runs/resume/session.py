@@ -334,7 +334,7 @@ def check_package(recorded_run: Path, provenance: Mapping[str, Any], *, forced: 
     now = str(provenance.get("agent_version"))
     before, after = _PACKAGE_DIGEST.search(was), _PACKAGE_DIGEST.search(now)
     if before is not None and after is not None and before[0] != after[0]:
-        problem = f"Expected the package of the agent that {recorded_run} used, {was:.200}, got {now:.200}."
+        problem = f"Expected the agent package that {recorded_run} used ({was:.200}), got {now:.200}."
         if not forced:
             raise ConfigError(
                 f"{problem} The agent may send other requests. Pack the recorded version again (`ares-exp agents "

@@ -71,8 +71,8 @@ def values_of(run: RecordedRun) -> dict[str, Any]:
         ConfigError: The records are missing or broken.
     """
     values, composed = values_as_meant(run), run.composed_config()
-    if missing := [key for key in composed if key not in values]:  # the run writes both files at its start
-        got = "a file without it, which was cut or changed. Restore the file, or start another run"
+    if missing := [key for key in composed if key not in values]:  # both are written when the run starts
+        got = "a file without this key, because it was truncated or changed. Restore the file, or start another run"
         raise broken(RunDir(run.path).config, f"the key `{missing[0]}`", got)
     return {key: _text(value, composed.get(key)) for key, value in values.items() if key not in _NOT_OF_THE_RUN}
 
@@ -170,6 +170,6 @@ def check_secrets(keys: Sequence[str]) -> None:
     if keys:
         again = " ".join(f"{key}=…" for key in keys)
         raise ConfigError(
-            f"The recorded run had secrets, which are not stored on disk, for {', '.join(keys)}. "
+            f"The recorded run had secrets for {', '.join(keys)}, which are not stored on disk. "
             f"Set them again ({again}), or remove one with `~{keys[0]}`."
         )

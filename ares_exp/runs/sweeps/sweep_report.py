@@ -318,7 +318,7 @@ def render_settings(report: SweepReport, stream: TextIO) -> None:
     }
     _write_table(columns, {*map(one_line, keys)}, ["range of jobs", "episodes"], stream)
     if len(report.settings) > MAX_ROWS:
-        write(stream, f"and {len(report.settings) - MAX_ROWS} more settings, with --json\n")
+        write(stream, f"and {len(report.settings) - MAX_ROWS} more settings (see --json)\n")
     settings = count_of(len(report.settings), "setting")
     write(stream, f"{settings} over `{one_line(report.over)}`; 95 % intervals over tasks and jobs, errors as zero\n")
 
@@ -348,8 +348,8 @@ def _lines(report: SweepReport) -> Iterator[str]:
         if rivals := sum(_may_equal(best, row) for row in report.rows if row is not best):
             others = f"{rivals} other" if rivals == 1 else f"{rivals} others"
             yield (
-                f"  Its interval overlaps with {'that' if rivals == 1 else 'those'} of {others}: "
-                f"`ares-exp compare {_shown(report.path)} --all-pairs` reports what differs by more than chance."
+                f"  Its interval overlaps with {'that' if rivals == 1 else 'those'} of {others}. To test which "
+                f"differences are significant: `ares-exp compare {_shown(report.path)} --all-pairs`."
             )
     failed = [row for row in report.rows if row.message is not None]
     yield from (f"job {row.job} failed: {one_line(row.message or '', 240)}" for row in failed[:MAX_FAILURES])

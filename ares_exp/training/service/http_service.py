@@ -97,7 +97,7 @@ class HttpService:
     def _check(self, request: web.Request) -> None:
         """Rejects requests without the key, and requests that a web page sent, with an `HTTPException`."""
         if "Origin" in request.headers:
-            raise web.HTTPForbidden(text="Expected a request of a program, got a request of a web page.")
+            raise web.HTTPForbidden(text="Requests from web pages are not accepted. Send the request from a program.")
         if self._key is None:
             name = (request.host or "").rpartition(":")[0] if ":" in (request.host or "") else request.host
             if name.strip("[]") not in LOOPBACK:

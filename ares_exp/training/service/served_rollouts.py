@@ -189,8 +189,8 @@ class ServedRollouts:
             ids = body.rollout_ids or [f"{submission.submission_id}-{number}" for number in range(len(tasks))]
             if len(ids) != len(tasks) or len(set(ids)) != len(ids):
                 raise ConfigError(
-                    f"Expected {len(tasks)} distinct rollout_ids for {len(body.tasks)} tasks with n={body.n}, but only "
-                    f"{len(set(ids))} of the {len(ids)} given are distinct."
+                    f"Expected {len(tasks)} distinct rollout_ids for {len(body.tasks)} tasks with n={body.n}, got "
+                    f"{len(ids)} with {len(set(ids))} distinct values."
                 )
             self._check_room(len(tasks))
             policies = [_policy_of(body, one) for one in ids]

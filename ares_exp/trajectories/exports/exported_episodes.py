@@ -52,7 +52,7 @@ class ExportedEpisodes:
         self.problems += found.left_out
         seen: set[str] = set()
         for stored in found:
-            reason = "with the id of an earlier one" if stored.episode_id in seen else self._why_not(stored)
+            reason = "with the id of an earlier episode" if stored.episode_id in seen else self._why_not(stored)
             seen.add(stored.episode_id)
             if reason is None:
                 try:

@@ -104,7 +104,7 @@ def _pairs_of_task(
     ranking = sorted(attempts, key=lambda attempt: (-attempt.reward, attempt.episode_id))
     made: set[str] = set()
     if not _differ(ranking[0], ranking[-1], min_margin):
-        report.left_out["episodes of tasks whose attempts have rewards that are too close"] += len(attempts)
+        report.left_out["episodes of tasks whose rewards differ too little"] += len(attempts)
         return
     pairs = (
         (ranking[at], ranking[at + gap]) for gap in range(len(ranking) - 1, 0, -1) for at in range(len(ranking) - gap)
@@ -116,7 +116,7 @@ def _pairs_of_task(
         if isinstance(alternatives, str):
             report.left_out[f"pairs {alternatives}"] += 1
         elif (text := dump_json(alternatives)) in made:
-            report.left_out["pairs that the task already has"] += 1
+            report.left_out["pairs that duplicate an earlier pair"] += 1
         else:
             made.add(text)
             yield alternatives | {
@@ -143,12 +143,12 @@ def _alternatives(better: Conversation, worse: Conversation) -> dict[str, Any] |
     shorter = min(len(chosen), len(rejected))
     parting = next((at for at in range(shorter) if chosen[at] != rejected[at]), shorter)
     if parting == len(chosen) == len(rejected):
-        return "of attempts that are equal"
+        return "of attempts with the same messages"
     latest = min(parting, shorter - 1)
     replies = (at for at in range(latest, -1, -1) if chosen[at]["role"] == rejected[at]["role"] == "assistant")
     start = next(replies, 0)
     if start == 0:
-        return "of attempts that have no start in common"
+        return "of attempts whose messages differ from the start"
     return {
         "prompt": plain(chosen[:start]),
         "chosen": plain(chosen[start:]),

@@ -132,7 +132,7 @@ def _lost(head: Mapping[str, Any], steps: Sequence[StepRecord]) -> EpisodeTrajec
     """Creates the trajectory of an episode without an end. Raises `ValueError` if `head` is invalid."""
     last = steps[-1] if steps else None
     outcome = Outcome.LOST
-    error: ErrorInfo | None = ErrorInfo("lost", f"the end is missing; {len(steps)} steps are left")
+    error: ErrorInfo | None = ErrorInfo("lost", f"the end is missing; the record has {len(steps)} complete steps")
     if last is not None and last.step_type == "LAST":
         outcome, error, _ = ending(last)
     data = {

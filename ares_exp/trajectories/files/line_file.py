@@ -141,7 +141,7 @@ def _text(data: bytes, offset: int, number: int) -> str:
     except UnicodeDecodeError as error:
         if error.reason == "unexpected end of data":  # the last line is incomplete
             return data[: error.start].decode()
-        raise ValueError(f"expected UTF-8, found something else {_place(offset + error.start, number)}") from None
+        raise ValueError(f"it is not valid UTF-8 {_place(offset + error.start, number)}") from None
 
 
 def _place(offset: int, number: int) -> str:
@@ -162,7 +162,7 @@ def _decompressed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
     except zstd.ZstdError as error:
         raise OSError(None, f"it cannot be decompressed: {error}") from error
     except EOFError:
-        raise ValueError("expected the end of the compressed data, the file ends before it") from None
+        raise ValueError("the compressed data is incomplete") from None
 
 
 def write_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:

@@ -63,7 +63,7 @@ def test_oracle_warns_that_program_is_not_run(caplog: pytest.LogCaptureFixture) 
     with pytest.raises(UserError, match=r"`agent\.files` to name text files, got missing\.py"):
         execute("policy=oracle", "agent.files={/opt/agent.py: missing.py}")
     assert execute("policy=oracle").reward == 1.0
-    assert "so agent=command is only checked. To run it, choose another policy" in caplog.text
+    assert "agent=command is checked, but does not run. To run it, choose another policy" in caplog.text
 
 
 def test_program_solves_a_task_without_a_network() -> None:

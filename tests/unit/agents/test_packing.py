@@ -126,8 +126,8 @@ def test_killed_pack_leaves_no_package(registry: NpmRegistry) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["npm:@tests/tiny"], "Expected the program npm, which installs @tests/tiny, found none on PATH. Install Node"),
-        (["pip:tiny"], "Expected the program uv, which installs tiny, found none on PATH. Run `pip install uv`."),
+        (["npm:@tests/tiny"], "The program npm, which installs @tests/tiny, is not on PATH. Install Node"),
+        (["pip:tiny"], "The program uv, which installs tiny, is not on PATH. Run `pip install uv`."),
         (["tiny"], "Expected a package such as npm:@github/copilot or pip:aider-chat==0.86.2, got 'tiny'."),
         (["npm:tiny", "--name", "../tiny"], "Expected a name of lower-case letters"),
     ],

@@ -109,7 +109,7 @@ def test_archives_cannot_escape_or_contain_links(registry: NpmRegistry, tmp_path
 
 def test_package_without_its_program_is_refused(registry: NpmRegistry) -> None:
     registry.data = tgz({"README.md": b"moved"})
-    with pytest.raises(ToolboxError, match="to have the file bin/tiny, found none"):
+    with pytest.raises(ToolboxError, match="to contain the file bin/tiny, but the file is missing"):
         install(replace(BUILD, parts=(pinned(registry.data, executables=("bin/tiny",)),)), say=print)
 
 
@@ -246,7 +246,7 @@ async def test_unsupported_container_is_refused_by_name() -> None:
         for builds, problem in (
             (
                 [build("musl")],
-                "This container has glibc, and the build of Tiny for glibc is not installed: `ares-exp agents",
+                "This container has glibc, and the build of Tiny for glibc is not installed. Run `ares-exp agents",
             ),
             ([build("glibc", "2.7")], r"This container has Python 3\.\d+, .*`ares-exp agents install tiny --python 3"),
         ):

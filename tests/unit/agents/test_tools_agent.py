@@ -153,7 +153,7 @@ async def test_replies_without_usable_calls_are_limited() -> None:
     assert "not valid JSON" in told[0]
     assert "There is no tool 'delete'. The tools are: bash, edit, submit." in told[1]
     assert "command: Field required" in results(model.requests[3])[0]
-    with pytest.raises(RepeatedFormatError, match="3 replies in a row had no usable call"):
+    with pytest.raises(RepeatedFormatError, match="3 replies in a row had no usable tool call"):
         await work(rehearsal(), *unusable)
 
 

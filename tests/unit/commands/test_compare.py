@@ -143,8 +143,8 @@ def test_tasks_of_only_one_run_are_excluded(tmp_path: Path, capsys: pytest.Captu
     b = _run(tmp_path / "b", {**_tasks([1, 2]), **{f"own{n}": [0.0] * 4 for n in range(7)}})
     code, text, _ = _compare(capsys, a, b)
     assert code == 0
-    assert "on 2 tasks that both have left out, only A has: mine" in text
-    assert "left out, only B has: own0, own1, own2, own3, own4 and 2 more" in text
+    assert "on 2 tasks that both have only in A, so left out: mine" in text
+    assert "only in B, so left out: own0, own1, own2, own3, own4 and 2 more" in text
     c = _run(tmp_path / "c", {"other": [1.0]})
     text = _compare(capsys, a, c)[1]
     assert "on 0 tasks that both have" in text

@@ -70,7 +70,7 @@ async def test_run_can_be_paused_and_resumed(live: Live) -> None:
     told = json.loads((await live.ctl("status", "--json"))[1])
     assert (told["state"], told["status"]["state"], told["status"]["concurrency"]) == ("running", "running", 2)
     code, said = await live.ctl("pause", "--now", "--reason", "a \x1b[2J reason")
-    assert (code, "2 running episodes held at the next request" in said) == (0, True)
+    assert (code, "2 running episodes will wait at the next request" in said) == (0, True)
     said = (await live.ctl("status"))[1]
     assert "paused: requests to the policy wait (by " in said
     assert "\x1b" not in said

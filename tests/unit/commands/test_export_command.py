@@ -171,7 +171,7 @@ def test_only_one_episode_is_in_memory(run: Path) -> None:
 def test_duplicate_episodes_are_exported_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(run.parent / "copy" / "trajectories" / "e0.json", chat("e0", "fix-a", start=0.0))
     assert export(run.parent, run.parent / "out.parquet", "parquet") == 0
-    assert "Left out: 1 episode with the id of an earlier one." in capsys.readouterr().out
+    assert "Left out: 1 episode with the id of an earlier episode." in capsys.readouterr().out
 
 
 def test_existing_files_are_overwritten_only_with_force(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -219,7 +219,7 @@ class TestHostRuns:
         assert done.returncode == 0, done.stderr
         assert "6 of 6 episodes finished" in done.stdout
         assert "mean reward 1.00" in done.stdout
-        assert "container=host can run 1 episode at a time on this machine: concurrency=2 has no effect" in done.stderr
+        assert "supports at most concurrency=1 on this machine, so concurrency=2 has no effect" in done.stderr
         assert left() == []
 
     def test_occupied_path_is_refused_before_the_first_episode(self, cli: Cli) -> None:

@@ -282,7 +282,7 @@ def test_record_is_used_until_first_invalid_line(tmp_path: Path, line: bytes, ca
     good = json.dumps({**GOOD, **NUMBERS, "of a later version": [1]}).encode()
     (tmp_path / "oracle.jsonl").write_bytes(b"\n".join([good, line, good, b""]))
     assert recorded_usage(tmp_path) == ONE
-    assert "oracle.jsonl is ignored from line 2 on" in caplog.text
+    assert "oracle.jsonl: line 2 is invalid" in caplog.text
 
 
 def test_irregular_or_endless_record_is_ignored(tmp_path: Path) -> None:

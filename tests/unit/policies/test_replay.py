@@ -216,7 +216,7 @@ async def test_report_omits_episodes_of_earlier_sessions(tmp_path: Path) -> None
 
 async def test_unrecorded_task_is_an_error(tmp_path: Path) -> None:
     policy = await ready(recording(tmp_path, chat()))
-    with pytest.raises(ReplayDivergenceError, match="'other'; it has: fix-bug"):
+    with pytest.raises(ReplayDivergenceError, match=r"'other'\. Its tasks are: fix-bug"):
         policy.for_episode(EpisodeSpec("other"))
     assert policy.seed_of("other", 0) is None
     assert policy.report([result("other", outcome=Outcome.POLICY_ERROR, reward=None)]).episodes == ()
@@ -309,10 +309,10 @@ def test_table_omits_empty_columns() -> None:
 def test_different_rewards_and_endings_are_shown() -> None:
     shown = text(report(episode("a", 0, EXACT, reward=0.5)))
     assert "1.00 -> 0.50" in shown
-    assert "reward 0.50; recorded was 1.00" in shown
+    assert "reward 0.50; the recorded reward was 1.00" in shown
     shown = text(report(episode("a", 0, EXACT, reward=None)))
     assert "1.00 -> -" in shown
-    assert "ended as policy_error; recorded was completed" in shown
+    assert "outcome policy_error; the recorded outcome was completed" in shown
 
 
 def test_rounding_never_hides_a_difference() -> None:

@@ -329,7 +329,7 @@ async def test_tool_calls_are_parsed_locally(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"prompt_token_ids": [1, 2]}, "got 2 different ids"),
+        ({"prompt_token_ids": [1, 2]}, "it reported 2 other ids"),
         ({"text": None}, "text"),
         ({"token_ids": ["a"]}, "token_ids"),
         ({"logprobs": {"token_logprobs": [None]}}, "token_logprobs"),

@@ -326,7 +326,7 @@ async def test_model_with_invalid_logits_is_an_error(tokenizer: Any) -> None:
     policy = TransformersPolicy.of(model, tokenizer, max_output_tokens=4)
     fine = {"model.norm.weight": model.state_dict()["model.norm.weight"].clone()}
     await policy.update("broken", {"model.norm.weight": torch.full((32,), float("nan"))})
-    with pytest.raises(PolicyError, match="not numbers"):
+    with pytest.raises(PolicyError, match="contain NaN"):
         await policy.for_episode(episode())(ask("hello"))
     await policy.update("mended", fine)
     assert (await policy.for_episode(episode())(ask("hello"))).policy_version == "mended"

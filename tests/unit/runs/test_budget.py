@@ -147,7 +147,7 @@ def test_model_error_resets_errors_in_a_row(name: str) -> None:
     meter.add(result("d", "policy_error", error=ErrorInfo("ServerError", "x")))
     said = str(meter.exhausted())
     assert "2 errors in a row, budget.errors_in_a_row=2" in said
-    assert said.endswith("Resume with the same budget when the cause of the errors is fixed.")
+    assert said.endswith("Resume with the same budget after you have fixed the cause of the errors.")
 
 
 def test_sweep_budget_adds_its_jobs(tmp_path: Path) -> None:

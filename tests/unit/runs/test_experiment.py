@@ -655,7 +655,7 @@ def test_concurrency_is_bounded_by_the_backend(
     warnings: list[str] = []
     assert bounded_concurrency(parts, asked, warnings.append) == allowed
     assert len(warnings) == (allowed != asked)
-    assert all("container=host can run 1 episode at a time" in warning for warning in warnings)
+    assert all("container=host supports at most concurrency=1" in warning for warning in warnings)
 
 
 @pytest.mark.parametrize(

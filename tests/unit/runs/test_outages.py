@@ -73,8 +73,9 @@ async def test_outage_pauses_starts_until_the_service_responds(caplog: pytest.Lo
     assert [wait for wait in waits if wait][:6] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert service.now < 105.0
     assert [record.getMessage() for record in caplog.records] == [
-        "The engine does not answer. No episode starts until it responds. The run ends if this takes 5 min 00 s.",
-        "Episodes start again after an outage of 1 min 35 s. (The engine does not answer.)",
+        "The engine does not answer. No episode starts until it responds. "
+        "The run ends after 5 min 00 s without a response.",
+        "New episodes start again after an outage of 1 min 35 s. (The engine does not answer.)",
     ]
     assert not service.scheduler.holds
 

@@ -207,7 +207,7 @@ def test_panel_shows_only_known_values() -> None:
     assert [*live.read().lines()] == [
         "waiting for the policy: 1, for the environment: 1",
         "$0.5000; 1,000 tokens, 100/s",
-        "slow (attempt 0): step 7, has waited 10 s for the environment, 40 s in all",
+        "slow (attempt 0): step 7, has waited 10 s for the environment, running for 40 s",
     ]
     state.running.clear()
     for reward in (1.0, 0.0, None):

@@ -124,7 +124,7 @@ async def test_pause_finishes_running_episodes_and_starts_none(tmp_path: Path) -
         await run.until(lambda: len(run.policy.asked) == 2)
         noted = await run.order("pause", reason="lunch")
         assert (noted["outcome"], noted["reason"]) == ("done", "lunch")
-        assert "2 running episodes left to continue" in noted["says"]
+        assert "2 running episodes will continue" in noted["says"]
         await run.until(lambda: run.status is not None and run.status.state == "pausing")
         run.policy.answering.set()
         await run.until(lambda: run.status is not None and run.status.state == "paused")
@@ -328,7 +328,7 @@ async def test_new_budget_applies_immediately(tmp_path: Path) -> None:
 async def test_cancel_affects_only_its_task(tmp_path: Path) -> None:
     async with controlled(tmp_path, count=4, concurrency=2, source=StepsSource(4, no_delay)) as run:
         await run.until(lambda: sorted(run.policy.asked) == ["task-0", "task-1"])
-        assert "no running or queued episode of nobody" in (await run.order("cancel", what="nobody"))["says"]
+        assert "has the id or task name nobody" in (await run.order("cancel", what="nobody"))["says"]
         assert (await run.order("cancel", what="task-0"))["outcome"] == "done"
         assert "1 attempt removed from the queue" in (await run.order("cancel", what="task-3"))["says"]
         await run.until(lambda: "task-2" in run.policy.asked)

@@ -102,7 +102,7 @@ def test_without_the_service_a_run_is_recorded_offline(
     assert f"`ares-exp wandb sync {run_dir}`" in message
     assert cause in message
     assert (tracker.failures, _offline_sessions(run_dir)) == (1, 1)
-    assert tracker.place == f"W&B, offline; upload: ares-exp wandb sync {run_dir}"
+    assert tracker.place == f"W&B (offline). To upload the run: ares-exp wandb sync {run_dir}"
     assert [file for file in _files_below(tmp_path) if SECRET.encode() in file.read_bytes()] == []
     if mood == "broken":
         service.mood = "well"

@@ -170,7 +170,7 @@ async def test_updated_weights_are_used_and_staleness_reported(policy: Responses
         [episode] = [episode async for episode in submission]
         assert (episode.versions, episode.staleness) == (("0", "2"), 2)
         assert (driving.staleness.mean, driving.staleness.most, driving.staleness.refused) == (2.0, 2, 0)
-        with pytest.raises(ConfigError, match="Expected a new name for new weights, got '1'"):
+        with pytest.raises(ConfigError, match="other weights already have '1'"):
             await driving.update("1")
 
 

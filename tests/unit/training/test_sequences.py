@@ -197,7 +197,7 @@ def test_altered_sampling_is_accepted_only_on_request() -> None:
 def test_episode_without_sampled_tokens_is_refused() -> None:
     with pytest.raises(UntrainableError, match=r"e1 \(task\) has no sampled tokens"):
         sequences_of(episode([]))
-    with pytest.raises(UntrainableError, match="conversations main; there are sub-1"):
+    with pytest.raises(UntrainableError, match=r"main\. Its other conversations are sub-1"):
         sequences_of(episode([replace(FIRST, conversation="sub-1")]))
 
 
@@ -453,7 +453,7 @@ def test_secrets_and_lone_surrogates_are_not_written(tmp_path: Path, monkeypatch
 
 def test_lists_of_different_lengths_are_refused() -> None:
     (row,) = sequences_of(episode([FIRST])).rows
-    with pytest.raises(ValueError, match="got 4, 5 and 5"):
+    with pytest.raises(ValueError, match=r"\(5\), got 4 and 5"):
         replace(row, mask=row.mask[1:])
 
 
@@ -468,7 +468,7 @@ def test_command_writes_rows_and_reports_counts(tmp_path: Path, capsys: pytest.C
         f"Wrote {out}.",
         "2 rows of 2 calls, 3 tokens trained on: 1 clean, 0 re-aligned, 1 forked.",
     ]
-    assert "no sampled tokens in the conversations main; there are sub-1" in said
+    assert "no sampled tokens in the conversations main. Its other conversations are sub-1" in said
     assert [row["steps"] for row in read(out)] == [[1], [2]]
     assert export(run, out, "--force", "--conversation", "*") == 0
     assert len(read(out)) == 3

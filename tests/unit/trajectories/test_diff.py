@@ -175,10 +175,10 @@ def test_control_characters_are_escaped(tmp_path: Path) -> None:
 def test_several_episodes_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "run" / "trajectories.jsonl", chat("a1"), chat("b2", start=2000.0))
     assert main(["compare", str(path), str(path)]) == 2
-    assert f"found 2 in {path}: name one, such as {path}/a1." in capsys.readouterr().err
+    assert f"found 2 in {path}. Name one, such as {path}/a1." in capsys.readouterr().err
     both = write(tmp_path / "both" / "trajectories.jsonl", chat("a__0"), chat("a__1")).parent / "a"
     assert main(["compare", str(both), str(both)]) == 2
-    assert f"found 2 in {both}: name one, such as {both}__0." in capsys.readouterr().err
+    assert f"found 2 in {both}. Name one, such as {both}__0." in capsys.readouterr().err
     for wrong in ([str(path / "a")], [str(path / "a"), str(tmp_path / "run")], [str(path / "a")] * 3):
         assert main(["compare", *wrong]) == 2
         assert "Expected two or more runs, one sweep, or two episodes" in capsys.readouterr().err

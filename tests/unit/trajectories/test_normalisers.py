@@ -131,5 +131,5 @@ def test_invalid_normaliser_is_rejected(given: dict[str, object]) -> None:
 
 
 def test_unknown_name_lists_the_available_ones() -> None:
-    with pytest.raises(ValueError, match=r"no normaliser 'timestmps'; there are: timestamps, .*uuids"):
+    with pytest.raises(ValueError, match=r"no normaliser 'timestmps'. Use one of timestamps, .*uuids"):
         make_normalisers(["timestmps"])

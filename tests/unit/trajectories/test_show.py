@@ -329,7 +329,10 @@ def test_id_prefix_selects_the_exact_or_all_episodes(tmp_path: Path) -> None:
         (["gone"], r"gone: No such file"),
         (["run/gone"], r"gone.*none of the .* has an id that starts with 'gone'"),
         (["no/such/place"], "No such file"),
-        (["run", "--step", "1"], "Expected one episode to show steps of, found 2 in run, such as run/a1\\."),
+        (
+            ["run", "--step", "1"],
+            "Expected one episode with `--step` or `--steps`, found 2 in run. Name one, such as run/a1\\.",
+        ),
         (["run/a1", "--step", "4"], "Expected a step below 4, got 4"),
         (["run/a1", "--step", "-5"], "Expected a step below 4, got -5"),
         (["run/a1", "--steps", "50:60"], "Expected steps from 0 to 3, but `--steps` selects none"),

@@ -58,7 +58,7 @@ def test_header_is_read_from_both_file_ends(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert (stored.num_steps, stored.outcome) == (200, Outcome.COMPLETED)
-    with pytest.raises(TrajectoryFormatError, match=rf"e.json.* at byte {first}: expected UTF-8|byte {first}"):
+    with pytest.raises(TrajectoryFormatError, match=rf"e.json.* at byte {first}: it is not valid UTF-8|byte {first}"):
         stored.load()
 
 
@@ -134,7 +134,7 @@ def test_filters_select_episodes(tmp_path: Path, conditions: dict[str, object], 
     assert ids(load(tmp_path).filter(**conditions)) == expected  # type: ignore[arg-type]
     if "where" not in conditions:
         assert ids(load(tmp_path, **conditions)) == expected  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"'great'\. There are: completed"):
+    with pytest.raises(ValueError, match=r"'great'\. Use one of completed"):
         load(tmp_path, outcome="great")
 
 

@@ -216,9 +216,9 @@ def test_attempts_split_by_environment_share_a_reply() -> None:
 @pytest.mark.parametrize(
     ("worse", "reason"),
     [
-        (talk("a", reward=0.0), "pairs of attempts that are equal"),
+        (talk("a", reward=0.0), "pairs of attempts with the same messages"),
         (talk("b", reward=0.0, tools=[TOOL]), "pairs of attempts with different tools"),
-        (talk("b", reward=0.0, system_prompt="Be long."), "pairs of attempts that have no start in common"),
+        (talk("b", reward=0.0, system_prompt="Be long."), "pairs of attempts whose messages differ from the start"),
     ],
 )
 def test_reason_for_a_missing_pair_is_reported(worse: records.EpisodeTrajectory, reason: str) -> None:
@@ -233,7 +233,7 @@ def test_unsuitable_attempts_make_no_pairs() -> None:
     assert list(rows) == []
     assert report.left_out == {
         "episodes without a reward": 1,
-        "episodes of tasks whose attempts have rewards that are too close": 3,
+        "episodes of tasks whose rewards differ too little": 3,
     }
     close = [talk("a", reward=0.5), talk("b", reward=0.25)]
     assert len(list(preference_rows(close, min_margin=0.25)[0])) == 1

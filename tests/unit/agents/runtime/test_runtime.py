@@ -131,7 +131,7 @@ async def test_agent_ignoring_cancellation_loses_its_calls(deterministic: bool) 
     await asyncio.sleep(0.01)
     await world.runtime.cancel(GRACE_SEC)
     assert world.runtime.has_ended
-    assert world.log == ["The agent phase is over: no more exec calls."]
+    assert world.log == ["The agent phase has ended, so no more exec calls are allowed."]
     assert nothing_is_left()
 
 

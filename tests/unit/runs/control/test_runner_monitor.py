@@ -256,7 +256,7 @@ def test_ended_episode_is_forgotten(clock: Clock) -> None:
         ("start", "agent", "its agent's first request"),
         ("policy", None, "the policy"),
         ("environment", None, "its environment"),
-        ("environment", "agent", "its agent, at work in the container"),
+        ("environment", "agent", "its agent, which is working in the container"),
         ("environment", "verify", "its verifier"),
         ("end", None, "its resources to be released"),
     ],

@@ -111,7 +111,7 @@ def test_reference_may_omit_the_episode(run: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("0/fix", ["means 2 episodes", "fix__0__aaa1, fix__1__bbb2"]),
+        ("0/fix", ["matches 2 episodes", "fix__0__aaa1, fix__1__bbb2"]),
         ("0/fix__0__aa12", ["no episode 'fix__0__aa12'", "Did you mean `fix__0__aaa1`"]),
         ("0/zzz", ["no episode 'zzz'", "It has fix__0__aaa1"]),
         ("0/fix__0@3", ["no step 3", "0 to 2"]),
