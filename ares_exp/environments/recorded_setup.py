@@ -85,7 +85,7 @@ def recorded_stages(snapshot: EnvironmentSnapshot, names: Sequence[str]) -> list
     """Reads the finished stages of a snapshot. `names` are the names of all stages of the task. Blocking."""
     where, recorded = f"{snapshot.snapshot_dir}: `episode`", EpisodeFacts.of(snapshot).past_stages
     if len(recorded) >= len(names):
-        raise SnapshotMetadataError(f"{where}: expected fewer than {len(names)} `past_stages`, got {len(recorded)}.")
+        raise SnapshotMetadataError(f"{where}: expected fewer than {len(names)} `past_stages`.")
     stages = [read_stage(one, snapshot.object_store, where) for one in recorded]
     if [stage.name for stage in stages] != list(names[: len(stages)]):
         raise SnapshotMetadataError(f"{where}: expected `past_stages` in the order of the task's stages.")
