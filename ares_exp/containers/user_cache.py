@@ -107,7 +107,7 @@ def find_caches() -> Iterator[Leftover]:
                 yield Leftover(
                     kind="cache",
                     name=str(folder),
-                    whose="no run: kept for the next run" if is_free else "a process that uses it",
+                    whose="no run (kept for the next run)" if is_free else "a process that uses it",
                     is_stale=is_free,
                     created=None,
                     remove=lambda folder=folder: _when_free(folder, empty=True),  # type: ignore[misc]

@@ -68,12 +68,12 @@ class HostedLLM:
         example = 'LLMRequest([{"role": "user", "content": text}])'
         if not isinstance(request, LLMRequest):
             raise TypeError(
-                f"Expected llm_client to be given an LLMRequest, got {type(request).__name__}: use {example}."
+                f"Expected llm_client to receive an LLMRequest, got {type(request).__name__}. Use {example}."
             )
         for message in request.messages:
             if type(message) is not Message or "role" not in message:
                 raise TypeError(
-                    f"Expected the messages of an LLMRequest to be mappings with a `role`, got {message!r:.80}: use "
+                    f"Expected the messages of an LLMRequest to be mappings with a `role`, got {message!r:.80}. Use "
                     f"{example}."
                 )
         response: LLMResponse = await self._runtime.call("llm", request)
@@ -88,7 +88,9 @@ def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
     """
     kind = type(agent).__name__
     if not isinstance(agent, StatefulAgent):
-        raise SnapshotMismatchError(f"The snapshot has a state of the agent, and {kind} has no set_state().")
+        raise SnapshotMismatchError(
+            f"The snapshot contains a state of the agent, but {kind} has no set_state() to load it."
+        )
     if agent.state_version != state.version:
         raise SnapshotMismatchError(
             f"The snapshot has version {state.version!r:.40} of the agent's state, but {kind} supports version "
@@ -254,7 +256,9 @@ class AgentHost:
             if context.needs:
                 if not isinstance(self.agent, ContextualAgent):
                     kind = type(self.agent).__name__
-                    raise AgentError(f"The task has more than an instruction, and {kind} has no set_context().")
+                    raise AgentError(
+                        f"The task has parts other than its instruction, but {kind} has no set_context() for them."
+                    )
                 self.agent.set_context(context)
             if state is None:
                 working: object = self.agent.run(instruction)
@@ -361,8 +365,8 @@ class AgentHost:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise SnapshotBusyError(
-                    f"Cannot capture the agent's state: {len(busy)} of its calls ({busy[0].kind}) did not end within "
-                    f"{timeout_sec:g} s. Take the snapshot at a step where the agent only waits for its LLM."
+                    f"Cannot capture the agent's state: {len(busy)} of the agent's calls ({busy[0].kind}) did not end "
+                    f"within {timeout_sec:g} s. Take the snapshot at a step where the agent only waits for its LLM."
                 )
             if works := [call.work for call in busy if isinstance(call.work, asyncio.Task)]:
                 await asyncio.wait(works, timeout=left)
@@ -388,8 +392,8 @@ class AgentHost:
         if error is None and self._requests == 0:
             if self._has_responded_in_background:
                 raise NoRequestError(
-                    "Expected a request with tools, got only requests without tools, which were answered without a "
-                    "step. Set agent.background_requests=observe."
+                    "The code agent sent only requests without tools, which do not become steps. Set "
+                    "agent.background_requests=observe to make them steps."
                 )
             raise NoRequestError("The code agent ended without an LLM request.")
         if error is None:

@@ -82,8 +82,8 @@ class AresEnvironments(SelectingSource[SimpleNamespace]):
         count = known.get(name)
         if not isinstance(count, int) or count < 1:
             raise ConfigError(
-                f"Expected `env.preset` to be a preset of martian-ares with tasks, got {name!r}."
-                f"{close_matches(name, known)} It has: {', '.join(sorted(known)[:20]) or 'none'}."
+                f"Expected `env.preset` to be a martian-ares preset that has tasks, got {name!r}."
+                f"{close_matches(name, known)} Available presets: {', '.join(sorted(known)[:20]) or 'none'}."
             )
         return self._hold(self._choose([SimpleNamespace(name=f"{name}:{index}") for index in range(count)]))
 
@@ -105,7 +105,9 @@ def _import_ares(timeout_sec: float) -> Any:
     Raises:
         PreflightError: The package is not installed, or its import fails or takes too long.
     """
-    hint = "It needs Python 3.12 or newer, and the network: its import fetches a list of data sets."
+    hint = (
+        "The package needs Python 3.12 or newer, and network access to download a list of data sets during its import."
+    )
     if "ares" not in sys.modules and importlib.util.find_spec("ares") is None:
         raise PreflightError(
             f"env=ares needs the package martian-ares, which is not installed: pip install martian-ares. {hint}"

@@ -458,7 +458,7 @@ class CodeEnvironment(EnvironmentBase):
     @staticmethod
     def _on_another_loop(what: str) -> EpisodeStateError:
         return EpisodeStateError(
-            f"{what} was called on another event loop than reset(). Call it on the same loop. "
+            f"{what} was called on a different event loop than reset(). Call both on the same loop. "
             "With a GymWrapper, use `gym.loop_thread.run(…)`."
         )
 
@@ -469,7 +469,9 @@ class CodeEnvironment(EnvironmentBase):
         if busy or self.host is None or time_step is None or time_step.last():
             state = "it has not been reset" if self.current_task is None else "its episode has ended"
             state = f"{busy} is running" if busy else state
-            raise SnapshotTimingError(f"{what} needs an environment that waits for an action, but {state}.")
+            raise SnapshotTimingError(
+                f"{what} can be called only while the environment waits for an action, but {state}."
+            )
         with self._calls.during(what):
             if asyncio.get_running_loop() is not self._loop:
                 raise self._on_another_loop(what)

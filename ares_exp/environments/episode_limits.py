@@ -120,8 +120,8 @@ class EpisodeLimits:
         return next((name for name, amount, limit in used if limit is not None and amount >= limit), None)
 
 
-GIVEN_UP = "{} has no `truncate(limit)`, which would score what there was, so it was closed without a reward"
-"""Note in the report of an episode that has no reward because its environment does not support `truncate`."""
+GIVEN_UP = "{} has no `truncate(limit)` to score an unfinished episode, so it was closed without a reward"
+"""Note in the report of an episode without a reward, whose environment does not support `truncate`."""
 
 
 def limited(env: MinimalEnvironment, limits: EpisodeLimits, used: EpisodeUsage | None = None) -> EnvironmentBase:

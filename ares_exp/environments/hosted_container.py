@@ -68,7 +68,7 @@ class HostedContainer:
 
         def compare(recorded: str | None) -> None:
             if digest_of(Path(source)) != recorded:
-                raise DivergenceError(f"The replayed agent uploads other files to {target} than it did: {source}.")
+                raise DivergenceError(f"The replayed agent uploads different files to {target} than before: {source}.")
 
         await self._runtime.call("upload", {"target": str(target)}, lambda: self._upload(source, target), compare)
 

@@ -138,7 +138,7 @@ class OwnModel:
         if self._calls:
             used = self._used
             logger.info(
-                "%s was asked %d times: %d prompt tokens, %d generated tokens, %.6g US dollars.",
+                "%s received %d requests: %d prompt tokens, %d generated tokens, %.6g US dollars.",
                 *(self.name, self._calls, used.prompt_tokens, used.generated_tokens, used.cost),
             )
             self._calls = 0
@@ -221,7 +221,7 @@ class OwnModel:
 
     def failed(self, error: BaseException, *, expected: str = "", unread: str | None = None) -> VerifierError:
         """Makes the error for an exception of the client. `unread` is the text of an earlier invalid response."""
-        why = "" if unread is None else f" (asked again: expected {expected}, got {unread[:200]!r})"
+        why = "" if unread is None else f" (an earlier response was invalid: expected {expected}, got {unread[:200]!r})"
         message = f"{type(error).__name__}: {self.message(error)}"
         return self.error(f"{self.name} (`{self.key}`) could not answer: {message}{why}")
 
@@ -229,8 +229,8 @@ class OwnModel:
         """Makes the error for invalid responses."""
         texts = " and then ".join(repr(text[:200]) for text in said)
         return self.error(
-            f"Expected {self._named} to answer with {expected}, got {texts}. Choose another model for `{self.key}`, or "
-            "a model with shorter answers."
+            f"Expected {self._named} to respond with {expected}, got {texts}. Choose another model for `{self.key}`, "
+            "for example one with shorter responses."
         )
 
     def message(self, error: BaseException) -> str:
@@ -279,7 +279,7 @@ class EpisodeModel:
         except (Exception, SystemExit) as error:
             if limit.expired():
                 raise self._model.error(
-                    f"{self._model.name} gave no answer within its limit of {self._model.timeout_sec:g} s. Choose a "
+                    f"{self._model.name} did not respond within its limit of {self._model.timeout_sec:g} s. Choose a "
                     f"faster model for `{self._model.key}`."
                 ) from error
             unread = responses[-1].text if responses and not isinstance(error, RefusalError) else None

@@ -117,7 +117,7 @@ def read_stage(data: Mapping[str, Any], objects: ObjectStore, where: str) -> Pas
     journal = None
     if recorded.journal:
         if recorded.started_at is None or recorded.seed is None:
-            raise SnapshotMetadataError(f"{where}: expected `started_at` and `seed` with a journal in `past_stages`.")
+            raise SnapshotMetadataError(f"{where}: a journal in `past_stages` needs `started_at` and `seed`.")
         lines = objects.get_lines(recorded.journal)
         journal = decode_journal(lines, started_at=recorded.started_at, seed=recorded.seed, where=where)
     return PastStage(

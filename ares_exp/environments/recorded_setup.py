@@ -85,13 +85,13 @@ def recorded_stages(snapshot: EnvironmentSnapshot, names: Sequence[str]) -> list
     """Reads the finished stages of a snapshot. `names` are the names of all stages of the task. Blocking."""
     where, recorded = f"{snapshot.snapshot_dir}: `episode`", EpisodeFacts.of(snapshot).past_stages
     if len(recorded) >= len(names):
-        raise SnapshotMetadataError(f"{where}: expected less than {len(names)} `past_stages`.")
+        raise SnapshotMetadataError(f"{where}: expected fewer than {len(names)} `past_stages`.")
     stages = [read_stage(one, snapshot.object_store, where) for one in recorded]
     if [stage.name for stage in stages] != list(names[: len(stages)]):
         raise SnapshotMetadataError(f"{where}: expected `past_stages` in the order of the task's stages.")
     counts = [0, *(stage.step_count for stage in stages), snapshot.step_count]
     if counts != sorted(counts):
-        raise SnapshotMetadataError(f"{where}: expected `step_count` to rise in `past_stages`, got {counts}.")
+        raise SnapshotMetadataError(f"{where}: expected `step_count` never to decrease in `past_stages`, got {counts}.")
     return stages
 
 
@@ -143,8 +143,8 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
     reached = [key for key, value in options.items() if value and value != "no-network" and key not in harmless]
     if backend is not None and reached:
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: the container was made with {reached[0]}={options[reached[0]]!r:.100}, which is "
-            "not restored from a file. Pass `container_factory`."
+            f"{snapshot.snapshot_dir}: the container was made with {reached[0]}={options[reached[0]]!r:.100}, which a "
+            "snapshot may not set. Pass `container_factory`."
         )
     return _made(snapshot, name, backend, options, "container_factory")
 
@@ -159,8 +159,8 @@ def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
     factory = find_part("agent", name)
     if factory is not None and (given := [key for key in options if key not in _harmless(factory)]):
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: the agent was made with {given[0]}={options[given[0]]!r:.100}, which is not "
-            "restored from a file. Pass `code_agent_factory`."
+            f"{snapshot.snapshot_dir}: the agent was made with {given[0]}={options[given[0]]!r:.100}, which a snapshot "
+            "may not set. Pass `code_agent_factory`."
         )
     return _made(snapshot, name, factory, options, "code_agent_factory")
 
@@ -175,7 +175,7 @@ def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mappi
     """Makes a factory with its recorded options. Error messages tell the caller to pass `argument`."""
     if factory is None:
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: {name!r:.100} is not an option of this installation. Pass `{argument}`."
+            f"{snapshot.snapshot_dir}: {name!r:.100} is not available in this installation. Pass `{argument}`."
         )
     try:
         return factory(**options)
@@ -199,7 +199,8 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
     data = snapshot.task_data
     if snapshot.task_type != "harbor":
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: tasks of the kind {snapshot.task_type!r:.60} are not restored. Pass `task`."
+            f"{snapshot.snapshot_dir}: tasks of the kind {snapshot.task_type!r:.60} cannot be loaded from a snapshot. "
+            "Pass `task`."
         )
     path, reward_key, extra = data.get("path"), data.get("reward_key"), data.get("extra_instructions", [])
     if not isinstance(path, str) or not isinstance(reward_key, str | None):
@@ -218,5 +219,5 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
         task = load_task(path, reward_key=reward_key).with_extra_instructions(extra)
         task.check_runnable()
     except TaskError as error:
-        raise SnapshotMismatchError(f"The snapshot's task is no longer at {path}: {error} Pass `task`.") from None
+        raise SnapshotMismatchError(f"The snapshot's task cannot be loaded from {path}: {error} Pass `task`.") from None
     return task

@@ -110,7 +110,7 @@ class Rerun:
             return
         task = next((task for task in tasks if task.name == self._task_name), None)
         if task is None:
-            raise SnapshotMismatchError(f"Expected the recorded task {self._task_name!r:.100}, which is missing.")
+            raise SnapshotMismatchError(f"The recorded task {self._task_name!r:.100} is missing.")
         episode.current_task, episode.seed = task, self._seed
         episode.lineage, episode.edits = self._lineage, self._edits
 
@@ -150,7 +150,8 @@ class Rerun:
         if differing:
             self._report(
                 f"The replay up to step {self._step} differs from the recorded episode in "
-                f"{count_of(len(differing), 'request')}, from step {differing[0]} on. It continues from its new state."
+                f"{count_of(len(differing), 'request')}, from step {differing[0]} on. The episode continues from "
+                "the state of the replay."
             )
         return time_step
 
@@ -275,10 +276,10 @@ class Continuation:
 
         if [json.loads(line) for line in encode_messages(request.messages)] != self.snapshot.agent_messages:
             raise DivergenceError(
-                f"{self.snapshot.snapshot_dir}: the agent, restored from its state, sends another request than before."
-                f"{_hint(self.snapshot, factory)}",
+                f"{self.snapshot.snapshot_dir}: the agent, restored from its state, sends a different request than "
+                f"before.{_hint(self.snapshot, factory)}",
                 step=self.snapshot.step_count,
-                why="the agent, restored from its state, sends another request",
+                why="the agent, restored from its state, sends a different request",
             )
 
     def _read(self) -> tuple[StoredChanges, Journal | None, AgentState | None]:
@@ -288,7 +289,7 @@ class Continuation:
         _ = snapshot.agent_messages  # a replayed agent does not need them, but the snapshot must be complete
         delta = get_delta(objects, snapshot.filesystem)
         if delta.base != snapshot.filesystem_base or len(delta.entries) != snapshot.filesystem_entries:
-            raise SnapshotMetadataError(f"{where}: its list of files does not match its snapshot.json.")
+            raise SnapshotMetadataError(f"{where}: the list of files does not match snapshot.json.")
         journal = state = None
         if snapshot.journal:
             if facts.agent_started_at is None:
@@ -310,8 +311,8 @@ class Continuation:
             raise SnapshotMetadataError(f"{where}: expected {snapshot.journal_entries} journal entries, found none.")
         else:
             raise SnapshotUnsupportedError(
-                f"{where}: no episode can continue from this snapshot, which has no state of the agent, because the "
-                "agent was a process. Use `branch_from=<run>/<episode>@<step>` to replay the recorded responses."
+                f"{where}: no episode can continue from this snapshot. It has no state of the agent, because the agent "
+                "was a process. Use `branch_from=<run>/<episode>@<step>` to replay the recorded responses."
             )
         return StoredChanges(delta, objects), journal, state
 
@@ -348,8 +349,8 @@ def _check_agent(snapshot: EnvironmentSnapshot, factory: AgentFactoryBase) -> No
     if changed := sorted(key for key in {*was, *options} if was.get(key) != options.get(key)):
         key = changed[0]
         raise SnapshotMismatchError(
-            f"{snapshot.snapshot_dir}: the agent's option `{key}` was {was.get(key)!r:.80}, is "
-            f"{options.get(key)!r:.80}. An agent must continue with its original options."
+            f"{snapshot.snapshot_dir}: the agent's option `{key}` was {was.get(key)!r:.80} and is now "
+            f"{options.get(key)!r:.80}. Use the original options of the agent."
         )
 
 
@@ -357,4 +358,4 @@ def _hint(snapshot: EnvironmentSnapshot, factory: AgentFactoryBase) -> str:
     was, now = snapshot.agent.get("source_digest"), factory.source_digest
     python = snapshot.writer.get("python")
     changed = " The agent's code has changed since the snapshot was taken." if was != now else ""
-    return f"{changed} (The snapshot was written under Python {python!s:.20}.)"
+    return f"{changed} (The snapshot was written with Python {python!s:.20}.)"

@@ -74,8 +74,8 @@ class EpisodeParts:
         specs, containers = self.container_specs(task), self.container_factory
         if containers.max_containers is not None and len(specs) > containers.max_containers:
             raise UnsupportedTaskError(
-                f"{task.name}: the tests have a separate container, and container={containers.name} can run "
-                f"{containers.max_containers} at a time on this machine. Use container=docker."
+                f"{task.name}: the tests need a separate container, but with container={containers.name}, the maximum "
+                f"number of containers on this machine is {containers.max_containers}. Use container=docker."
             )
         return [warning for spec in specs for warning in containers.check(spec)]
 
@@ -261,7 +261,7 @@ def choose_index(names: Sequence[str], options: Mapping[str, Any], generator: ra
         ConfigError: The task does not exist, or `options` has other keys.
     """
     if unknown := sorted(options.keys() - {"task"}):
-        raise ConfigError(f"Expected only the option `task` in reset(options=…), got also {unknown}.")
+        raise ConfigError(f"Expected only the option `task` in reset(options=…), but got {unknown}.")
     wanted = options.get("task")
     if wanted is None:
         return generator.randrange(len(names))

@@ -73,7 +73,7 @@ def chosen_snapshot(path: Path) -> EnvironmentSnapshot:
     if not chosen.ids:
         raise UserError(f"There is no snapshot in {chosen.store.path}.")
     raise UserError(
-        f"Expected one snapshot, found {len(chosen.ids)} in {path}: name one, such as {path}/{chosen.ids[-1]}. "
+        f"Expected one snapshot, found {len(chosen.ids)} in {path}. Name one, such as {path}/{chosen.ids[-1]}. "
         f"`ares-exp snapshots list {path}` lists them."
         if path.exists()
         else f"Expected one snapshot, found {len(chosen.ids)} whose id starts with {path.name}: "

@@ -90,12 +90,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
         check_json(data, str(path))
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise SnapshotMetadataError(f"{path}: expected JSON, but at {where}: {error.msg}.") from None
+        raise SnapshotMetadataError(f"{path}: invalid JSON at {where}: {error.msg}.") from None
     except SnapshotMetadataError:
         raise
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, NaN, bytes that are not UTF-8, …
         what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise SnapshotMetadataError(f"{path}: expected JSON, but {what}.") from None
+        raise SnapshotMetadataError(f"{path}: invalid JSON: {what}.") from None
     if not isinstance(data, dict):
         raise SnapshotMetadataError(f"{path}: expected a JSON object, got {briefly(data)}.")
     return data
@@ -345,7 +345,7 @@ class EnvironmentSnapshot:
                 "wrote this snapshot."
             )
         if missing := [name for name in _KEYS if name not in data]:
-            raise SnapshotMetadataError(f"{where}: expected `{missing[0]}`, but it is missing.")
+            raise SnapshotMetadataError(f"{where}: `{missing[0]}` is missing.")
         try:
             directory = snapshot_dir or absolute(data.get("snapshot_dir"))
             checked = validated(cls, {**data, "snapshot_dir": directory})
@@ -485,7 +485,7 @@ def decode_messages(lines: Iterable[bytes], where: str | Path) -> list[dict[str,
             check_json(message, "the line")
         except (ValueError, TypeError, RecursionError) as error:  # check_json raises a ValueError
             raise SnapshotCorruptError(
-                f"{where}: expected a message in line {number} of `message_objects`, but: {error}."
+                f"{where}: line {number} of `message_objects` is not a message: {error}."
             ) from None
         messages.append(message)
     return messages

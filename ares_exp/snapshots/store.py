@@ -207,8 +207,8 @@ class SnapshotStore:
         """Returns the error message for an unknown id. It lists existing ids."""
         ids = [name for name in self.ids() if is_id(name)]
         close = difflib.get_close_matches(wanted, ids[:1000], n=3, cutoff=0.5) or ids[:3]
-        there = f"it has {len(ids)}, such as {', '.join(close)}" if ids else "there are none"
-        return f"Expected a snapshot {wanted} in {self.path}: {there}."
+        there = f"its snapshots ({len(ids)}) include {', '.join(close)}" if ids else "the store is empty"
+        return f"There is no snapshot {wanted} in {self.path}: {there}."
 
     def ids(self) -> Sequence[str]:
         """Returns the sorted ids of the snapshots without opening them; empty if the store is missing.
@@ -332,7 +332,7 @@ class SnapshotStore:
                     needed.update(map(bytes.decode, _DIGEST.findall(self.objects.get(digest))))
             except SnapshotMetadataError as error:
                 raise SnapshotError(
-                    f"Nothing was removed from {self.path}, because one snapshot cannot be read, and may need any "
+                    f"Nothing was removed from {self.path}, because a snapshot that cannot be read may need any "
                     f"object. Repair or remove {self.path / name}. {error}"
                 ) from None
         return needed
@@ -412,7 +412,7 @@ def _chunk_sizes(delta: Delta, snapshot: EnvironmentSnapshot) -> dict[str, int]:
 def _expect(snapshot: EnvironmentSnapshot, name: str, said: object, found: object) -> None:
     if said != found:
         where = snapshot.snapshot_dir / SNAPSHOT_FILE
-        raise SnapshotCorruptError(f"{where}: `{name}` is {said!r}, but the objects have {found!r}.")
+        raise SnapshotCorruptError(f"{where}: `{name}` is {said!r}, but its objects contain {found!r}.")
 
 
 @contextmanager

@@ -85,7 +85,7 @@ class ChildProcess:
         if late.is_set():
             raise ChildFailedError(f"was killed after {timeout_sec:g} seconds")
         if len(output) > MAX_OUTPUT_BYTES:
-            raise ChildFailedError(f"was expected to print at most {MAX_OUTPUT_BYTES:,} bytes, and printed more")
+            raise ChildFailedError(f"printed more than {MAX_OUTPUT_BYTES:,} bytes")
         return Ended(exit_code, output, [line.strip() for line in lines if line.strip()])
 
     def run_python(

@@ -178,10 +178,12 @@ class HarborTask:
 
     async def set_up(self, container: Container) -> None:
         """Makes the log directories, copies the files for a prebuilt image, and waits for the health check."""
-        await as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}", purpose="make the log directories")
+        await as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}", purpose="create the log directories")
         here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
         if here.exit_code != 0:  # every command of the agent would fail in the same way
-            raise ContainerStartError(f"Task {self.name}: {here.output.strip()}. Make it in the Dockerfile (WORKDIR).")
+            raise ContainerStartError(
+                f"Task {self.name}: {here.output.strip()}. Create it in the Dockerfile (WORKDIR)."
+            )
         await upload_image_files(container, self._environment_dir, self.config.environment)
         if self.config.environment.healthcheck is not None:
             await await_health(self.config.environment.healthcheck, container)

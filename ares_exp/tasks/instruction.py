@@ -33,9 +33,9 @@ def read_instruction(path: Path, bounds: LinkBounds) -> str:
     try:
         return strip_canary(bounds.read_text(path))
     except FileNotFoundError:
-        raise TaskError(f"{path}: expected the agent's instruction, found no file.") from None
+        raise TaskError(f"{path}: the file with the agent's instruction is missing.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: expected readable UTF-8 text, got: {error}.") from None
+        raise TaskError(f"{path}: cannot be read as UTF-8 text: {error}.") from None
 
 
 def read_extra_instruction(path: Path) -> str:
@@ -44,7 +44,7 @@ def read_extra_instruction(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # a NUL in the path raises ValueError, and is possible in a recorded config
         raise ConfigError(
-            f"Expected `env.extra_instruction_paths` to be readable UTF-8 files, got {path}: {error}."
+            f"Expected `env.extra_instruction_paths` to be UTF-8 files, but {path} cannot be read: {error}."
         ) from None
 
 

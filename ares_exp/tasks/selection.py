@@ -49,7 +49,7 @@ def parse_position(text: str) -> Callable[[Sequence[Item]], list[Item]]:
         start, stop, step = (int(part) if part else None for part in match.groups())
         if step == 0:
             raise ValueError(f"expected a step of at least 1, got {text!r}")
-        nothing = "a slice with at least one item, got no item of {}"
+        nothing = "a slice with at least one item, but the slice selects none of the {} items"
         return lambda items: _picked(items, slice(start, stop, step), nothing.format(len(items)))
     if (match := _SHARD.fullmatch(text)) is not None:
         index, count = map(int, match.groups())
@@ -112,7 +112,7 @@ def select(
     left = [task for task in picked if not any(fnmatchcase(task.name, glob) for glob in globs)]
     if not left:
         raise ConfigError(
-            f"`env.exclude` {_quoted(globs)} leaves none of {len(picked)} tasks. {_available(tasks, preset)}"
+            f"`env.exclude` {_quoted(globs)} excludes all {len(picked)} selected tasks. {_available(tasks, preset)}"
         )
     return left[:limit]
 

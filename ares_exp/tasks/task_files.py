@@ -75,7 +75,7 @@ class UploadFilter:
                 lines = LinkBounds.of(self._root).read_text(path).splitlines()
                 self._read[folder] = pathspec.GitIgnoreSpec.from_lines(lines)
             except (OSError, ValueError) as error:
-                raise TaskError(f"{path}: expected lines as in a .gitignore, got: {error}.") from None
+                raise TaskError(f"{path}: a line is not a valid .gitignore pattern: {error}.") from None
         return self._read[folder]
 
 
@@ -253,7 +253,7 @@ def check_files(root: Path, config: TaskToml) -> None:
 
 def _require(path: Path, meaning: str) -> None:
     if not path.exists():
-        raise TaskError(f"{path}: expected {meaning}, found no file.")
+        raise TaskError(f"{path}: the file with {meaning} is missing.")
 
 
 def _require_test_script(
@@ -269,14 +269,16 @@ def _require_test_script(
             return
     script = next((folder / name for folder in folders if (folder / name).exists()), None)
     if script is None:
-        raise TaskError(f"{root / 'tests' / name}: expected the script that scores the task, found no file.")
+        raise TaskError(f"{root / 'tests' / name}: the script that scores the task is missing.")
     require_uploaded(script, chosen)
 
 
 def require_uploaded(script: Path, chosen: UploadFilter) -> None:
     """Raises `TaskError` if a script is excluded from the upload."""
     if chosen.excludes(script):
-        raise TaskError(f"{script}: expected this script to be uploaded, but a {IGNORE_FILE} excludes it.")
+        raise TaskError(
+            f"{script}: this script is needed in the container, but a {IGNORE_FILE} excludes it from the upload."
+        )
 
 
 def check_links(folder: Path, bounds: LinkBounds, chosen: UploadFilter) -> None:
@@ -292,9 +294,7 @@ def check_links(folder: Path, bounds: LinkBounds, chosen: UploadFilter) -> None:
             return
         real = bounds.real(path)
         if real in above:
-            raise TaskError(
-                f"{path}: expected a tree of directories, but this link points back to {real}. Remove the link."
-            )
+            raise TaskError(f"{path}: this link points back to its parent directory {real}. Remove the link.")
         if real not in done and real.is_dir():
             for child in sorted(path.iterdir()):
                 visit(child, above | {real})

@@ -75,7 +75,7 @@ class TaskFolder:
 
     def __init__(self, path: Path) -> None:
         """Sets the path of the folder or the task. Raises `ConfigError` if the path is a URL."""
-        refuse_url("path", path, "the repository of tasks is `env.repo=<url>`")
+        refuse_url("path", path, "for a repository of tasks, use `env.repo=<url>`")
         self.path = path
 
     def load(self, select: Select, report: Callable[[str], None], *, reward_key: str | None) -> list[HarborTask]:
@@ -95,7 +95,7 @@ class TaskFolder:
             raise TaskError(f"{self.path}: expected directories with a task.toml, found no valid task ({reasons}).")
         warnings = TaskWarnings()
         for name, reason in skipped.items():
-            warnings.add(name, [f"skipped, no valid task: {reason}"])
+            warnings.add(name, [f"skipped, because it is not a valid task: {reason}"])
         warnings.tell(report, "directories")
         return select(tasks)
 

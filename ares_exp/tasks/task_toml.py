@@ -197,7 +197,7 @@ def parse_task_toml(text: str, *, path: Path) -> ParsedToml:
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise TaskError(f"{path}: expected TOML 1.0, got an error at: {error}. Correct the file.") from None
+        raise TaskError(f"{path}: invalid TOML 1.0: {error}. Correct the file.") from None
     try:
         return ParsedToml(raw, TaskToml.model_validate(raw))
     except ValidationError as error:
@@ -213,9 +213,9 @@ def read_task_toml(path: Path, bounds: LinkBounds) -> ParsedToml:
     try:
         return parse_task_toml(bounds.read_text(path), path=path)
     except FileNotFoundError:
-        raise TaskError(f"{path}: expected this file, found none. A task is a directory with a task.toml.") from None
+        raise TaskError(f"{path}: this file is missing. A task is a directory with a task.toml.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: expected readable UTF-8 text, got: {error}.") from None
+        raise TaskError(f"{path}: cannot be read as UTF-8 text: {error}.") from None
 
 
 def refusals(config: TaskToml) -> list[str]:
@@ -256,11 +256,11 @@ def _environment_warnings(table: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(table.get(key), str):
             yield f"{key} is the old name of {key}_mb"
         elif key in table:
-            yield f"{key} = {table[key]!r} is not a size string and sets no limit; write {key}_mb = {table[key]!r}"
+            yield f"{key} = {table[key]!r} is not a size string, so it is ignored. Use {key}_mb = {table[key]!r}"
     if "allow_internet" in table and "network_mode" in table:
         yield "allow_internet is ignored because network_mode is set"
     elif "allow_internet" in table and table.get("allowed_hosts") == [] and not table["allow_internet"]:
-        yield 'allow_internet = false has no effect with allowed_hosts = []; write network_mode = "no-network"'
+        yield 'allow_internet = false has no effect with allowed_hosts = []. Use network_mode = "no-network"'
     elif "allow_internet" in table:
         yield "allow_internet is the old spelling of network_mode"
     if table.get("gpu_types"):

@@ -63,7 +63,7 @@ def test_rows_reach_every_verdict_on_an_engine(
     assert reports["unresolved"]["tests_status"]["FAIL_TO_PASS"]["failure"]
     assert found[NAMES["slow"]]["outcome"] == "verifier_error"
     assert found[NAMES["slow"]]["error"]["type"] == "VerifierTimeoutError"
-    assert "has no readable patch" in reports["broken"]["reason"]
+    assert "The patch cannot be read" in reports["broken"]["reason"]
     assert "test_timeout_sec" in reports["slow"]["reason"]
 
 

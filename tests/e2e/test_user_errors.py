@@ -27,7 +27,7 @@ CHAT = ("policy=openai", "policy.model=m")
         (["agent.templates_dir=gone"], "gone"),
         (["env.path=no/such/folder"], "no/such/folder"),
         (["env.tasks=no-such-task"], "no-such-task"),
-        (["env=swebench", "env.dataset=no.jsonl"], "expected a file of SWE-bench rows"),
+        (["env=swebench", "env.dataset=no.jsonl"], "the file of SWE-bench rows cannot be read"),
         (["resume=true"], "resume=<run>"),
         (["-m", "resume=true", "seed=1,2"], "resume=<sweep>"),
         (["env.exclude='*'"], "exclude"),

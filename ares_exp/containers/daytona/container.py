@@ -177,8 +177,8 @@ class DaytonaContainer(Container):
         limit_sec = options.get("timeout_sec")
         if result.timed_out and limit_sec is not None and result.duration_sec >= limit_sec + END_SEC:
             raise ContainerServiceUnavailableError(
-                f"The Daytona service did not respond when the time limit of a command ({limit_sec:g} s) had "
-                "passed. The state of the command is unknown."
+                f"The Daytona service did not respond within the time limit of a command ({limit_sec:g} s). The state "
+                "of the command is unknown."
             )
         return result
 

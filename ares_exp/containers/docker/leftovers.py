@@ -73,7 +73,7 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
     for found in (api.volumes(filters={"label": KEPT_VOLUME})["Volumes"] or []) if cached_images else []:
         name, created = found["Name"], created_sec(found.get("CreatedAt"))
         remove = _remove(api.remove_volume, name)
-        yield Leftover("volume", name, "no run: kept for the next run", True, created, remove)
+        yield Leftover("volume", name, "no run (kept for the next run)", True, created, remove)
     for found in api.images(filters={"label": _IMAGE}):
         labels = found["Labels"]
         tag, builder = labels[_IMAGE], _builder(labels)
@@ -81,7 +81,7 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
             yield Leftover(
                 kind="image",
                 name=tag,
-                whose=describe(builder) if builder else "no run: kept for the next run",
+                whose=describe(builder) if builder else "no run (kept for the next run)",
                 is_stale=is_dead(builder) if builder else True,
                 created=created_sec(found["Created"]),
                 remove=_remove(api.remove_image, tag),

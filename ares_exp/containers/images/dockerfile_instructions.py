@@ -76,7 +76,7 @@ def find_dockerfile(task: str, context_dir: Path | None) -> Path:
     """Finds the Dockerfile of a task that names no image. Raises `TaskError` if it is missing."""
     if context_dir is not None and (found := context_dir / "Dockerfile").is_file():
         return found
-    where = f"in {context_dir}" if context_dir is not None else "anywhere (it has no environment directory)"
+    where = f"in {context_dir}" if context_dir is not None else "and no environment directory"
     raise TaskError(
         f"Task {task}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, or set "
         "docker_image in the [environment] table of its task.toml."

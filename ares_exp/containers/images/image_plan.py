@@ -271,7 +271,9 @@ def _plan_for_dockerfile(context: Path) -> ImagePlan:
         not_after = str(error)
     if not_stored is not None and not_after is not None:
         raise UnsupportedTaskError(f"{path}: {not_stored}; and {not_after}. {_REMEDY}")
-    warnings = (f"{not_after}; to build it, Daytona needs an object store",) if not_after is not None else ()
+    warnings = (
+        (f"{not_after}. To build this Dockerfile, Daytona needs an object store",) if not_after is not None else ()
+    )
     return replace(plan, local=LocalFiles(first, files, not_stored, not_after), warnings=warnings)
 
 

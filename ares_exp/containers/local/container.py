@@ -245,7 +245,7 @@ class LocalContainer(Container):
             for step in dockerfile.steps:
                 await apply_step(step, context, run, self.upload)
         except ContainerStartError as error:
-            remedy = "use container.network=build to give it the network of the host."
+            remedy = "to give it the network of the host, use container.network=build."
             if self._build_network:
                 remedy = (
                     "its container has no network, and the Dockerfile cannot be applied in another "

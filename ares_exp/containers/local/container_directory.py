@@ -192,9 +192,9 @@ def find() -> Iterator[Leftover]:
 
 
 UNREADABLE = (
-    "Its files are in a private tmpfs, because no folder on this machine can hold the upper layer of an overlay: "
-    "neither /dev/shm (with 1 GiB free, on Linux 6.6 or newer) nor TMPDIR (for example on ext4, xfs or btrfs). Both "
-    "must not be mounted noexec. Set TMPDIR to such a folder, or use container=docker."
+    "Its files are in a private tmpfs, because no folder on this machine can contain the upper layer of an overlay. "
+    "This needs /dev/shm (1 GiB free, Linux 6.6 or newer) or TMPDIR (for example, on ext4, xfs or btrfs), mounted "
+    "without noexec. Set TMPDIR to such a folder, or use container=docker."
 )
 """The reason why a container cannot be captured, and a suggested fix."""
 

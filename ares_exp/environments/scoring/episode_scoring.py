@@ -264,4 +264,4 @@ async def collect_on_abort(
             if not await asyncio.to_thread((target / MANIFEST).exists):
                 await stage.collect(container, target)
     except Exception as error:  # not fatal: the episode has ended for another reason
-        _logger.info("Not all artifacts of an episode that broke off were collected: %s", error or "it took too long")
+        _logger.info("Not all artifacts of an interrupted episode were collected: %s", error or "it took too long")

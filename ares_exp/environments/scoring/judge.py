@@ -94,7 +94,7 @@ class Judge(ScorerBase):
                 or the prompt has invalid placeholders.
         """
         if not lowest < highest:
-            raise ConfigError(f"Expected `highest` of a judge above `lowest`, got {highest:g} and {lowest:g}.")
+            raise ConfigError(f"Expected `highest` of a judge to be above `lowest`, got {highest:g} and {lowest:g}.")
         for name in criteria or {}:
             if not _NAME.fullmatch(name) or name.lower() == REWARD:
                 raise ConfigError(
@@ -160,7 +160,7 @@ class Judge(ScorerBase):
             return ""
         if container is None:
             raise JudgeResponseError(
-                f"{self._model.name} has a `command`, and this environment has no container. Set `command=null`, and "
+                f"{self._model.name} has a `command`, but this environment has no container. Set `command=null`, and "
                 "take `{output}` out of the prompt."
             )
         return (await container.exec(self._command, timeout_sec=COMMAND_TIMEOUT_SEC)).output
@@ -236,7 +236,9 @@ def _check_prompt(prompt: str, command: str | None) -> None:
             f"braces, add spaces: `{{ {unknown[0]} }}`."
         )
     if not found:
-        raise ConfigError(f"The `prompt` of a judge has no placeholder, so the model sees no episode. {known}.")
+        raise ConfigError(
+            f"The `prompt` of a judge has no placeholder, so the model would not see the episode. {known}."
+        )
     if command is not None and "output" not in found:
         raise ConfigError(
             f"A judge with a `command` needs `{{output}}` in its `prompt`. Add it, or set `command=null`. {known}."

@@ -146,7 +146,7 @@ class ScoringEnvironment(EnvironmentWrapper):
     def _finished(self, reward: float | None) -> ScoredEpisode:
         trajectory = self._collected.trajectory
         if trajectory is None:
-            raise ScorerError("Expected the steps of the episode for its scorers, and they could not be collected.")
+            raise ScorerError("The scorers need the steps of the episode, but the steps could not be collected.")
         report = super().report()
         return ScoredEpisode(
             trajectory=trajectory,
@@ -180,7 +180,7 @@ def make_scoring_rules(config: DictConfig) -> ScoringRules:
         if not _NAME.fullmatch(name) or name == REWARD or name in scorers:
             raise ConfigError(
                 "Expected each scorer to have a unique name of letters, digits, '_' and '-', other than "
-                f"`{REWARD}`, which belongs to the verifier, got {name!r}. Name them: {_FORMS}."
+                f"`{REWARD}`, the name of the verifier's reward, got {name!r}. Use {_FORMS}."
             )
         apart = config.copy()
         with open_dict(apart):

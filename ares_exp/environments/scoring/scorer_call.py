@@ -55,13 +55,14 @@ def checked_score(name: str, weight: float, returned: Any) -> Score:
         return Score(name, weight, number, {name: number})
     if not returned or not all(isinstance(key, str) and key for key in returned):
         raise ScorerError(
-            f"Expected the scorer `{name}` to return a number, or some by name, got {returned!r:.200}.", scorer=name
+            f"Expected the scorer `{name}` to return a number, or a dict of numbers by name, got {returned!r:.200}.",
+            scorer=name,
         )
     numbers = {str(key): _number(name, value) for key, value in returned.items()}
     value = numbers.get(REWARD, next(iter(numbers.values())) if len(numbers) == 1 else None)
     if value is None and weight:
         raise ScorerError(
-            f"Expected the scorer `{name}` to return one number, or several including `reward`, got the keys "
+            f"Expected the scorer `{name}` to return one number, or a mapping with the key `reward`, got the keys "
             f"{', '.join(sorted(numbers)[:20])}. Add `reward`, or set `weight: 0` to only record them.",
             scorer=name,
         )
@@ -97,9 +98,7 @@ def _number(name: str, value: Any) -> float:
     except OverflowError:
         number = math.inf
     if not abs(number) < MAX_NUMBER:  # also rejects non-finite values
-        raise ScorerError(
-            f"Expected the scorer `{name}` to return a finite number, or some by name, got {value!r:.200}.", scorer=name
-        )
+        raise ScorerError(f"Expected the scorer `{name}` to return finite numbers, got {value!r:.200}.", scorer=name)
     return number
 
 

@@ -121,8 +121,8 @@ async def set_up_repository(container: Container, base_commit: str) -> None:
     result = await _git(container, _SET_UP, timeout_sec=_SET_UP_TIMEOUT_SEC, BASE=base_commit)
     if result.exit_code != 0:
         raise ContainerStartError(
-            f"Expected the image to have a git repository in {REPOSITORY} at commit {base_commit}: {told(result)} "
-            "Check the image of the row, and that it contains git."
+            f"The git repository in {REPOSITORY} cannot be set up at commit {base_commit}: {told(result)} "
+            "Check the image of the row. It must contain git."
         )
 
 
@@ -132,11 +132,11 @@ async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
         container, _PATCH, timeout_sec=_GIT_TIMEOUT_SEC, max_output_bytes=2 * MAX_PATCH_BYTES, BASE=base_commit
     )
     if result.exit_code != 0 or result.elided_bytes:
-        return AgentPatch(problem=f"The agent's repository has no readable patch: {told(result)}")
+        return AgentPatch(problem=f"The patch cannot be read from the agent's repository: {told(result)}")
     try:
         return AgentPatch(base64.b64decode("".join(result.output.split()), validate=True))
     except (binascii.Error, ValueError):
-        return AgentPatch(problem=("The agent's repository has no readable patch: its git printed an invalid one."))
+        return AgentPatch(problem=("The patch cannot be read from the agent's repository: git printed invalid data."))
 
 
 async def apply_patch(container: Container, path: str) -> ExecResult:

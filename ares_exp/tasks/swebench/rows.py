@@ -135,7 +135,7 @@ def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRo
         if row.instance_id in rows:
             raise TaskError(f"{where}: an earlier row also has the name {row.instance_id!r}. Remove one of them.")
         if len(rows) == MAX_ROWS:
-            raise TaskError(f"{source}: expected at most {MAX_ROWS:,} rows, found more.")
+            raise TaskError(f"{source}: expected at most {MAX_ROWS:,} rows, got more.")
         rows[row.instance_id] = row
     if not rows:
         raise TaskError(f"{source}: expected rows of SWE-bench, found none.")
@@ -153,13 +153,15 @@ def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
-                    raise TaskError(f"{path}: row {number}: expected at most {MAX_LINE_BYTES:,} bytes, found more.")
+                    raise TaskError(f"{path}: row {number}: expected at most {MAX_LINE_BYTES:,} bytes, got more.")
                 if line.strip():
                     yield number, json.loads(line)
     except OSError as error:
-        raise TaskError(f"{path}: expected a file of SWE-bench rows: {error.strerror}. Set env.dataset.") from None
+        raise TaskError(
+            f"{path}: the file of SWE-bench rows cannot be read: {error.strerror}. Set env.dataset to another file."
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise TaskError(f"{path}: row {number}: expected JSON, got: {error}.") from None
+        raise TaskError(f"{path}: row {number}: invalid JSON: {error}.") from None
 
 
 FILES = {".jsonl": "", ".json": "json", ".parquet": "parquet"}
@@ -210,7 +212,7 @@ def find_dataset(dataset: str, split: str) -> Dataset:
     if not _HUB_NAME.fullmatch(name):
         raise ConfigError(f"Expected `env.dataset` to be {choices}, got {dataset!r:.200}.")
     if "multimodal" in name.lower():
-        raise ConfigError(f"{name}: rows of the multimodal SWE-bench are not supported. Choose another: {choices}.")
+        raise ConfigError(f"{name}: the multimodal SWE-bench is not supported. Choose another data set: {choices}.")
     if not re.fullmatch(r"\w[\w.-]{0,99}", split):
         raise ConfigError(f"Expected `env.split` to be the name of a split, got {split!r:.100}.")
     return Dataset(None, name, split)
@@ -232,11 +234,11 @@ def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> l
         return parse_rows(read_row_file(file), dataset.source)
     if importlib.util.find_spec("datasets") is None:
         raise ConfigError(
-            f"{dataset.source}: this data set needs the package datasets: `pip install 'ares-exp[swebench]'`; or set "
-            "env.dataset=<a .jsonl file of its rows>."
+            f"{dataset.source}: this data set needs the package datasets. Run `pip install 'ares-exp[swebench]'`, or "
+            "set env.dataset=<a .jsonl file of its rows>."
         )
     where = f"{dataset.hub_name} (split {dataset.split})" if file is None else str(file)
-    announce(f"Loading {where}{' from the Hugging Face hub, or its cache' if file is None else ''}.")
+    announce(f"Loading {where}{' from the Hugging Face hub or its cache' if file is None else ''}.")
     directory = short_lived_directory("build")
     try:
         rows = directory.path / "rows.jsonl"
@@ -245,7 +247,7 @@ def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> l
         return parse_rows(read_row_file(rows), dataset.source)
     except ChildFailedError as error:
         raise PreflightError(
-            f"The data set {where} could not be loaded: the program {str(error).rstrip('.')}. Check the file or the "
+            f"The data set {where} could not be loaded: its process {str(error).rstrip('.')}. Check the file or the "
             "connection to the Hugging Face hub, or use `env.dataset=<a .jsonl file of its rows>`."
         ) from None
     finally:

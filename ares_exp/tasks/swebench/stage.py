@@ -112,7 +112,7 @@ class SweBenchStage:
     def check_solution(self) -> None:
         """Raises `TaskError` if the row has no fix."""
         if not self.row.patch.strip():
-            raise TaskError(f"{self.row.instance_id}: expected a fix in `patch`, found none. Run another policy.")
+            raise TaskError(f"{self.row.instance_id}: `patch` contains no fix. Use another policy.")
 
     async def collect(self, container: Container, target: Path | None) -> None:
         """Writes the agent's changes to `model.patch` or, if no patch can be made, the reason to `no_patch.txt`."""

@@ -107,7 +107,7 @@ class SweBenchTask:
             raise UnsupportedTaskError(f"{self.name}: the multimodal SWE-bench is not supported.")
         if not self.row.eval_script.strip():
             raise TaskError(
-                f"{self.name}: expected a row with an `eval_script`, found none, because the copy of the data "
+                f"{self.name}: the row has no `eval_script`, because the copy of the data "
                 "set is old. Load the data set by its name (env.dataset=verified)."
             )
         if official_version() is None:

@@ -58,7 +58,7 @@ class Git:
         program = shutil.which("git")
         if program is None:
             raise PreflightError(
-                "Expected the program `git` on PATH, found none: tasks in git repositories need it. Install git, or "
+                "Tasks in git repositories need the program `git`, which is not on PATH. Install git, or "
                 "use a local folder with `env.path=<folder>`."
             )
         places = [f"--git-dir={git_dir}"] if git_dir is not None else []

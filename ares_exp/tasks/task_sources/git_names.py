@@ -130,8 +130,8 @@ class RepositoryReference:
         """Parses a value of one of the `FORMS`. Raises `ValueError` for other values."""
         if not text or text.startswith((".", "/", "~", "-")):
             raise ValueError(
-                f"expected a repository ({FORMS}), got {text!r:.100}. A local folder of tasks is `env.path`, a local "
-                "repository file:///…"
+                f"expected a repository ({FORMS}), got {text!r:.100}. For a local folder of tasks, use "
+                "`env.path`. For a local repository, use file:///…"
             )
         place, at, tail = text.rpartition("@")
         if not at or not place or "/" in tail or ":" in tail:  # the `@` of a user name
@@ -161,7 +161,7 @@ def _of_address(address: str, ref: str | None) -> RepositoryReference:
     if not repository:
         raise ValueError(f"expected a repository ({FORMS}), got {address!r:.100}")
     if rest and ref is not None:
-        raise ValueError(f"expected one ref, got both {ref!r} and {rest[0]!r}: leave `@{ref}` or `/tree/{rest[0]}` out")
+        raise ValueError(f"expected one ref, got {ref!r} and {rest[0]!r}. Remove `@{ref}` or `/tree/{rest[0]}`")
     folder = check_inner_path("/".join(rest[1:])) if rest[1:] else None
     url = f"{scheme}://{parts.netloc}/{'/'.join(repository)}"
     return RepositoryReference(check_git_url(url), check_git_ref(rest[0]) if rest else ref, folder)

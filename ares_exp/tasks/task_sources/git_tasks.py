@@ -185,7 +185,9 @@ class Repositories:
         except GitError as error:
             raise GitError(f"The files of {url} at {commit} cannot be fetched: {error}") from None
         except TimeoutError as error:
-            raise PreflightError(f"The files of {url} cannot be fetched: {error} Wait until it has ended.") from None
+            raise PreflightError(
+                f"The files of {url} cannot be fetched: {error} Wait until that process has ended."
+            ) from None
 
 
 def _present(files: Path, tree: Mapping[str, str]) -> set[str]:
@@ -216,6 +218,6 @@ def _complaint(path: str, tree: Mapping[str, str]) -> str | None:
         return None
     folders = [posixpath.dirname(one) for one in tree if posixpath.basename(one) == TASK_TOML]
     return (
-        f"expected a task, found no {TASK_TOML} in `{path}`.{close_matches(path, folders)} A folder of tasks: "
-        f"`env.repo=<repository> env.path={path}`"
+        f"expected a task, found no {TASK_TOML} in `{path}`.{close_matches(path, folders)} For a folder of "
+        f"tasks, use `env.repo=<repository> env.path={path}`"
     )

@@ -38,8 +38,8 @@ class DatasetName:
         if "/" in name:
             raise ValueError(
                 f"{text!r} is a package of Harbor's hosted service, which is not supported. A data set of "
-                "Harbor's registry has no slash (`env.dataset=terminal-bench@2.0`). Or download the package as "
-                "a folder of tasks (`env.path=<folder>`), or name its repository (`env.repo=org/name`)"
+                "Harbor's registry has no slash (`env.dataset=terminal-bench@2.0`). For a package, download it as "
+                "a folder of tasks (`env.path=<folder>`), or set its repository (`env.repo=org/name`)"
             )
         if not name or (at and not version):
             raise ValueError(f"expected name or name@version, got {text!r}")
@@ -87,7 +87,7 @@ def read_registry(path: Path) -> list[Dataset]:
         data = read_record(path)
     except OSError as error:
         found = {FileNotFoundError: "no file", IsADirectoryError: "a folder"}.get(type(error), error.strerror)
-        raise ConfigError(f"{path}: expected a {REGISTRY}, found {found}. Set `env.registry=<file>`.") from None
+        raise ConfigError(f"{path}: expected a {REGISTRY}, but found {found}. Set `env.registry=<file>`.") from None
     return parse_registry(data, where=str(path))
 
 
@@ -99,7 +99,7 @@ def parse_registry(data: bytes, *, where: str) -> list[Dataset]:
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain(error, rows, root='the file')}.") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: expected JSON, got: {error}.") from None
+        raise ConfigError(f"{where}: invalid JSON: {error}.") from None
 
 
 def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> Dataset:
@@ -108,14 +108,15 @@ def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> D
     if not versions:
         names = list(dict.fromkeys(dataset.name for dataset in datasets))
         raise ConfigError(
-            f"{where} has no data set {wanted.name!r}.{close_matches(wanted.name, names)} It has {_listed(names)}."
+            f"{where} has no data set {wanted.name!r}.{close_matches(wanted.name, names)} "
+            f"Available data sets: {_listed(names)}."
         )
     known = [dataset.version for dataset in versions]
     version = wanted.version or newest(known)
     if version not in known:
         raise ConfigError(
-            f"{where} has no version {version!r} of {wanted.name}.{close_matches(version, known)} It has "
-            f"{_listed(known)}."
+            f"{where} has no version {version!r} of {wanted.name}.{close_matches(version, known)} "
+            f"Available versions: {_listed(known)}."
         )
     return versions[known.index(version)]
 

@@ -101,7 +101,7 @@ class ListedTasks:
     def _load_local(self, path: Path, reward_key: str | None) -> HarborTask:
         if not path.is_dir():
             raise TaskError(
-                f"{path}: expected a task directory, which does not exist. Paths in a registry are relative to the "
+                f"{path}: this task directory does not exist. Paths in a registry are relative to the "
                 "current directory."
             )
         return load_task(path, reward_key=reward_key, links_within=self._links_within)
@@ -111,8 +111,8 @@ def _refuse_equal_names(tasks: Sequence[TaskReference]) -> None:
     counted = Counter(task.name for task in tasks)
     if twice := sorted(name for name, count in counted.items() if count > 1)[:SHOWN_PROBLEMS]:
         raise TaskError(
-            f"Expected tasks with unique names, but several are called {', '.join(twice)}. A name is the last part of "
-            f"a task's path. Leave them out: env.exclude=[{','.join(twice)}]."
+            f"Expected tasks with unique names, but several tasks have the name {', '.join(twice)}. A name is the "
+            f"last part of a task's path. Leave them out: env.exclude=[{','.join(twice)}]."
         )
 
 
@@ -128,11 +128,11 @@ def listed_tasks(
     git_timeout_sec: float,
 ) -> ListedTasks:
     """Makes the source that the options of env=harbor describe; see `HarborEnvironments`. Reads nothing."""
-    refuse_url("registry", registry, "download it first, or name its repository: `env.repo=org/name[@ref]`")
+    refuse_url("registry", registry, "download the file first, or set its repository with `env.repo=org/name[@ref]`")
     given = {"path": path, "registry": registry, "dataset": dataset, "git_url": git_url, "repo": repo}
     used = ", ".join(f"`env.{name}`" for name, value in given.items() if value is not None)
     if git_commit is not None and git_url is None:
-        raise ConfigError("`env.git_commit` belongs to `env.git_url`. With `env.repo`, write `env.repo=<…>@<commit>`.")
+        raise ConfigError("`env.git_commit` needs `env.git_url`. With `env.repo`, use `env.repo=<…>@<commit>`.")
     wanted = None if dataset is None else _read("dataset", dataset, DatasetName.parse)
     inside = None if path is None else str(path)
     links_within: Path | None = None
@@ -151,7 +151,9 @@ def listed_tasks(
         task = GitTask(url, ref, _read("path", inside or ".", check_inner_path))
         found = lambda repositories: [task]  # noqa: E731
     elif wanted is None:
-        raise ConfigError(f"`env.registry={registry}` has data sets: choose one with `env.dataset=name[@version]`.")
+        raise ConfigError(
+            f"`env.registry={registry}` contains data sets. Choose one with `env.dataset=name[@version]`."
+        )
     elif registry is not None:
         found, links_within = partial(_of_registry, registry.expanduser(), wanted), path
     elif path is not None:
@@ -166,16 +168,16 @@ def _of_repository(
 ) -> ListTasks:
     if wanted is not None:
         if inside is not None or repository.folder is not None:
-            raise ConfigError("`env.dataset` already selects the tasks of `env.repo`: do not name a folder.")
+            raise ConfigError("`env.dataset` already selects the tasks of `env.repo`. Do not set a folder.")
         file = _read("registry", str(registry or REGISTRY), check_inner_path)
         return partial(
             data_set_of_repository, repository, wanted, file if file.endswith(".json") else f"{file}/{REGISTRY}"
         )
     if registry is not None:
-        raise ConfigError("`env.registry` of `env.repo` has data sets: choose one with `env.dataset=name[@version]`.")
+        raise ConfigError("`env.registry` contains data sets. Choose one with `env.dataset=name[@version]`.")
     if inside is not None and repository.folder is not None:
         raise ConfigError(
-            f"Expected one folder of `env.repo`, got {repository.folder!r} in it and {inside!r} in `env.path`."
+            f"Expected one folder, got {repository.folder!r} in `env.repo` and {inside!r} in `env.path`. Remove one."
         )
     folder = inside or repository.folder or DEFAULT_FOLDER
     return partial(_of_folder, repository, _read("path", folder, check_inner_path))
@@ -203,7 +205,7 @@ def data_set_of_repository(
     mode = repositories.tree(url, commit).get(file)
     if mode is None or not mode.startswith("100"):
         raise ConfigError(
-            f"Expected a file {where}, found none. Leave `env.dataset` out to run the tasks in its folder "
+            f"There is no file {where}. Leave `env.dataset` out to run the tasks in its folder "
             f"{DEFAULT_FOLDER}/, or set `env.registry=<path in the repository>`."
         )
     datasets = parse_registry(repositories.read(url, commit, file), where=where)
@@ -217,9 +219,9 @@ def _of_harbor(dataset: DatasetName, repositories: Repositories) -> Sequence[Tas
     except PreflightError as error:
         said = error.said if isinstance(error, GitError) else str(error)
         raise PreflightError(
-            f"`env.dataset={dataset}` names neither `env.registry` nor `env.repo`, so Harbor's own registry was tried: "
-            f"{REGISTRY} of {HARBOR_REPOSITORY}.\n{said}\nIf it cannot be reached, use `env.registry=<a copy of the "
-            "file>`, `env.repo=<a repository that has one>`, or a mirror, by `git config --global "
+            f"`env.dataset={dataset}` is set without `env.registry` and `env.repo`, so Harbor's own registry was "
+            f"tried: {REGISTRY} of {HARBOR_REPOSITORY}.\n{said}\nIf it cannot be reached, set `env.registry=<a copy of "
+            "the file>` or `env.repo=<a repository with a registry>`, or configure a mirror with `git config --global "
             f"url.<mirror>.insteadOf {HARBOR_REPOSITORY}`."
         ) from error
 
@@ -237,8 +239,8 @@ def _of_folder(repository: RepositoryReference, folder: str, repositories: Repos
         folders = list(dict.fromkeys(posixpath.dirname(path) or "." for path in tasks if path))
         exists = folder == "." or tree.get(folder) == FOLDER
         raise TaskError(
-            f"{url} at {commit}: expected folders with a {TASK_TOML} in {folder}/, "
-            f"{'found none' if exists else 'which does not exist'}.{close_matches(folder, folders)} Set "
+            f"{url} at {commit}: expected folders with a {TASK_TOML} in {folder}/, but "
+            f"{'found none' if exists else 'this folder does not exist'}.{close_matches(folder, folders)} Set "
             "`env.path=<folder in the repository>` (`.` for its root)."
         )
     return [GitTask(url, commit, path) for path in found]
@@ -264,7 +266,7 @@ def _reference(task: RegisteredTask, where: str, url: str | None, commit: str | 
     elsewhere = task.git_url is not None and task.git_url != url
     if url is not None and elsewhere and str(task.git_url).startswith("file:") and not url.startswith("file:"):
         raise ConfigError(
-            f"{where}: task {task.name}: expected a remote URL, got {task.git_url}: a remote list must not "
+            f"{where}: task {task.name}: expected a remote URL, got {task.git_url}. A remote list must not "
             "refer to repositories on this machine."
         )
     return GitTask(task.git_url or str(url), task.git_commit_id or (None if elsewhere else commit), path)

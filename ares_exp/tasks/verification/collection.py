@@ -58,7 +58,7 @@ async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
             _logger.warning("The collect hook `%s` in %s failed: %s", hook.command, hook.service, error)
             continue
         if result.exit_code != 0:
-            ending = "took too long" if result.timed_out else f"gave exit code {result.exit_code}"
+            ending = "took too long" if result.timed_out else f"ended with exit code {result.exit_code}"
             output = result.output.strip()[-_SHOWN_OUTPUT_CHARS:]
             _logger.warning("The collect hook `%s` in %s %s: %s", hook.command, hook.service, ending, output)
 
@@ -68,7 +68,7 @@ def service_of(container: Container, name: str) -> Container | ServiceContainer:
     if name == MAIN_SERVICE:
         return container
     if not isinstance(container, ComposedContainer):
-        raise ContainerError(f"Expected a container with a service {name!r}, got a container without services.")
+        raise ContainerError(f"The container has no service {name!r}, because it has no compose file.")
     return container.service(name)
 
 
@@ -155,7 +155,7 @@ class ArtifactCollection:
             if isinstance(first, str) or not covers(first, artifact):
                 owner = first if isinstance(first, str) else first.source
                 _logger.warning(
-                    "The artifact %s is left out, because its path on the host belongs to %s.", source, owner
+                    "The artifact %s is not collected, because %s already uses its path on the host.", source, owner
                 )
             return guess, "skipped"
         kind = guess

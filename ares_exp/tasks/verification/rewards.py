@@ -33,14 +33,14 @@ def read_verdict(folder: Path, *, reward_key: str | None = None) -> Verdict:
 
 def _read_bounded(path: Path) -> bytes:
     if not path.is_file() or not path.resolve().is_relative_to(path.parent.resolve()):
-        raise VerifierOutputParseError(f"{path.name}: expected a plain file, found something else.")
+        raise VerifierOutputParseError(f"{path.name}: expected a regular file, got a link or a special file.")
     try:
         with path.open("rb") as file:
             data = file.read(MAX_REWARD_BYTES + 1)
     except OSError as error:
-        raise VerifierOutputParseError(f"{path.name}: expected a readable file, got: {error}.") from None
+        raise VerifierOutputParseError(f"{path.name}: cannot be read: {error}.") from None
     if len(data) > MAX_REWARD_BYTES:
-        raise VerifierOutputParseError(f"{path.name}: expected at most {MAX_REWARD_BYTES} bytes, found more.")
+        raise VerifierOutputParseError(f"{path.name}: expected at most {MAX_REWARD_BYTES} bytes, got more.")
     return data
 
 
@@ -84,7 +84,7 @@ def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -
     """
     listing = ", ".join(sorted(rewards)[:20])
     if not rewards:
-        raise VerifierOutputParseError(f"{REWARD_JSON}: expected a reward, got an empty object: no reward.")
+        raise VerifierOutputParseError(f"{REWARD_JSON}: expected at least one reward, got an empty object.")
     if reward_key is not None and reward_key not in rewards:
         raise VerifierOutputParseError(f"Expected the reward key {reward_key!r}, got the keys: {listing}.")
     key = reward_key or ("reward" if "reward" in rewards else next(iter(rewards)))
@@ -109,13 +109,13 @@ def overall_verdict(verdicts: Sequence[Verdict], *, reward_key: str | None = Non
     except OverflowError:
         means = dict.fromkeys(keys, math.inf)
     if not all(map(math.isfinite, means.values())):
-        raise VerifierOutputParseError("Expected rewards with a finite mean over the steps, got larger ones.")
+        raise VerifierOutputParseError("Expected a finite mean reward over the steps, but the rewards are too large.")
     return Verdict(choose_reward(means, reward_key), means)
 
 
 def _refuse_empty(data: bytes, name: str) -> None:
     if not data:
-        raise RewardFileEmptyError(f"{name}: expected a reward, found an empty file.")
+        raise RewardFileEmptyError(f"{name}: expected a reward, got an empty file.")
 
 
 def _unparsable(name: str, expected: str, data: bytes) -> VerifierError:

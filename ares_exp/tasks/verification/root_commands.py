@@ -81,13 +81,13 @@ async def as_root(
 ) -> str:
     """Runs a shell command as root, and returns its output. The command must succeed.
 
-    If the command fails, raises `failure` with the message "Expected to PURPOSE as root". `cwd` is the working
+    If the command fails, raises `failure` with the message "Could not PURPOSE as root". `cwd` is the working
     directory; `None` for the working directory of the container.
     """
     result = await container.exec(command, cwd=cwd, user="root", timeout_sec=timeout_sec, shell=PLAIN_SHELL)
     if result.exit_code != 0:
-        ending = "took too long" if result.timed_out else f"got exit code {result.exit_code}"
-        raise failure(f"Expected to {purpose} as root, {ending}: {result.output.strip()}{fork_hint(result.output)}")
+        ending = "took too long" if result.timed_out else f"exit code {result.exit_code}"
+        raise failure(f"Could not {purpose} as root ({ending}): {result.output.strip()}{fork_hint(result.output)}")
     return result.output
 
 
@@ -149,7 +149,7 @@ async def reserve_log_dir(container: Container, folder: str, user: User | None) 
             f"Expected `id -u` to print the number of the user {user!r}, got: {number}{fork_hint(number)}"
         )
     if number != "0":
-        await as_root(container, f"chown {number} {folder}", purpose=f"give {folder} to the user {number}")
+        await as_root(container, f"chown {number} {folder}", purpose=f"make the user {number} the owner of {folder}")
 
 
 async def release_log_dir(container: Container, folder: str) -> None:

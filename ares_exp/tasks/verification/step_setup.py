@@ -113,8 +113,8 @@ async def set_up_step(
                 late = f"did not end within {SETUP_TIMEOUT_SEC:g} s"
                 raise StepSetupError(
                     f"{SETUP_SCRIPT} of step {folder.name!r} "
-                    f"{late if result.timed_out else f'gave exit code {result.exit_code}'}; the end of its output:\n"
-                    f"{result.output.strip()[-_SHOWN_OUTPUT_CHARS:] or 'nothing'}"
+                    f"{late if result.timed_out else f'failed with exit code {result.exit_code}'}. Its last output:\n"
+                    f"{result.output.strip()[-_SHOWN_OUTPUT_CHARS:] or 'no output'}"
                 )
     if health_check is not None:
         await await_health(health_check, container, user=user)
@@ -133,9 +133,7 @@ def find_solution(root: Path, folder: Path) -> Path:
     own = folder / "solution"
     script = (own if own.is_dir() else root / "solution") / SOLVE_SCRIPT
     if not script.exists():
-        raise TaskError(
-            f"{script}: expected the task's solution, found no file. Write one, or use another policy than `oracle`."
-        )
+        raise TaskError(f"{script}: the task's solution is missing. Add it, or use a policy other than `oracle`.")
     require_uploaded(script, UploadFilter(root))
     return script.parent
 

@@ -98,4 +98,6 @@ def _check(key: str, value: float | None) -> None:
     if value is None or (0 < value < math.inf) or (not is_multiplier and value in (0, math.inf)):
         return
     expected = "a positive number" if is_multiplier else "a number of seconds, 0 or more"
-    raise ConfigError(f"Expected `{key}` to be {expected}, got {value}. Set {key}=<number>, or {key}=null for none.")
+    raise ConfigError(
+        f"Expected `{key}` to be {expected}, got {value}. Set {key}=<number>, or {key}=null for no limit."
+    )

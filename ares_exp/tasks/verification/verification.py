@@ -87,7 +87,7 @@ async def _download_reward(container: Container, folder: Path, cause: TransferEr
     for name in (REWARD_JSON, REWARD_TXT):
         with suppress(TransferError):
             await container.download(_in_container(name), folder / name)
-            _logger.warning("Only a part of %s was copied out of the container, %s: %s", VERIFIER_DIR, name, cause)
+            _logger.warning("Only a part of %s (%s) was copied out of the container: %s", VERIFIER_DIR, name, cause)
             return
     raise DownloadVerifierDirError(f"{VERIFIER_DIR} could not be copied out of the container: {cause}") from cause
 

@@ -45,7 +45,7 @@ def test_broken_task_is_listed_with_its_problem(tasks: Path) -> None:
     make_task(tasks / "c")
     (tasks / "c" / "instruction.md").write_text("\n")
     broken = {one.name: one.problem or "" for one in find_candidates([tasks])}
-    assert "tests/test.sh: expected the script" in broken["a"]
+    assert "tests/test.sh: the script that scores the task is missing" in broken["a"]
     assert "task.toml" in broken["b"]
     assert "instruction.md is empty. Describe in it" in broken["c"]
     [alone] = find_candidates([tasks / "b"])
@@ -61,7 +61,7 @@ def test_problems_of_container_agent_and_oracle_are_listed(tasks: Path) -> None:
     (tasks / "c" / "task.toml").write_text('[[environment.mcp_servers]]\nname = "s"\nurl = "http://s"\n')
     config = compose_config(["container=local"])
     found = {one.name: one.problem or "" for one in with_problems(find_candidates([tasks]), config)}
-    assert "expected the task's solution, found no file. Write one" in found["a"]
+    assert "the task's solution is missing. Add it" in found["a"]
     assert "container=docker" in found["b"]
     assert "this agent does not support" in found["c"]
     assert found["d"] == ""

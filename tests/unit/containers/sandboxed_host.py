@@ -250,7 +250,7 @@ class TestHostRuns:
         (task / "task.toml").write_text(text)
         done = cli("container=host", "tracker=none", "env.path=tasks")
         assert done.returncode == 2
-        assert "the tests have a separate container" in done.stderr
+        assert "the tests need a separate container" in done.stderr
 
     def test_snapshots_are_refused(self, cli: Cli) -> None:
         done = cli("container=host", "tracker=none", "snapshot=every_step")

@@ -144,7 +144,7 @@ def test_unused_caches_are_removed_on_request(clean: Clean, tmp_path: Path) -> N
     (tmp_path / "outside" / "mine").touch()
     assert clean(**caches).stdout.endswith("No leftovers found.\n")
     said = clean("--cache", "--dry-run", **caches).stdout
-    assert f"{tasks}  of no run: kept for the next run, 10" in said
+    assert f"{tasks}  of no run (kept for the next run), 10" in said
     assert "2 things would be removed, up to 20" in said
 
     script = (

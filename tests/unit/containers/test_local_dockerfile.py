@@ -110,7 +110,8 @@ async def test_build_and_task_have_separate_networks(
 async def test_build_without_network_suggests_a_remedy(tmp_path: Path, greeting_port: int) -> None:
     task = context(tmp_path / "1", f"FROM x\nRUN {ASK.format(greeting_port)}\n")
     with pytest.raises(
-        ContainerStartError, match=r"without a network: use container\.network=build to give it the network of the host"
+        ContainerStartError,
+        match=r"without a network: to give it the network of the host, use container\.network=build",
     ):
         await local_container(task, network=NO_NETWORK).start()
     closed = ContainerSpec("t", context_dir=context(tmp_path / "2", "FROM x\nRUN exit 3\n"), network=NO_NETWORK)

@@ -208,13 +208,13 @@ def refusals(stub: Path, *presets: str, **env: str) -> list[str]:
 
 def test_unknown_presets_are_refused(stub: Path) -> None:
     unknown, with_selector = refusals(stub, "ecco", "echo:1")
-    assert "got 'ecco'. Did you mean `echo`? It has: echo." in unknown
+    assert "got 'ecco'. Did you mean `echo`? Available presets: echo." in unknown
     assert "got 'echo:1'. Did you mean `echo`?" in with_selector
 
 
 def test_broken_package_is_reported(stub: Path) -> None:
     [offline] = refusals(stub, "echo", STUB="offline")
-    assert "`import ares` failed with ConnectionError: All connection attempts failed. It needs" in offline
+    assert "`import ares` failed with ConnectionError: All connection attempts failed. The package needs" in offline
     [hangs] = refusals(stub, "hangs", STUB="hangs")
     assert "did not end within env.import_timeout_sec=0.1" in hangs
     (stub / "ares" / "__init__.py").write_text("make = 1")
@@ -227,7 +227,7 @@ def test_missing_package_is_reported(stub: Path) -> None:
     shutil.rmtree(stub / "ares")
     [missing] = refusals(stub, "echo")
     assert "needs the package martian-ares, which is not installed: pip install martian-ares." in missing
-    assert "It needs Python 3.12 or newer" in missing
+    assert "The package needs Python 3.12 or newer" in missing
 
 
 def test_requests_are_converted() -> None:

@@ -296,7 +296,7 @@ async def test_agent_that_raises_or_exits_is_an_error(make_environment: Any, err
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({"messages": [{"role": "user", "content": "?"}]}, "llm_client to be given an LLMRequest, got dict"),
+        ({"messages": [{"role": "user", "content": "?"}]}, "llm_client to receive an LLMRequest, got dict"),
         ("?", "got str"),
         (LLMRequest("?"), "mappings with a `role`, got '[?]'"),  # type: ignore[arg-type]
         (LLMRequest([{"content": "?"}]), "mappings with a `role`, got .'content'"),
@@ -306,7 +306,7 @@ async def test_invalid_request_of_agent_is_explained(make_environment: Any, aske
     async def asks(container: Any, llm: Any) -> None:
         await llm(asked)
 
-    with pytest.raises(errors.AgentError, match=f"raised TypeError: Expected .*{expected}.*use LLMRequest"):
+    with pytest.raises(errors.AgentError, match=f"raised TypeError: Expected .*{expected}.*Use LLMRequest"):
         await make_environment(agent=agent_of(asks)).reset()
 
 

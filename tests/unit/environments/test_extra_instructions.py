@@ -28,14 +28,14 @@ def test_binary_or_missing_file_is_refused(tmp_path: Path, content: bytes | None
         (tmp_path / "extra.md").write_bytes(content)
     source = HarborEnvironments(extra_instruction_paths=[tmp_path / "extra.md"])
     with pytest.raises(
-        ConfigError, match=r"`env\.extra_instruction_paths` to be readable UTF-8 files, got .*extra\.md"
+        ConfigError, match=r"`env\.extra_instruction_paths` to be UTF-8 files, but .*extra\.md cannot be read"
     ):
         source.load(pytest.fail)
 
 
 def test_impossible_file_name_is_refused() -> None:
     source = HarborEnvironments(extra_instruction_paths=[Path("extra\0.md")])
-    with pytest.raises(ConfigError, match=r"to be readable UTF-8 files, got .*null byte"):
+    with pytest.raises(ConfigError, match=r"to be UTF-8 files, but .*null byte"):
         source.load(pytest.fail)
 
 

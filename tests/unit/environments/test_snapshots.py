@@ -213,7 +213,7 @@ async def test_export_reports_commands_that_do_not_end(
     factory = agent_of(busy)
     env = make_environment(agent=factory)
     await env.reset()
-    with pytest.raises(errors.SnapshotBusyError, match=r"1 of its calls \(exec\) did not end within 0\.2 s"):
+    with pytest.raises(errors.SnapshotBusyError, match=r"1 of the agent's calls \(exec\) did not end within 0\.2 s"):
         await env.export_state(store)
     assert not list(store.glob("*"))
     await env.step(say("go on"))

@@ -80,7 +80,7 @@ async def test_changed_task_is_refused(snapshot: Path, tmp_path: Path) -> None:
 async def test_moved_task_can_be_passed(snapshot: Path, tmp_path: Path, restore: Restore) -> None:
     elsewhere = tmp_path / "elsewhere" / "task"
     shutil.move(tmp_path / "tasks" / "task", elsewhere)
-    await refused(snapshot, SnapshotMismatchError, r"no longer at .*tasks/task: .* Pass `task`")
+    await refused(snapshot, SnapshotMismatchError, r"cannot be loaded from .*tasks/task: .* Pass `task`")
     env = await restore(snapshot, task=load_task(elsewhere))
     assert env.step_count == 2
 
@@ -116,7 +116,7 @@ async def test_agent_with_changed_requests_is_refused(make_environment: Any, sto
     found = await env.export_state(store)
     await env.close()
     prompt[0] = "Good day."
-    told = "message 1 of 1 of an LLM request differs from the recording: now it is .*Good day.*written under Python 3"
+    told = "message 1 of 1 of an LLM request differs from the recording: now it is .*Good day.*written with Python 3"
     error = await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
     assert isinstance(error, DivergenceError)
     assert (error.step, error.entry) == (0, 0)
@@ -169,7 +169,7 @@ async def test_missing_or_damaged_objects_are_detected(snapshot: Path) -> None:
 
 async def test_unknown_container_kind_is_refused(snapshot: Path, restore: Restore) -> None:
     edit(snapshot, lambda data: data.update(container_type="moon"))
-    await refused(snapshot, SnapshotUnsupportedError, "'moon' is not an option of this installation. Pass `container_f")
+    await refused(snapshot, SnapshotUnsupportedError, "'moon' is not available in this installation. Pass `container_f")
     assert (await restore(snapshot, container_factory=LocalContainerFactory())).step_count == 2
 
 
@@ -214,21 +214,21 @@ async def test_invalid_container_options_are_refused(snapshot: Path) -> None:
 async def test_unsafe_options_are_not_restored_from_file(snapshot: Path, restore: Restore) -> None:
     edit(snapshot, lambda data: data["container"].update(options={"mount": "/"}))
     await refused(
-        snapshot, SnapshotUnsupportedError, "made with mount='/'.* not restored from a file. Pass `container_fac"
+        snapshot, SnapshotUnsupportedError, "made with mount='/'.* a snapshot may not set. Pass `container_fac"
     )
     edit(snapshot, lambda data: data["container"].update(options={}))
     edit(snapshot, lambda data: data["agent"].update(options={"startup": "rm -rf /"}))
     await refused(
-        snapshot, SnapshotUnsupportedError, "made with startup=.* not restored from a file. Pass `code_agent_fac"
+        snapshot, SnapshotUnsupportedError, "made with startup=.* a snapshot may not set. Pass `code_agent_fac"
     )
 
 
 HOSTILE: dict[str, tuple[Callable[[Metadata], object], str]] = {
-    "no seed": (lambda data: data["episode"].pop("seed"), "expected `seed`, but it is missing"),
+    "no seed": (lambda data: data["episode"].pop("seed"), "`seed` is missing"),
     "a text as seed": (lambda data: data["episode"].update(seed="1"), "`seed` to be a valid integer, got '1'"),
     "tokens": (lambda data: data["episode"].update(tokens=None), "`tokens` to be a valid integer"),
     "cost": (lambda data: data["episode"].update(cost=[]), "`cost` to be a valid number"),
-    "no clock": (lambda data: data["episode"].pop("elapsed_sec"), "expected `elapsed_sec`, but it is missing"),
+    "no clock": (lambda data: data["episode"].pop("elapsed_sec"), "`elapsed_sec` is missing"),
     "no start": (lambda data: data["episode"].update(agent_started_at=True), "`agent_started_at` to be a valid number"),
     "phases": (lambda data: data["episode"].update(phase_sec={"start": "long"}), "`phase_sec.start` to be a valid num"),
     "limits": (lambda data: data["episode"].update(limits={"steps": "many"}), "limits"),

@@ -143,7 +143,7 @@ async def test_broken_code_resolves_no_tests(player: Player) -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("rm -rf .git", "The agent's repository has no readable patch"),
+        ("rm -rf .git", "The patch cannot be read from the agent's repository"),
         ("printf 'import os, sys\\nos._exit(0)\\n' > calc.py", "no valid test run"),
         (
             "printf 'import os\\nprint(\"test_add (a) ... ok\", flush=True)\\nos._exit(3)\\n' > calc.py",
@@ -237,8 +237,8 @@ def test_agent_network_is_set_by_phase(player: Player) -> None:
     ("columns", "told"),
     [
         ({"image_assets": {"patch": [{"path": "a.png"}]}}, "multimodal"),
-        ({"eval_script": ""}, "expected a row with an `eval_script`"),
-        ({"patch": ""}, "expected a fix"),
+        ({"eval_script": ""}, "the row has no `eval_script`"),
+        ({"patch": ""}, "`patch` contains no fix"),
     ],
 )
 def test_invalid_rows_are_refused_by_name(player: Player, columns: dict[str, Any], told: str) -> None:

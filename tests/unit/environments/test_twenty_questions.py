@@ -213,7 +213,8 @@ async def test_unreadable_oracle_response_is_requested_again(tmp_path: Path) -> 
         ),
         (
             failing("perhaps", ValueError("x")),
-            r"could not answer: ValueError: x \(asked again: expected yes, no or don't know, got 'perhaps'\)",
+            r"could not answer: ValueError: x \(an earlier response was invalid: expected yes, no or don't know, "
+            r"got 'perhaps'\)",
         ),
         (failing(7), "Expected the oracle to return an LLMResponse, got 7"),
         (Waiting(), r"within its limit of 0.05 s. Choose a faster model for `env.oracle`"),

@@ -70,7 +70,7 @@ async def test_excess_output_is_left_out_with_warning(
     env = make_environment(make_task(test=test + long), output_dir=tmp_path / "out")
     await env.reset()
     assert (await env.step(SUBMIT)).reward == 0
-    assert "Only a part of /logs/verifier was copied out of the container, reward.txt" in caplog.text
+    assert "Only a part of /logs/verifier (reward.txt) was copied out of the container" in caplog.text
 
 
 async def test_artifact_may_replace_another_file_kind(make_environment: Any, make_task: Any) -> None:

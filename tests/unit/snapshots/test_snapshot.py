@@ -52,7 +52,7 @@ def test_snapshot_round_trips(store: SnapshotStore) -> None:
 def test_invalid_messages_are_refused(store: SnapshotStore) -> None:
     lines = store.objects.put_lines([b'{"role": "user"}', b"[1]"])
     snapshot = add(store, message_objects=lines)
-    with pytest.raises(SnapshotCorruptError, match="a message in line 1 of `message_objects`"):
+    with pytest.raises(SnapshotCorruptError, match="line 1 of `message_objects` is not a message"):
         _ = snapshot.agent_messages
     store.objects.file(lines[0]).unlink()
     with pytest.raises(SnapshotCorruptError, match="missing"):
@@ -215,7 +215,7 @@ def test_copy_without_a_valid_path_is_refused(store: SnapshotStore, tmp_path: Pa
         (b"", "line 1, column 1"),
         (b'{\n "a": 1,\n "b": }', "line 3, column 7"),
         (b"[]", r"expected a JSON object, got \[\]"),
-        (b"\xff\xfe\xfd", "expected JSON"),
+        (b"\xff\xfe\xfd", "invalid JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 100 + b"1" + b"}" * 100, "expected at most 64 levels, got more in `a`"),
         (b'{"episode": {"cost": NaN}}', "NaN is not a number"),

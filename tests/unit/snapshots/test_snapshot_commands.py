@@ -70,7 +70,7 @@ def test_broken_snapshot_is_skipped_with_an_error(run_dir: Path, capsys: pytest.
     assert main(["list", str(run_dir)]) == 1
     output = capsys.readouterr()
     assert "2 snapshots" in output.out
-    assert output.err.startswith(f"left out: {path}: expected JSON")
+    assert output.err.startswith(f"left out: {path}: invalid JSON")
 
 
 SHOWN = f"""\
@@ -178,11 +178,11 @@ def test_mistakes_are_explained_in_one_paragraph(run_dir: Path, capsys: pytest.C
     (run_dir / "empty").mkdir()
     (run_dir / "a.json").write_text("{}")
     for arguments, words_told in {
-        ("list", run_dir / "gone"): f"it has 3, such as {EPISODE}@0",
+        ("list", run_dir / "gone"): f"its snapshots (3) include {EPISODE}@0",
         ("list", "gone/for/good"): "there is no such path",
         ("list", run_dir / "empty" / "x"): "there is no such path",
         ("verify", run_dir / "empty"): "it is none of these",
-        ("show", run_dir): f"found 3 in {run_dir}: name one, such as {run_dir}/{EPISODE}@2",
+        ("show", run_dir): f"found 3 in {run_dir}. Name one, such as {run_dir}/{EPISODE}@2",
         ("show", run_dir / "hello"): "found 3 whose id starts with hello",
         ("show", run_dir / "a.json"): "expected `schema` [1, 1], got None",
         ("gc", run_dir / "empty"): "to be a snapshot store, or a run directory",

@@ -111,11 +111,11 @@ def test_new_ids_are_unique_and_contain_the_time(store: SnapshotStore) -> None:
 
 
 def test_unknown_id_suggests_existing_ones(store: SnapshotStore) -> None:
-    with pytest.raises(SnapshotNotFoundError, match="there are none"):
+    with pytest.raises(SnapshotNotFoundError, match="the store is empty"):
         store.get("x")
     add(store, step=1)
     (store.path / "odd\nname").mkdir()
-    with pytest.raises(SnapshotNotFoundError, match=rf"it has 1, such as {EPISODE}@1\."):
+    with pytest.raises(SnapshotNotFoundError, match=rf"its snapshots \(1\) include {EPISODE}@1\."):
         store.get(f"{EPISODE}@2")
 
 
@@ -152,7 +152,7 @@ def test_delete_removes_a_snapshot(store: SnapshotStore, broken: bool) -> None:
     store.delete(f"{EPISODE}@1")
     assert [*store.list()] == [kept]
     assert not [*store.path.glob(".tmp-*")]
-    with pytest.raises(SnapshotNotFoundError, match=f"it has 1, such as {EPISODE}@2"):
+    with pytest.raises(SnapshotNotFoundError, match=rf"its snapshots \(1\) include {EPISODE}@2"):
         store.delete(f"{EPISODE}@1")
 
 

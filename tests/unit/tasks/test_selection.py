@@ -72,7 +72,7 @@ def test_names_are_case_sensitive() -> None:
         ("1:2:3:4", "expected an index 5, a slice 0:10"),
         ("::0", "a step of at least 1"),
         ("5:5", "expected a slice with at least one item"),
-        ("50:", "expected a slice with at least one item, got no item of 10"),
+        ("50:", "expected a slice with at least one item, but the slice selects none of the 10 items"),
         ("@", "a shard @2/8"),
         ("@2", "a shard @2/8"),
         ("@3/3", "i from 0 to n - 1"),
@@ -90,7 +90,7 @@ def test_unknown_selector_lists_the_tasks(selector: Entries, said: str) -> None:
 
 
 def test_empty_selection_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"`env\.exclude` '\*' leaves none of 10"):
+    with pytest.raises(ConfigError, match=r"`env\.exclude` '\*' excludes all 10"):
         chosen(None, exclude=["*"])
     with pytest.raises(ConfigError, match="found none"):
         select([])

@@ -76,7 +76,7 @@ REFUSED = [
     ("[[steps]]", "steps[0].name"),
     ('[[steps]]\nname = "a"\n[[steps]]\nname = "A"', "expected different step names"),
     (f"[[steps]]\nname = '{'é' * 128}'", "steps[0].name"),
-    ("[agent", "expected TOML 1.0"),
+    ("[agent", "invalid TOML 1.0"),
 ]
 
 
@@ -120,14 +120,14 @@ WARNED = [
     ('schema_version = "9.9"', ['schema_version "9.9" is unknown, expected 1.0 to 1.4']),
     (
         "[environment]\nmemory = 2048",
-        ["environment.memory = 2048 is not a size string and sets no limit; write memory_mb = 2048"],
+        ["environment.memory = 2048 is not a size string, so it is ignored. Use memory_mb = 2048"],
     ),
     ('[environment]\nmemory = "2G"', ["environment.memory is the old name of memory_mb"]),
     ('[verifier.environment]\nstorage = "2G"', ["verifier.environment.storage is the old name of storage_mb"]),
     ("[environment]\nallow_internet = true", ["environment.allow_internet is the old spelling of network_mode"]),
     (
         "[environment]\nallow_internet = false\nallowed_hosts = []",
-        ['environment.allow_internet = false has no effect with allowed_hosts = []; write network_mode = "no-network"'],
+        ['environment.allow_internet = false has no effect with allowed_hosts = []. Use network_mode = "no-network"'],
     ),
     (
         "[environment]\nallow_internet = false\nnetwork_mode = 'public'",

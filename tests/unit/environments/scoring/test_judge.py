@@ -85,7 +85,7 @@ async def test_prompt_contains_task_response_and_reward() -> None:
     [
         ({"prompt": "Grade {task}: {outpt}"}, r"`\{outpt\}`. The placeholders are `\{task\}`, .*`\{ outpt \}`"),
         ({"prompt": "Grade: {Answer}"}, r"unknown placeholder `\{Answer\}`"),
-        ({"prompt": "Grade it."}, "has no placeholder, so the model sees no episode. The placeholders are"),
+        ({"prompt": "Grade it."}, "has no placeholder, so the model would not see the episode. The placeholders are"),
         ({"command": "git diff"}, r"needs `\{output\}` in its `prompt`"),
         ({"prompt": "Grade: {output}"}, "needs a `command`"),
     ],
@@ -102,7 +102,7 @@ async def test_unreadable_response_is_requested_again() -> None:
     assert [one["role"] for one in twice.asked[1].messages] == ["user", "assistant", "user"]
     never = Saying("very good")
     with pytest.raises(
-        JudgeResponseError, match=r"the judge `q` to answer with lines of the form `Score: N`, got 'very"
+        JudgeResponseError, match=r"the judge `q` to respond with lines of the form `Score: N`, got 'very"
     ):
         await check_scorer(Judge(policy=never, tries=3), name="q")
     assert len(never.asked) == 3
@@ -111,7 +111,8 @@ async def test_unreadable_response_is_requested_again() -> None:
     ):
         await check_scorer(Judge(policy=Saying(ServerError("down"))), name="q")
     with pytest.raises(
-        JudgeResponseError, match=r"down \(asked again: expected lines of the form `Score: N`, got 'very"
+        JudgeResponseError,
+        match=r"down \(an earlier response was invalid: expected lines of the form `Score: N`, got 'very",
     ):
         await check_scorer(Judge(policy=Saying("very good", ServerError("down"))), name="q")
 

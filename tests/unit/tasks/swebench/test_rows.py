@@ -101,10 +101,10 @@ def test_blank_lines_count_as_line_numbers(row: Row, tmp_path: Path) -> None:
     ("name", "content", "told"),
     [
         ("rows.jsonl", b"", "found none"),
-        ("rows.jsonl", b"{", "row 1: expected JSON"),
+        ("rows.jsonl", b"{", "row 1: invalid JSON"),
         ("rows.jsonl", b"[1]", "row 1: expected a table"),
-        ("rows.jsonl", b"[" * 100_000, "row 1: expected JSON"),
-        ("rows.jsonl", b"\xff", "row 1: expected JSON"),
+        ("rows.jsonl", b"[" * 100_000, "row 1: invalid JSON"),
+        ("rows.jsonl", b"\xff", "row 1: invalid JSON"),
     ],
 )
 def test_broken_file_is_reported(tmp_path: Path, name: str, content: bytes, told: str) -> None:

@@ -114,7 +114,7 @@ def test_error_contains_the_git_message(tmp_path: Path) -> None:
 
 def test_missing_git_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PreflightError, match="Expected the program `git` on PATH, found none"):
+    with pytest.raises(PreflightError, match="need the program `git`, which is not on PATH"):
         Git(timeout_sec=60).run("version")
 
 
@@ -152,7 +152,7 @@ def test_another_thread_can_stop_git(silent_server: socket.socket) -> None:
 def test_excess_output_is_cut_off(monkeypatch: pytest.MonkeyPatch, make_repository: MakeRepository) -> None:
     repository = make_repository("tasks/a")
     monkeypatch.setattr(child_process, "MAX_OUTPUT_BYTES", 20)
-    with pytest.raises(PreflightError, match="expected to print at most 20 bytes"):
+    with pytest.raises(PreflightError, match="printed more than 20 bytes"):
         Git(timeout_sec=60).run("ls-tree", "-r", "HEAD", git_dir=repository.path / ".git")
 
 

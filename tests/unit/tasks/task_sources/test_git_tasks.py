@@ -104,7 +104,7 @@ def test_registry_may_list_local_and_git_tasks(
     assert {name: origin.git_commit for name, origin in source.origins.items()} == {"a": first, "b": second}
     assert source.tasks[1].describe()["origin"] is None
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TaskError, match=r"c: .*local/c: expected a task directory, which does not exist\. Paths in"):
+    with pytest.raises(TaskError, match=r"c: .*local/c: this task directory does not exist\. Paths in"):
         load(registry="registry.json", dataset="bench")
     assert names(load(registry="registry.json", dataset="bench", exclude="c")) == ["a", "b"]
 
@@ -128,7 +128,7 @@ def test_repository_may_contain_a_registry(load: Load, make_repository: MakeRepo
     assert names(load(repo=repository.url, dataset="small", registry="sets")) == ["b"]
     with pytest.raises(ConfigError, match=r"registry\.json of file:.* has no data set 'small'"):
         load(repo=repository.url, dataset="small")
-    with pytest.raises(ConfigError, match=r"Expected a file nowhere\.json of file:"):
+    with pytest.raises(ConfigError, match=r"There is no file nowhere\.json of file:"):
         load(repo=repository.url, dataset="small", registry="nowhere.json")
 
 
@@ -144,7 +144,7 @@ def test_repository_may_contain_a_registry(load: Load, make_repository: MakeRepo
         ({"path": "tasks/leaving"}, r"leaving/tests/data: expected a link to a place inside the task"),
         (
             {"path": "tasks"},
-            r"found no task\.toml in `tasks`\..* A folder of tasks: `env\.repo=<repository> env\.path=tasks`",
+            r"found no task\.toml in `tasks`\..* For a folder of tasks, use `env\.repo=<repository> env\.path=tasks`",
         ),
     ],
 )
@@ -214,13 +214,16 @@ def test_equal_names_are_refused(load: Load, make_repository: MakeRepository, tm
     repository = make_repository("one/a", "two/a")
     entries = [{"name": path, "git_url": repository.url, "path": path} for path in ("one/a", "two/a")]
     (tmp_path / "registry.json").write_text(registry(entries))
-    with pytest.raises(TaskError, match="several are called a"):
+    with pytest.raises(TaskError, match="several tasks have the name a"):
         load(registry=str(tmp_path / "registry.json"), dataset="bench")
 
 
 @pytest.mark.parametrize(
     ("path", "complaint"),
-    [("tsks", r"in tsks/, which does not exist\. Did you mean `tasks`\?"), ("tasks/a", "in tasks/a/, found none")],
+    [
+        ("tsks", r"in tsks/, but this folder does not exist\. Did you mean `tasks`\?"),
+        ("tasks/a", "in tasks/a/, but found none"),
+    ],
 )
 def test_repository_path_without_tasks_is_refused(
     load: Load, make_repository: MakeRepository, path: str, complaint: str

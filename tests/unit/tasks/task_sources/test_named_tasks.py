@@ -43,8 +43,8 @@ def test_invalid_entries_are_reported_with_their_position(rows: list[object], co
 @pytest.mark.parametrize(
     ("wanted", "complaint"),
     [
-        ("bnech", r"r has no data set 'bnech'\. Did you mean `bench`\? It has 'bench', 'other'\."),
-        ("bench@1.2", r"r has no version '1\.2' of bench\. Did you mean .* It has '1\.0', '1\.1'\."),
+        ("bnech", r"r has no data set 'bnech'\. Did you mean `bench`\? Available data sets: 'bench', 'other'\."),
+        ("bench@1.2", r"r has no version '1\.2' of bench\. Did you mean .* Available versions: '1\.0', '1\.1'\."),
     ],
 )
 def test_unknown_data_set_lists_the_available_ones(wanted: str, complaint: str) -> None:
@@ -54,7 +54,7 @@ def test_unknown_data_set_lists_the_available_ones(wanted: str, complaint: str) 
 
 
 def test_empty_registry_is_reported() -> None:
-    with pytest.raises(ConfigError, match="It has none"):
+    with pytest.raises(ConfigError, match="Available data sets: none"):
         choose([], DatasetName.parse("bench"), where="r")
 
 
@@ -67,7 +67,7 @@ def test_invalid_data_set_names_are_refused(text: str, complaint: str) -> None:
 
 
 def test_deeply_nested_json_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"registry\.json: expected JSON"):
+    with pytest.raises(ConfigError, match=r"registry\.json: invalid JSON"):
         parse_registry(b"[" * 99_999, where="registry.json")
 
 
@@ -103,7 +103,7 @@ def test_remote_list_cannot_name_local_repositories() -> None:
     ("options", "complaint"),
     [
         ({"repo": "o/n", "git_url": "host:x"}, r"two ways to name a repository.*`env.git_url`, `env.repo`"),
-        ({"git_commit": "main"}, "`env.git_commit` belongs to `env.git_url`"),
+        ({"git_commit": "main"}, "`env.git_commit` needs `env.git_url`"),
         ({"repo": "o/n", "git_commit": "main"}, "`env.repo=<…>@<commit>`"),
         ({"git_url": "host:x", "registry": "r.json"}, "`env.git_url` selects one task"),
         ({"git_url": "host:x", "dataset": "d"}, "`env.git_url` selects one task"),
@@ -115,12 +115,12 @@ def test_remote_list_cannot_name_local_repositories() -> None:
         ({"repo": "o/n", "path": ".."}, "`env.path`: expected a relative path"),
         (
             {"repo": "https://h/o/n/tree/main/a", "path": "b"},
-            "Expected one folder of `env.repo`, got 'a' in it and 'b'",
+            "Expected one folder, got 'a' in `env.repo` and 'b'",
         ),
-        ({"repo": "o/n", "dataset": "d", "path": "b"}, "do not name a folder"),
-        ({"repo": "o/n", "registry": "r.json"}, "choose one with `env.dataset"),
+        ({"repo": "o/n", "dataset": "d", "path": "b"}, "Do not set a folder"),
+        ({"repo": "o/n", "registry": "r.json"}, "Choose one with `env.dataset"),
         ({"repo": "o/n", "dataset": "d", "registry": "../r.json"}, "`env.registry`: expected a relative path"),
-        ({"registry": "r.json"}, "choose one with `env.dataset"),
+        ({"registry": "r.json"}, "Choose one with `env.dataset"),
         (
             {"registry": "https://h/o/r.json", "dataset": "d"},
             "`env.registry` to be a path, got the URL https://h/o/r.json: download it first",
