@@ -46,21 +46,10 @@ def test_selected_in_the_order_of_the_set(selector: Entries, expected: list[str]
     assert chosen(selector) == expected
 
 
-def test_exclude_applies_before_limit() -> None:
-    assert chosen(None, exclude=["fix-*"], limit=2) == ["write-0", "write-1"]
-    assert chosen("fix-*", exclude="fix-0", limit=1) == ["fix-1"]
-    assert chosen(None, exclude=["nothing-*"], limit=100) == NAMES
-
-
 def test_name_takes_precedence_over_position() -> None:
     items = [Item("1"), Item("0")]
     assert select(items, tasks_selector="0") == [Item("0")]
     assert select(items, tasks_selector="0:1") == [Item("1")]
-
-
-def test_names_are_case_sensitive() -> None:
-    with pytest.raises(ConfigError, match="to match a task, got 'FIX-"):
-        chosen("FIX-*")
 
 
 @pytest.mark.parametrize(

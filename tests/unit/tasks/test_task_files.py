@@ -163,11 +163,6 @@ def test_invalid_variable_names_are_refused(key: str, value: str) -> None:
         resolve_env({key: value}, where="here", host=HOST)
 
 
-def test_variables_come_from_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ARES_EXP_TEST_VALUE", "seen")
-    assert resolve_env({"X": "${ARES_EXP_TEST_VALUE}"}, where="here") == {"X": "seen"}
-
-
 def test_secrets_are_recognized_by_name() -> None:
     tables = [
         {"JUDGE": "${API_KEY}", "LIMIT": "${MAX_TOKENS}", "PLAIN": "${A}", "OTHER_KEY": "literal-value"},
