@@ -32,6 +32,11 @@ def engine() -> Iterator[docker.DockerClient]:
     client.close()
 
 
+@pytest.fixture
+def api(engine: docker.DockerClient) -> docker.APIClient:
+    return engine.api
+
+
 def exists(engine: docker.DockerClient, name: str) -> bool:
     try:
         engine.api.inspect_container(name)

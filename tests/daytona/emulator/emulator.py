@@ -128,8 +128,8 @@ class Emulator:
             await asyncio.sleep(fault.seconds)
         if fault.kind == "half":
             request[HALF] = True
-        if fault.kind == "lost" and (asked := self._asked(request)) is not None:
-            self.service.lose(asked)
+        if fault.kind == "lost":
+            self.service.lose(self.service.find(request.match_info["id"]))
         response = await self._serve(request, handler)
         if fault.kind == "status_after":
             return _faulty(fault, request)
@@ -138,10 +138,6 @@ class Emulator:
         if fault.kind == "half":
             await _send_half(request, response)
         return response
-
-    def _asked(self, request: web.Request) -> Sandbox | None:
-        asked = request.match_info.get("id", "")
-        return self.sandboxes.get(asked) or self.service.by_name.get(asked)
 
     async def _serve(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {self.api_key}":

@@ -95,7 +95,6 @@ def test_context_unsupported_by_the_agent_is_refused(make_task: MakeTask, toml: 
 @pytest.mark.parametrize(
     "toml",
     [
-        "artifacts = [{source = '/a', service = 'db'}]",
         "[[verifier.collect]]\ncommand = 'a'\nservice = 'db'",
         f"{STEP}\nartifacts = [{{source = '/a', service = 'db'}}]",
     ],
