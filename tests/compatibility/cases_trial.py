@@ -130,7 +130,7 @@ CASES: list[Case] = [
         says="Without the working directory no command runs, and there is no reward.",
         deviation="It is made anew, empty, before the tests are run: an agent could make an error of a reward of 0.",
         files={"tests/test.sh": LISTS_TESTS},
-        agent=[f"cd /; rm -rf /app; {DONE_HERE}"],
+        agent=[f"cd /; rm -rf /app; touch /app; {DONE_HERE}"],
         expected={"reward": 0, "error": None},
         reference=None,
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,13 @@ from ares_exp.containers.daytona.service import DaytonaService
 
 if TYPE_CHECKING:  # they import the SDK, which not all tests here need
     from tests.daytona.emulator import Emulator
+
+
+def tasks() -> set[str]:
+    """What runs in this loop, except for the emulator's connections and the test."""
+    running = {task.get_coro() for task in asyncio.all_tasks()}
+    names = {coroutine.__qualname__ for coroutine in running if coroutine is not None}
+    return {name for name in names if not name.startswith(("RequestHandler", "test_"))}
 
 
 @contextlib.asynccontextmanager

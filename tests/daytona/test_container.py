@@ -26,6 +26,7 @@ from ares_exp.errors import (
     PreflightError,
     SnapshotMismatchError,
 )
+from tests.daytona.conftest import tasks
 from tests.daytona.emulator import Emulator, Fault
 from tests.daytona.emulator.faults import FaultKind
 from tests.leaks import until
@@ -35,13 +36,6 @@ pytestmark = [pytest.mark.local, pytest.mark.once]
 SPEC = ContainerSpec("t", docker_image="debian:12.9")
 CREATION = "/api/sandbox$"
 FULL = {"message": "Total CPU limit exceeded. Maximum allowed: 10.\nTo increase concurrency limits, upgrade."}
-
-
-def tasks() -> set[str]:
-    """What runs in this loop, except for the emulator's connections and the test."""
-    running = {task.get_coro() for task in asyncio.all_tasks()}
-    names = {coroutine.__qualname__ for coroutine in running if coroutine is not None}
-    return {name for name in names if not name.startswith(("RequestHandler", "test_"))}
 
 
 async def nothing_is_left(emulator: Emulator, factory: DaytonaContainerFactory) -> None:

@@ -30,9 +30,6 @@ NETWORKS = pytest.mark.parametrize(
 
 
 class TestDaytonaContainer(OnSandboxes, ContainerContract):
-    by_night = frozenset(
-        {"test_many_commands_run_concurrently"}
-    )  # `test_many_sandboxes_run_concurrent_commands` says it, too
     other_user = "nobody" if is_privileged() else None
     networks = frozenset({"no-network"})  # the emulator's sandboxes are local boxes here
 

@@ -101,9 +101,6 @@ def test_response_text_is_masked_and_bounded() -> None:
     assert "\n" not in message
     assert "*** <html>y" in message
     assert len(message) < 1000
-
-
-def test_control_characters_are_replaced() -> None:
     assert plain(" a\tb\r\n\n c\x00") == "a b c\N{REPLACEMENT CHARACTER}"
 
 

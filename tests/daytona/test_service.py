@@ -19,6 +19,7 @@ from ares_exp import errors
 from ares_exp.containers.daytona import factory, leftovers
 from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.service import FEW_TRIES, DaytonaService
+from tests.daytona.conftest import tasks
 from tests.daytona.emulator import Emulator, Fault
 
 pytestmark = pytest.mark.local
@@ -182,27 +183,16 @@ async def test_env_files_of_the_working_directory_are_ignored(
     assert service.client._tracer_provider is None
 
 
-async def test_sdk_ignores_sigint_and_opens_no_stream(emulator: Emulator, service: DaytonaService) -> None:
-    """The SDK's event stream installs a handler of SIGINT that cancels every task and stops the loop."""
-    before = signal.getsignal(signal.SIGINT)
-    sandbox = await service.client.create(CreateSandboxFromSnapshotParams())
-    await sandbox.delete(wait=True)
-    assert signal.getsignal(signal.SIGINT) is before
-    assert not [request.path for request in emulator.requests if "socket.io" in request.path]
-
-
 async def test_closed_connection_leaves_no_tasks(emulator: Emulator, service: DaytonaService) -> None:
-    def tasks() -> set[str]:
-        running = (task.get_coro() for task in asyncio.all_tasks())
-        return {coroutine.__qualname__ for coroutine in running if coroutine is not None}
-
-    before = tasks()
+    """Nor a handler: the SDK's event stream has one of SIGINT, which cancels every task and stops the loop."""
+    before, handler = tasks(), signal.getsignal(signal.SIGINT)
     sandbox = await service.client.create(CreateSandboxFromSnapshotParams())
     await sandbox.delete(wait=True)
+    assert signal.getsignal(signal.SIGINT) is handler
     client = service.client
     await service.close()
     await service.close()
-    assert tasks() - before <= {"RequestHandler.start"}  # of the emulator
+    assert tasks() <= before
     assert client._shared_session.session.closed
     with pytest.raises(errors.ContainerServiceError, match="has been closed"):
         await service.call("The sandbox x", look)

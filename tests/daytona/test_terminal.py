@@ -178,13 +178,3 @@ async def test_processes_of_another_user_are_killed(box: DaytonaContainer) -> No
     assert (late.output, late.timed_out) == ("started\n", True)
     left = await box.exec("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'sleep 432[4]'", shell="sh -c")
     assert left.output == "0\n"
-
-
-async def test_many_sandboxes_run_concurrent_commands(emulator: Emulator, factory: DaytonaContainerFactory) -> None:
-    async def one(number: int) -> list[str]:
-        async with factory(ContainerSpec(f"t{number}", docker_image="debian:12.9")) as box:
-            results = await asyncio.gather(*(box.exec(f"echo {number} {n}", timeout_sec=60) for n in range(4)))
-        return [result.output for result in results]
-
-    found = await asyncio.gather(*map(one, range(4)))
-    assert found == [[f"{number} {n}\n" for n in range(4)] for number in range(4)]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import docker
 import pytest
+from docker.errors import NotFound
 
 from ares_exp.containers.docker.compose.tool import find_compose
 from ares_exp.errors import PreflightError
@@ -29,6 +30,19 @@ def engine() -> Iterator[docker.DockerClient]:
     client = docker.from_env()
     yield client
     client.close()
+
+
+@pytest.fixture
+def api(engine: docker.DockerClient) -> docker.APIClient:
+    return engine.api
+
+
+def exists(engine: docker.DockerClient, name: str) -> bool:
+    try:
+        engine.api.inspect_container(name)
+    except NotFound:
+        return False
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import docker
 import pytest
 
 from tests.conftest import missing
-from tests.leaks import own_directory, remove_with_mounts, wait_until
+from tests.leaks import own_directory, processes, remove_with_mounts, wait_until
 
 DISK_MB = 96
 IMAGE = "ares-exp-test/tiny:1"
@@ -77,7 +77,7 @@ class PrivateEngine:
         self.signal(signal.SIGKILL)
         self._process.wait(ANSWERS_WITHIN_SEC)
         containerd = self._directory / "exec" / "containerd"  # the kernel kills it with its parent
-        assert wait_until(lambda: not _processes_of(containerd / "containerd.toml"))
+        assert wait_until(lambda: not any(f"{containerd}/containerd.toml" in words for *_, words in processes()))
         (containerd / "containerd.pid").unlink(missing_ok=True)  # the next engine would take a zombie for a server
 
     def signal(self, number: signal.Signals) -> None:
@@ -141,9 +141,10 @@ def _started() -> Iterator[PrivateEngine]:
         yield engine
     finally:
         engine.stop()
-        for process in _processes_of(directory):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        for number, _, _, words in processes():
+            if str(directory) in words:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
         remove_with_mounts(directory)
 
 
@@ -154,13 +155,3 @@ def _tiny_image() -> bytes:
         return base64.b64decode(shared.containers.run(_SOURCE, ["sh", "-c", _PACK], remove=True, network_mode="none"))
     finally:
         shared.close()
-
-
-def _processes_of(path: Path) -> list[int]:
-    """Processes that an engine left running, found by its directory on the command line."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if os.fsencode(path) in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found

@@ -111,11 +111,6 @@ def objects(tmp_path: Path) -> ObjectStore:
     return ObjectStore(tmp_path / "store")
 
 
-@pytest.fixture
-def api(engine: docker.DockerClient) -> docker.APIClient:
-    return engine.api
-
-
 async def test_image_configuration_is_restored(context: Path, objects: ObjectStore, api: docker.APIClient) -> None:
     spec = built(context, 'RUN useradd -m joe\nENV FOO="a b"\nWORKDIR /home/joe\nUSER joe\nVOLUME /data\n')
     factory = DockerContainerFactory()

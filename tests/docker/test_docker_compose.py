@@ -24,6 +24,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.tasks.harbor_task import load_task
 from ares_exp.testing.host_server import hello_server
+from tests.compatibility.case import write_task
 from tests.docker.compose_tasks import ASK, IMAGE, SERVER, compose_spec, needs_compose, things
 
 pytestmark = [pytest.mark.docker, pytest.mark.once, needs_compose]
@@ -38,7 +39,7 @@ def make(spec: object, **options: object) -> ComposeContainer:
 async def test_episode_uses_two_services(tmp_path: Path, engine: docker.DockerClient) -> None:
     files = {
         "task.toml": f'[environment]\ndocker_image = "{IMAGE}"\nenv = {{WHO = "$me"}}\n',
-        "instruction.md": "Fetch the file.\n",
+        "environment/Dockerfile": None,
         "environment/docker-compose.yaml": f"services:\n  files:{SERVER}",
         "solution/solve.sh": f'{ASK.format("files")} > /answer && echo "$WHO" >> /answer\n',
         "tests/test.sh": """
@@ -46,10 +47,7 @@ async def test_episode_uses_two_services(tmp_path: Path, engine: docker.DockerCl
             echo $((1 - $?)) > /logs/verifier/reward.txt
         """,
     }
-    for name, text in files.items():
-        (tmp_path / "task" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "task" / name).write_text(text)
-    task, factory = load_task(tmp_path / "task"), DockerContainerFactory()
+    task, factory = load_task(write_task(tmp_path / "task", files)), DockerContainerFactory()
     task.check_runnable(needs_solution=True)
     assert factory.check(task.container_spec) == []
     env = CodeEnvironment(

@@ -29,13 +29,6 @@ volumes: {{kept: }}
 """
 
 
-def undertaker(runner: Runner) -> int:
-    """Returns the process number of the only child that is left when the project is up."""
-    threads = Path(f"/proc/{runner.process.pid}/task").iterdir()
-    (child,) = (int(pid) for thread in threads for pid in (thread / "children").read_text().split())
-    return child
-
-
 @pytest.fixture
 def runner(tmp_path: Path) -> Iterator[Runner]:
     runner = Runner(IMAGE, file=compose_spec(tmp_path, SERVICES).compose_file or "")
@@ -66,7 +59,9 @@ async def test_next_run_removes_stale_projects(runner: Runner, engine: docker.Do
     assert await asyncio.to_thread(runner.line) == "up"
     ours = await connect()
     assert sorted(found()) == [(kind, False) for kind in ("container", "container", "network", "volume")]
-    os.kill(undertaker(runner), signal.SIGKILL)
+    threads = Path(f"/proc/{runner.process.pid}/task").iterdir()
+    [undertaker] = [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+    os.kill(undertaker, signal.SIGKILL)
     runner.process.kill()
     runner.process.wait()
     # All of it, unless another user's run is next to this test.

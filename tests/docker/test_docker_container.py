@@ -6,38 +6,16 @@ from pathlib import Path
 
 import docker
 import pytest
-from docker.errors import NotFound
 
 from ares_exp import errors
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.docker.container import DockerContainer
+from tests.docker.conftest import exists
 from tests.docker.dockerfiles import IMAGE, built
-from tests.docker.runner import Runner
-from tests.leaks import wait_until
 
 pytestmark = pytest.mark.docker
 
 SPEC = ContainerSpec("docker test", docker_image=IMAGE)
-
-
-def exists(engine: docker.DockerClient, box: DockerContainer) -> bool:
-    try:
-        engine.api.inspect_container(box.container_name)
-    except NotFound:
-        return False
-    return True
-
-
-def test_killed_runner_loses_its_container(engine: docker.DockerClient) -> None:
-    runner = Runner(IMAGE)
-    with runner.process:
-        assert runner.line() == "up"
-        assert engine.api.inspect_container(runner.name)["State"]["Running"]
-        runner.process.kill()
-    assert wait_until(
-        lambda: runner.name not in [one.name for one in engine.containers.list(all=True, ignore_removed=True)]
-    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +29,7 @@ async def test_cancelled_start_leaves_no_container(engine: docker.DockerClient, 
     with contextlib.suppress(asyncio.CancelledError):
         await start
         await box.stop()  # it was faster
-    assert not exists(engine, box)
+    assert not exists(engine, box.container_name)
 
 
 async def test_late_start_leaves_no_container(engine: docker.DockerClient) -> None:
@@ -61,13 +39,13 @@ async def test_late_start_leaves_no_container(engine: docker.DockerClient) -> No
         match=r"late did not start within 0\.02 s\. Set `timeouts\.build_multiplier=2`",
     ):
         await box.start()
-    assert not exists(engine, box)
+    assert not exists(engine, box.container_name)
 
 
 async def test_stop_removes_the_container(engine: docker.DockerClient) -> None:
     async with DockerContainerFactory()(SPEC) as box:
         labels = engine.api.inspect_container(box.container_name)["Config"]["Labels"]
-    assert not exists(engine, box)
+    assert not exists(engine, box.container_name)
     assert labels["ares_exp.pid"] == str(os.getpid())
     assert all(labels[f"ares_exp.{name}"] for name in ("run", "host", "process-start"))
 

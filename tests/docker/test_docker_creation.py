@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import docker
 import pytest
-from docker.errors import NotFound
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory, container_lifetime
 from ares_exp.errors import ContainerStartError
+from tests.docker.conftest import exists
 from tests.docker.engine_relay import EngineRelay
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
@@ -24,14 +24,6 @@ async def relay(engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch) ->
         yield relay
 
 
-def exists(engine: docker.DockerClient, name: str) -> bool:
-    try:
-        engine.api.inspect_container(name)
-    except NotFound:
-        return False
-    return True
-
-
 async def test_container_without_creation_response_is_adopted(relay: EngineRelay, engine: docker.DockerClient) -> None:
     relay.responses_to_lose = 1
     async with DockerContainerFactory()(SPEC) as box:
@@ -41,19 +33,13 @@ async def test_container_without_creation_response_is_adopted(relay: EngineRelay
     assert not exists(engine, box.container_name)
 
 
-async def test_creation_without_response_leaves_no_container(relay: EngineRelay, engine: docker.DockerClient) -> None:
-    relay.responses_to_lose = 100
+@pytest.mark.parametrize(("fault", "times"), [("responses_to_lose", 100), ("creates_to_delay", 2)])
+async def test_creation_without_response_leaves_no_container(
+    relay: EngineRelay, engine: docker.DockerClient, fault: str, times: int
+) -> None:
+    setattr(relay, fault, times)
     box = DockerContainerFactory()(SPEC)
     with pytest.raises(ContainerStartError, match="response to the creation of the container was lost"):
-        await box.start()
-    assert relay.created == 2
-    assert not exists(engine, box.container_name)
-
-
-async def test_container_created_after_failure_is_removed(relay: EngineRelay, engine: docker.DockerClient) -> None:
-    relay.creates_to_delay = 2
-    box = DockerContainerFactory()(SPEC)
-    with pytest.raises(ContainerStartError, match="was lost"):
         await box.start()
     assert relay.created == 2
     assert not exists(engine, box.container_name)

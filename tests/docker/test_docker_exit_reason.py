@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 
 import docker
 import pytest
-from docker.errors import NotFound
 
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
@@ -15,6 +14,7 @@ from ares_exp.containers.docker import engine as engine_module
 from ares_exp.containers.docker.container import DockerContainer
 from ares_exp.containers.docker.container_lifetime import exit_reason
 from ares_exp.errors import ContainerDiedError, ContainerLostError
+from tests.docker.conftest import exists
 from tests.docker.engine_relay import EngineRelay
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
@@ -37,12 +37,8 @@ async def last_words(box: Container, command: str = "true", kind: type[Container
 
 async def gone(engine: docker.DockerClient, name: str) -> None:
     async with asyncio.timeout(SOON_SEC):
-        try:
-            while True:
-                engine.api.inspect_container(name)
-                await asyncio.sleep(0.02)
-        except NotFound:
-            return
+        while exists(engine, name):  # noqa: ASYNC110 - it happens in the engine
+            await asyncio.sleep(0.02)
 
 
 async def test_exhausted_memory_is_reported() -> None:

@@ -21,6 +21,7 @@ from ares_exp.containers.images.image import ensure_image, image_tag
 from ares_exp.containers.images.image_build import find_buildkit
 from ares_exp.containers.images.shared_work import Demand, work_lock
 from ares_exp.errors import ContainerStartError, EnvironmentStartTimeoutError
+from tests.compatibility.case import write_task
 from tests.docker.dockerfiles import built
 from tests.docker.registry import Registry
 from tests.leaks import processes, until
@@ -216,18 +217,6 @@ async def test_end_of_a_long_output_is_shown(context: Path) -> None:
     assert len(message) < 5000
 
 
-async def test_malformed_dockerfile_names_the_instruction(context: Path) -> None:
-    spec = built(context, "FOO bar\n")
-    with pytest.raises(ContainerStartError, match="FOO"):
-        await DockerContainerFactory()(spec).start()
-
-
-async def test_unavailable_image_is_a_start_error() -> None:
-    image = "localhost:1/no/such:image"
-    with pytest.raises(ContainerStartError, match=image):
-        await DockerContainerFactory()(ContainerSpec("absent", docker_image=image)).start()
-
-
 @pytest.fixture
 def registry(engine: docker.DockerClient) -> Any:
     with Registry() as running:
@@ -290,16 +279,17 @@ async def test_buildkit_instructions_are_built(context: Path, engine: docker.Doc
 
 
 @pytest.mark.usefixtures("buildkit")
-async def test_unknown_flag_suggests_a_newer_syntax(context: Path) -> None:
-    built(context, "COPY --newer-than-any-engine . /c\n")
-    with pytest.raises(ContainerStartError, match="# syntax=docker/dockerfile:1"):
-        await ensure(context)
-
-
-@pytest.mark.usefixtures("buildkit")
-async def test_failure_without_an_instruction_is_reported(context: Path) -> None:
-    (context / "Dockerfile").write_text("FROM localhost:1/no/such:image\nCOPY --chmod=755 . /c\n")
-    with pytest.raises(ContainerStartError, match="localhost:1/no/such"):
+@pytest.mark.parametrize(
+    ("dockerfile", "said"),
+    [
+        ("FROM debian:bookworm-slim\nCOPY --newer-than-any-engine . /c\n", "# syntax=docker/dockerfile:1"),
+        ("FROM localhost:1/no/such:image\nCOPY --chmod=755 . /c\n", "localhost:1/no/such"),
+        ("# syntax=localhost:1/no/such:frontend\nANYTHING\n", "localhost:1/no/such:frontend"),
+    ],
+)
+async def test_unbuildable_dockerfile_is_a_start_error(context: Path, dockerfile: str, said: str) -> None:
+    (context / "Dockerfile").write_text(dockerfile)
+    with pytest.raises(ContainerStartError, match=said):
         await ensure(context)
 
 
@@ -326,24 +316,9 @@ async def test_build_without_waiters_is_cancelled(context: Path, engine: docker.
     assert not engine.api.images(name=f"ares-exp/{context.name}")
 
 
-@pytest.mark.usefixtures("buildkit")
-async def test_unavailable_frontend_is_a_start_error(context: Path) -> None:
-    (context / "Dockerfile").write_text("# syntax=localhost:1/no/such:frontend\nANYTHING\n")
-    with pytest.raises(ContainerStartError, match="localhost:1/no/such:frontend"):
-        await ensure(context)
-
-
 def test_unbuildable_task_is_refused_before_the_start(cli: Any, tmp_path: Path) -> None:
-    task = tmp_path / "tasks" / "new"
-    for name, text in {
-        "instruction.md": "Do it.\n",
-        "task.toml": 'schema_version = "1.4"\n[task]\nname = "test/new"\n',
-        "tests/test.sh": "exit 0\n",
-        "solution/solve.sh": "exit 0\n",
-        "environment/Dockerfile": "FROM debian:bookworm-slim\nRUN --mount=type=cache,target=/c true\n",
-    }.items():
-        (task / name).parent.mkdir(parents=True, exist_ok=True)
-        (task / name).write_text(text)
+    dockerfile = "FROM debian:bookworm-slim\nRUN --mount=type=cache,target=/c true\n"
+    write_task(tmp_path / "tasks" / "new", {"environment/Dockerfile": dockerfile, "solution/solve.sh": "exit 0\n"})
     done = cli("container=docker", "env.path=tasks", env={"PATH": str(tmp_path)})
     assert done.returncode == 2
     assert "environment/Dockerfile:2: RUN --mount needs BuildKit" in done.stderr

@@ -15,13 +15,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.once, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def api() -> Iterator[docker.APIClient]:
-    client = docker.from_env()
-    yield client.api
-    client.close()
-
-
-@pytest.fixture
 def run(tmp_path: Path, api: docker.APIClient) -> Iterator[Run]:
     def boxes(run: Run) -> int:
         return len(containers(api, run))

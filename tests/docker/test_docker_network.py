@@ -21,6 +21,7 @@ from ares_exp.errors import ContainerDiedError, UnsupportedTaskError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.tasks.harbor_task import load_task
 from ares_exp.testing.host_server import hello_server
+from tests.compatibility.case import write_task
 
 pytestmark = [pytest.mark.docker, pytest.mark.once]
 
@@ -222,15 +223,13 @@ ASK = "python3 -c \"import urllib.request as u; print(u.urlopen('http://{}:{}/')
 @pytest.mark.parametrize("phase", ["agent", "verifier"])
 async def test_one_phase_has_a_network(tmp_path: Path, server: Server, phase: str) -> None:
     ask = ASK.format(*server)
-    for folder in ("environment", "tests"):
-        (tmp_path / "task" / folder).mkdir(parents=True)
-    (tmp_path / "task" / "instruction.md").write_text("Fetch it.\n")
-    (tmp_path / "task" / "task.toml").write_text(TASK.format(phase=phase, address=server[0]))
-    (tmp_path / "task" / "tests" / "test.sh").write_text(
-        f"#!/bin/bash\n{ask}; env | grep -i proxy; echo 1 > /logs/verifier/reward.txt\n"
-    )
+    files = {
+        "task.toml": TASK.format(phase=phase, address=server[0]),
+        "environment/Dockerfile": None,
+        "tests/test.sh": f"#!/bin/bash\n{ask}; env | grep -i proxy; echo 1 > /logs/verifier/reward.txt\n",
+    }
     env = CodeEnvironment(
-        [load_task(tmp_path / "task")],
+        [load_task(write_task(tmp_path / "task", files))],
         container_factory=DockerContainerFactory(),
         code_agent_factory=ShellAgentFactory(),
         output_dir=tmp_path / "out",

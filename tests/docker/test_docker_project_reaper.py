@@ -1,6 +1,5 @@
 """What dead runs left on the engine goes with the next one; what belongs to others stays."""
 
-import asyncio
 import contextlib
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import docker
 import pytest
 from docker.errors import NotFound
 
-from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.engine import connect
 from ares_exp.containers.docker.leftovers import find
@@ -25,7 +23,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.once]
 MAKER = """
 import sys, docker
 from ares_exp.containers.docker.leftovers import image_labels
-from ares_exp.containers.ownership import owner_labels
+from ares_exp.containers.ownership import owner_labels, short_lived_directory
 name, image = sys.argv[1:]
 client = docker.from_env()
 labels = owner_labels()
@@ -35,14 +33,7 @@ client.volumes.create(name, labels=labels)
 for tag, keep in (("goes", False), ("stays", True)):
     conf = {"Labels": image_labels(f"ares-exp/{name}:{tag}", keep=keep)}
     client.api.commit(name, repository=f"ares-exp/{name}", tag=tag, conf=conf)
-print("made", flush=True)
-input()
-"""
-
-BUILDER = """
-from ares_exp.containers.ownership import short_lived_directory
-directory = short_lived_directory("build")
-print(directory.path, flush=True)
+print(short_lived_directory("build").path, flush=True)
 input()
 """
 
@@ -118,28 +109,20 @@ def test_clean_removes_stale_objects(engine: docker.DockerClient, name: str) -> 
     assert things(engine, name) == stays
 
 
-async def test_next_run_removes_objects_of_dead_run(engine: docker.DockerClient, name: str) -> None:
-    maker, _ = start(MAKER, name, IMAGE)
-    with maker:
-        await DockerContainerFactory().preflight()
-        assert len(things(engine, name)) == 5
-        maker.kill()
-    await DockerContainerFactory().preflight()
-    assert things(engine, name) == {f"image ares-exp/{name}:stays"}
-
-
-async def test_next_run_removes_temporary_directories(
-    engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_next_run_removes_objects_of_dead_run(
+    engine: docker.DockerClient, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    maker, directory = start(BUILDER)
+    maker, directory = start(MAKER, name, IMAGE)
     with maker:
         await DockerContainerFactory().preflight()
+        assert len(things(engine, name)) == 5
         assert Path(directory).is_dir()
         maker.kill()
     await DockerContainerFactory().preflight()
     assert not Path(directory).exists()
+    assert things(engine, name) == {f"image ares-exp/{name}:stays"}
 
 
 async def test_cached_images_are_stale_only_on_request(engine: docker.DockerClient, name: str) -> None:
@@ -192,10 +175,3 @@ async def test_custom_entrypoint_is_removed_by_preflight(engine: docker.DockerCl
         runner.process.kill()
     await DockerContainerFactory().preflight()
     assert wait_until(lambda: not things(engine, runner.name))
-
-
-async def test_objects_of_a_running_run_are_kept(engine: docker.DockerClient) -> None:
-    async with DockerContainerFactory()(ContainerSpec("living", docker_image=IMAGE)) as box:
-        await DockerContainerFactory().preflight()
-        await asyncio.to_thread(clean)
-        assert (await box.exec("echo on")).output == "on\n"

@@ -9,6 +9,7 @@ from ares_exp.containers.container import ComposedContainer
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.errors import ContainerDiedError
 from ares_exp.tasks.harbor_task import load_task
+from tests.compatibility.case import write_task
 from tests.docker.compose_tasks import IMAGE, needs_compose
 
 pytestmark = [pytest.mark.docker, pytest.mark.once, needs_compose]
@@ -45,11 +46,8 @@ COMPOSE = f"""services:
 
 
 async def test_services_are_collected_after_main_has_stopped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    files = {"task.toml": TOML, "instruction.md": "", "environment/docker-compose.yaml": COMPOSE, "tests/test.sh": ""}
-    for name, text in files.items():
-        (tmp_path / "task" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "task" / name).write_text(text)
-    task = load_task(tmp_path / "task")
+    files = {"task.toml": TOML, "environment/docker-compose.yaml": COMPOSE, "environment/Dockerfile": None}
+    task = load_task(write_task(tmp_path / "task", files))
     task.check_runnable()
     async with DockerContainerFactory()(task.container_spec) as box:
         assert isinstance(box, ComposedContainer)

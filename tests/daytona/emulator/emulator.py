@@ -28,7 +28,7 @@ class Emulator:
     Attributes:
         url: Base address of the API (`DAYTONA_API_URL`).
         api_key: What requests must carry (`DAYTONA_API_KEY`).
-        requests: Everything that was asked, in order, but for the SDK's attempts to get events.
+        requests: Everything that was asked, in order.
         unknown: Requests that are not implemented, as `"METHOD path"`.
         invalid: Messages that the SDK's models do not take: the client's, or bugs of this emulator. They fail the
             context at its end.
@@ -103,8 +103,6 @@ class Emulator:
 
     @web.middleware
     async def _handle(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if "socket.io" in request.path:  # the SDK asks for events here, and polls where there are none
-            return web.Response(status=404)
         body = await request.read() if request.content_type == "application/json" else b""
         record = Request(request.method, request.path, dict(request.query), body_of(body, request.content_type))
         self.requests.append(record)
@@ -130,8 +128,8 @@ class Emulator:
             await asyncio.sleep(fault.seconds)
         if fault.kind == "half":
             request[HALF] = True
-        if fault.kind == "lost" and (asked := self._asked(request)) is not None:
-            self.service.lose(asked)
+        if fault.kind == "lost":
+            self.service.lose(self.service.find(request.match_info["id"]))
         response = await self._serve(request, handler)
         if fault.kind == "status_after":
             return _faulty(fault, request)
@@ -140,10 +138,6 @@ class Emulator:
         if fault.kind == "half":
             await _send_half(request, response)
         return response
-
-    def _asked(self, request: web.Request) -> Sandbox | None:
-        asked = request.match_info.get("id", "")
-        return self.sandboxes.get(asked) or self.service.by_name.get(asked)
 
     async def _serve(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {self.api_key}":

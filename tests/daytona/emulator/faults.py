@@ -56,18 +56,12 @@ class Fault:
         return True
 
 
-class Faults:
+class Faults(list[Fault]):
     """The faults that are to come, in the order in which they were added. One request meets one of them at most."""
 
-    def __init__(self) -> None:
-        self._faults: list[Fault] = []
-
     def add(self, fault: Fault) -> Fault:
-        self._faults.append(fault)
+        self.append(fault)
         return fault
 
-    def clear(self) -> None:
-        self._faults.clear()
-
     def next(self, method: str, path: str) -> Fault | None:
-        return next((fault for fault in self._faults if fault.meets(method, path)), None)
+        return next((fault for fault in self if fault.meets(method, path)), None)

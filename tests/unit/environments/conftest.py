@@ -11,6 +11,7 @@ from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.tasks.harbor_task import HarborTask, load_task
+from tests.compatibility.case import write_task
 from tests.unit.environments.steps import DOCKERFILE, FIRST, SECOND, TWO_STEPS, MakeSteps
 
 PASSES_WITH_RESPONSE = (
@@ -28,16 +29,14 @@ def make_task(tmp_path: Path) -> MakeTask:
     def make(
         name: str = "task", *, test: str = PASSES_WITH_RESPONSE, toml: str = "", solution: str | None = None
     ) -> HarborTask:
-        root = tmp_path / "tasks" / name
-        for folder in ("environment", "tests", "solution"):
-            (root / folder).mkdir(parents=True)
-        (root / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
-        (root / "tests" / "test.sh").write_text(test)
-        (root / "instruction.md").write_text("Write 42 to /answer.\n")
-        (root / "task.toml").write_text(toml)
-        if solution is not None:
-            (root / "solution" / "solve.sh").write_text(solution)
-        return load_task(root)
+        files = {
+            "task.toml": toml,
+            "instruction.md": "Write 42 to /answer.\n",
+            "environment/Dockerfile": "FROM debian:bookworm-slim\n",
+            "tests/test.sh": test,
+            "solution/solve.sh": solution,
+        }
+        return load_task(write_task(tmp_path / "tasks" / name, files))
 
     return make
 
@@ -47,9 +46,10 @@ def make_steps(tmp_path: Path) -> MakeSteps:
     """Writes a task of two steps: the first is worth the lines of /work/log with `one`, the second 0.5."""
 
     def make(toml: str = TWO_STEPS, *, files: Mapping[str, str] | None = None) -> HarborTask:
-        root = tmp_path / "tasks" / "steps"
         content = {
             "task.toml": toml,
+            "instruction.md": None,
+            "tests/test.sh": None,
             "environment/Dockerfile": DOCKERFILE,
             "steps/one/instruction.md": "Write one.\n",
             "steps/one/tests/test.sh": FIRST,
@@ -59,10 +59,7 @@ def make_steps(tmp_path: Path) -> MakeSteps:
             "steps/two/solution/solve.sh": "#!/bin/sh\necho two >> /work/log\n",
             **(files or {}),
         }
-        for name, text in content.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
-        return load_task(root)
+        return load_task(write_task(tmp_path / "tasks" / "steps", content))
 
     return make
 

@@ -1,7 +1,6 @@
 """Shared by the tests of tasks of several stages: a task of two, and what to answer in them."""
 
 from collections.abc import Callable
-from typing import Any
 
 from ares_exp.tasks.harbor_task import HarborTask
 
@@ -15,8 +14,3 @@ TWO_STEPS = "[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'\n"
 
 MakeSteps = Callable[..., HarborTask]
 """The fixture `make_steps`."""
-
-
-def shown(time_step: Any) -> str:
-    """Everything that the request says."""
-    return "\n".join(str(message["content"]) for message in time_step.observation.messages)

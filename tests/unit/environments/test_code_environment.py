@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.rollout import run_episode
 from ares_exp.tasks.verification.time_limits import TimeLimits
-from tests.unit.environments.snapshots import SUBMIT, agent_of, ask, run
+from tests.unit.environments.snapshots import SUBMIT, agent_of, ask, run, running_boxes
 
 pytestmark = pytest.mark.local
 
@@ -83,17 +82,7 @@ async def test_report_shows_the_current_phase(make_environment: Any) -> None:
     assert (env.report().phase, env.report().has_container) == (None, False)
 
 
-async def test_second_episode_has_a_clean_container(make_environment: Any) -> None:
-    env = make_environment()
-    rewards = []
-    for command in ("echo 42 > /answer", "true"):
-        await env.reset()
-        await env.step(run(command))
-        rewards.append((await env.step(SUBMIT)).reward)
-    assert rewards == [1.0, 0.0]
-
-
-async def test_reply_with_zero_or_two_blocks_is_explained(make_environment: Any) -> None:
+async def test_reply_without_one_command_is_explained(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     none = await env.step(LLMResponse.from_text("no block"))
@@ -103,15 +92,9 @@ async def test_reply_with_zero_or_two_blocks_is_explained(make_environment: Any)
     after = await env.step(run("ls /a"))
     assert "No such file" in after.observation.messages[-1]["content"]
     assert env.report().format_errors == 2
-
-
-async def test_command_with_nul_character_is_explained(make_environment: Any) -> None:
-    env = make_environment()
-    await env.reset()
-    told = await env.step(run("echo \0"))
-    assert "without NUL characters" in told.observation.messages[-1]["content"]
-    after = await env.step(run("echo on"))
-    assert "on" in after.observation.messages[-1]["content"]
+    nul = await env.step(run("echo \0"))
+    assert "without NUL characters" in nul.observation.messages[-1]["content"]
+    assert "on" in (await env.step(run("echo on"))).observation.messages[-1]["content"]
 
 
 async def test_long_output_shows_head_and_tail(make_environment: Any) -> None:
@@ -125,8 +108,6 @@ async def test_long_output_shows_head_and_tail(make_environment: Any) -> None:
 
 
 async def test_command_timeout_is_reported_with_output(make_environment: Any) -> None:
-    from ares_exp.agents.shell_agent import ShellAgentFactory
-
     env = make_environment(agent=ShellAgentFactory(command_timeout_sec=1.5))
     await env.reset()
     shown = (await env.step(run("echo started; sleep 60"))).observation.messages[-1]["content"]
@@ -369,18 +350,13 @@ async def test_abandoned_call_ignores_its_late_response(make_environment: Any) -
     assert (await env.step(SUBMIT)).last()
 
 
-def kill_boxes() -> None:
-    boxes = subprocess.run(["pgrep", "-P", str(os.getpid()), "bwrap"], capture_output=True, text=True, check=True)
-    for pid in boxes.stdout.split():
-        os.kill(int(pid), signal.SIGKILL)
-
-
 async def test_dead_container_is_an_error(make_environment: Any) -> None:
     env = make_environment()
     await env.reset()
     stepping = asyncio.create_task(env.step(run("sleep 60")))
     await asyncio.sleep(0.3)
-    kill_boxes()
+    for pid in running_boxes():
+        os.kill(int(pid), signal.SIGKILL)
     with pytest.raises(errors.ContainerDiedError):
         await stepping
     [command] = env.activity.commands
@@ -414,9 +390,8 @@ async def test_irregular_reward_file_is_an_error(make_environment: Any, make_tas
         await env.step(SUBMIT)
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-async def test_slow_verifier_is_an_error(
-    make_environment: Any, make_task: Any, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+async def test_lost_container_is_no_verifier_timeout(
+    make_environment: Any, make_task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = make_environment(
         make_task(test="#!/bin/sh\nsleep 60\n"), limits=EpisodeLimits(time=TimeLimits(verifier_timeout_sec=0.5))
@@ -429,9 +404,8 @@ async def test_slow_verifier_is_an_error(
             raise errors.ContainerLostError("The engine hangs.")
         return await run_command(command, **options)
 
-    if is_lost:
-        monkeypatch.setattr(env.container, "exec", out_of_reach)
-    with pytest.raises(errors.ContainerLostError if is_lost else errors.VerifierTimeoutError, match=r"hangs|0\.5 s"):
+    monkeypatch.setattr(env.container, "exec", out_of_reach)
+    with pytest.raises(errors.ContainerLostError, match="hangs"):
         await env.step(SUBMIT)
 
 

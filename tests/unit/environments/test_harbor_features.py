@@ -15,8 +15,9 @@ from ares_exp.environments.hosted_container import HostedContainer
 from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.testing.echo_container import RehearsalContainer
 from ares_exp.testing.forwarded_port_contract import ForwardedPortContract, Server, echo, greet
+from tests.compatibility.case import write_task
 from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, running_boxes, say
-from tests.unit.environments.steps import PASSES, TWO_STEPS, MakeSteps, shown
+from tests.unit.environments.steps import PASSES, TWO_STEPS, MakeSteps
 
 pytestmark = pytest.mark.local
 
@@ -42,18 +43,7 @@ def make(tmp_path: Path) -> Make:
     """Writes a task from its files and loads it."""
 
     def make(toml: str, **files: str) -> HarborTask:
-        root = tmp_path / "tasks" / "featured"
-        content = {
-            "task.toml": toml,
-            "instruction.md": "Go on.",
-            "environment/Dockerfile": "FROM debian:bookworm-slim\n",
-            "tests/test.sh": PASSES,
-            **files,
-        }
-        for name, text in content.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
-        return load_task(root)
+        return load_task(write_task(tmp_path / "featured", {"task.toml": toml, "instruction.md": "Go on.", **files}))
 
     return make
 
@@ -153,26 +143,6 @@ async def test_container_without_forwarded_ports_is_refused() -> None:
         await hosted.forward_port(Server(echo))
 
 
-async def test_stages_share_one_container(make_environment: Any, make_steps: MakeSteps, tmp_path: Path) -> None:
-    env = make_environment(make_steps(), output_dir=tmp_path / "out")
-    first = await env.reset()
-    assert "Write one." in shown(first)
-    await env.step(run("echo one > /work/log"))
-    between = await env.step(SUBMIT)
-    assert (between.step_type, between.reward, between.discount) == ("MID", 0.0, 1.0)
-    assert "Write two." in shown(between)
-    assert "Write one." not in shown(between)
-    await env.step(run("cat /work/log; ls /tests /logs/verifier; echo two >> /work/log"))
-    assert "one" in last_message(env)
-    assert "test.sh" not in last_message(env)
-    last = await env.step(SUBMIT)
-    assert (last.step_type, last.discount, last.reward) == ("LAST", 0.0, 0.75)
-    assert env.verdict.rewards == {"reward": 0.75, "lines": 1.0}
-    assert [(one.name, one.reward, one.num_steps) for one in env.report().stages] == [("one", 1.0, 2), ("two", 0.5, 2)]
-    assert (tmp_path / "out" / "steps" / "one" / "verifier" / "reward.txt").read_text().strip() == "1"
-    assert (tmp_path / "out" / "steps" / "two" / "verifier" / "reward.json").exists()
-
-
 @pytest.mark.parametrize("steps", [1, 2, 3])
 async def test_episode_limits_cover_all_stages(make_environment: Any, make_steps: MakeSteps, steps: int) -> None:
     env = make_environment(make_steps(), limits=EpisodeLimits(steps=steps))
@@ -209,7 +179,7 @@ async def test_unverified_last_stage_gives_no_reward(
     assert (await env.step(SUBMIT)).mid()
     last = await env.step(run("sleep 30" if more else "true"))
     assert (last.step_type, last.reward, last.discount, env.verdict) == ("LAST", None, 1.0, None)
-    assert [one.reward for one in env.report().stages] == [1.0, None]
+    assert [(one.reward, one.num_steps) for one in env.report().stages] == [(1.0, 2), (None, 1)]
 
 
 async def test_every_agent_must_make_a_request(make_environment: Any, make_steps: MakeSteps) -> None:

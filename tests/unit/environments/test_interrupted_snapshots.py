@@ -201,17 +201,13 @@ async def test_snapshot_cannot_provide_its_task(
     path = tmp_path / "store" / "task"
     Path(snapshot.task_data["path"]).rename(path)
     monkeypatch.chdir(path.parent)
-    _rewrite(snapshot, "task_data", path=str(path) if place == "store/task" else "task")
+    file = snapshot.snapshot_dir / "snapshot.json"
+    data = json.loads(file.read_text())
+    data["task_data"]["path"] = str(path) if place == "store/task" else "task"
+    file.write_text(json.dumps(with_checksum(data)))
     with pytest.raises(errors.UnsafeSnapshotError, match="outside of the store"):
         await CodeEnvironment.load_from_state(snapshot.snapshot_dir, code_agent_factory=asking)
 
 
 def _shown(env: CodeEnvironment) -> list[str]:
     return [past.time_step.observation.messages[0]["content"] for past in env.past_steps]
-
-
-def _rewrite(snapshot: EnvironmentSnapshot, table: str, **values: Any) -> None:
-    file = snapshot.snapshot_dir / "snapshot.json"
-    data = json.loads(file.read_text())
-    data[table] |= values
-    file.write_text(json.dumps(with_checksum(data)))

@@ -10,7 +10,6 @@ import pytest
 from ares_exp import errors
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.environments import exporting
-from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.tasks.verification.time_limits import TimeLimits
@@ -25,7 +24,6 @@ from tests.unit.environments.snapshots import (
     last_message,
     run,
     run_on,
-    running_boxes,
     say,
     without_clocks,
 )
@@ -291,13 +289,3 @@ async def test_restored_environment_runs_further_episodes(make_environment: Any,
     assert (await again.reset()).first()
     assert (again.step_count, again.lineage) == (0, {})
     assert (await again.step(SUBMIT)).reward == 0.0
-
-
-async def test_closed_environment_leaves_no_containers(make_environment: Any, store: Path) -> None:
-    before = running_boxes()
-    env = make_environment()
-    await env.reset()
-    async with await CodeEnvironment.load_from_state(await env.export_state(store)):
-        await env.close()
-        assert len(running_boxes() - before) == 1
-    assert running_boxes() == before

@@ -241,33 +241,6 @@ async def test_deterministic_agent_cannot_use_sockets(make_environment: Any, ech
         await env.step(say("go on"))
 
 
-async def refused(
-    make_environment: Any, restore: Restore, store: Path, changed: Any, kind: type[Exception], told: str
-) -> None:
-    env = make_environment(agent=StatefulAgentFactory())
-    await env.reset()
-    await env.step(say("true"))
-    snapshot = await env.export_state(store)
-    before = running_boxes()
-    with pytest.raises(kind, match=told):
-        await restore(snapshot, code_agent_factory=changed(StatefulAgentFactory()))
-    assert running_boxes() == before
-
-
-def with_agents_of(kind: type[Any]) -> Any:
-    """Has a factory make other agents, under its own name."""
-
-    def change(factory: StatefulAgentFactory) -> Any:
-        class Changed(StatefulAgentFactory):
-            def __call__(self, *, container: Any, llm_client: Any) -> Any:
-                return kind(container, llm_client, None)
-
-        Changed.__module__, Changed.__qualname__ = StatefulAgentFactory.__module__, StatefulAgentFactory.__qualname__
-        return Changed()
-
-    return change
-
-
 class Newer(StatefulAgent):
     state_version = 2
 
@@ -302,7 +275,19 @@ class Stateless:
 async def test_agent_that_rejects_the_state_is_an_error(
     make_environment: Any, restore: Restore, store: Path, kind: type[Any], error: type[Exception], told: str
 ) -> None:
-    await refused(make_environment, restore, store, with_agents_of(kind), error, told)
+    class Changed(StatefulAgentFactory):
+        def __call__(self, *, container: Any, llm_client: Any) -> Any:
+            return kind(container, llm_client, None)
+
+    Changed.__module__, Changed.__qualname__ = StatefulAgentFactory.__module__, StatefulAgentFactory.__qualname__
+    env = make_environment(agent=StatefulAgentFactory())
+    await env.reset()
+    await env.step(say("true"))
+    snapshot = await env.export_state(store)
+    before = running_boxes()
+    with pytest.raises(error, match=told):
+        await restore(snapshot, code_agent_factory=Changed())
+    assert running_boxes() == before
 
 
 async def test_episode_limits_apply_to_stateful_agents(make_environment: Any) -> None:

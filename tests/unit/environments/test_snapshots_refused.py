@@ -72,7 +72,18 @@ async def refused(snapshot: Path, kind: type[SnapshotError], told: str, **option
     return caught.value
 
 
-async def test_changed_task_is_refused(snapshot: Path, tmp_path: Path) -> None:
+async def test_other_task_or_agent_is_refused(snapshot: Path, make_task: Any, tmp_path: Path) -> None:
+    async def other(container: Any, llm: Any) -> None:
+        await llm(ask())
+
+    agent = ShellAgentFactory(command_timeout_sec=20, max_output_chars=500)
+    factory = r"expected an agent of 'ares_exp\.agents\.shell_agent\.ShellAgentFactory', as in the snapshot"
+    for options, told in (
+        ({"task": make_task("other")}, "its name was 'task' and is now 'other'"),
+        ({"code_agent_factory": agent}, "option `max_output_chars` was 10000, is 500"),
+        ({"code_agent_factory": agent_of(other)}, factory),
+    ):
+        await refused(snapshot, SnapshotMismatchError, told, **options)
     (tmp_path / "tasks" / "task" / "instruction.md").write_text("Write 43.\n")
     await refused(snapshot, SnapshotMismatchError, "the task has changed since the snapshot was taken: its digest")
 
@@ -85,60 +96,32 @@ async def test_moved_task_can_be_passed(snapshot: Path, tmp_path: Path, restore:
     assert env.step_count == 2
 
 
-async def test_other_task_is_refused(snapshot: Path, make_task: Any) -> None:
-    told = "its name was 'task' and is now 'other'"
-    await refused(snapshot, SnapshotMismatchError, told, task=make_task("other"))
-
-
-async def test_other_agent_option_is_refused(snapshot: Path) -> None:
-    agent = ShellAgentFactory(command_timeout_sec=20, max_output_chars=500)
-    told = "option `max_output_chars` was 10000, is 500"
-    await refused(snapshot, SnapshotMismatchError, told, code_agent_factory=agent)
-
-
-async def test_other_agent_is_refused(snapshot: Path) -> None:
-    async def other(container: Any, llm: Any) -> None:
-        await llm(ask())
-
-    told = r"expected an agent of 'ares_exp\.agents\.shell_agent\.ShellAgentFactory', as in the snapshot"
-    await refused(snapshot, SnapshotMismatchError, told, code_agent_factory=agent_of(other))
-
-
-async def test_agent_with_changed_requests_is_refused(make_environment: Any, store: Path) -> None:
-    prompt = ["Hello."]
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        (False, "message 1 of 1 of an LLM request differs from the recording: .*Good day.*written with Python 3"),
+        (True, "expected an LLM request with 1 messages as in the recording, but it ended"),
+    ],
+)
+async def test_changed_agent_is_refused(make_environment: Any, store: Path, fails: bool, told: str) -> None:
+    has_changed = False
 
     async def talks(container: Any, llm: Any) -> None:
-        await llm(ask(prompt[0]))
+        if has_changed and fails:
+            raise RuntimeError("broken")
+        await llm(ask("Good day." if has_changed else "Hello."))
 
     factory = agent_of(talks)
     env = make_environment(agent=factory)
     await env.reset()
     found = await env.export_state(store)
     await env.close()
-    prompt[0] = "Good day."
-    told = "message 1 of 1 of an LLM request differs from the recording: now it is .*Good day.*written with Python 3"
+    has_changed = True
     error = await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
     assert isinstance(error, DivergenceError)
-    assert (error.step, error.entry) == (0, 0)
-    assert error.why.startswith("message 1 of 1 of an LLM request")
-
-
-async def test_failing_agent_is_refused(make_environment: Any, store: Path) -> None:
-    broken: list[bool] = []
-
-    async def talks(container: Any, llm: Any) -> None:
-        if broken:
-            raise RuntimeError("broken")
-        await llm(ask())
-
-    factory = agent_of(talks)
-    env = make_environment(agent=factory)
-    await env.reset()
-    found = await env.export_state(store)
-    await env.close()
-    broken.append(True)
-    told = "expected an LLM request with 1 messages as in the recording, but it ended"
-    await refused(Path(found.snapshot_dir), DivergenceError, told, code_agent_factory=factory)
+    if not fails:
+        assert (error.step, error.entry) == (0, 0)
+        assert error.why.startswith("message 1 of 1 of an LLM request")
 
 
 async def test_missing_snapshot_or_store_is_refused(snapshot: Path) -> None:
@@ -332,5 +315,5 @@ async def test_oracle_needs_the_solution_to_continue(make_environment: Any, make
     await env.reset()
     going_on = Continuation(await env.export_state(store), task=task)
     oracle = make_environment(task, provide_solution=True, start_from=going_on)
-    with pytest.raises(SnapshotMismatchError, match="without the task's solution"):
+    with pytest.raises(SnapshotMismatchError, match="its container has no solution of the task"):
         await oracle.reset()

@@ -17,7 +17,7 @@ from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, say
-from tests.unit.environments.steps import DOCKERFILE, FIRST, PASSES, TWO_STEPS, MakeSteps, shown
+from tests.unit.environments.steps import DOCKERFILE, FIRST, PASSES, TWO_STEPS, MakeSteps
 
 pytestmark = pytest.mark.local
 
@@ -152,7 +152,7 @@ async def test_link_replacing_logs_receives_no_verification_files(
     await env.reset()
     await env.step(run(f"echo one > /work/log; mkdir /stash; rm -rf {folder}; ln -s /stash {folder}"))
     between = await env.step(SUBMIT)
-    assert "Write two." in shown(between)
+    assert "Write two." in str(between.observation.messages)
     await env.step(run("ls -A /stash; echo listed"))
     assert "listed" in last_message(env)
     assert "test" not in last_message(env).partition("<output>")[2]

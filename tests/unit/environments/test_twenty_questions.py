@@ -28,8 +28,7 @@ FACTS = FactsOracle(OBJECTS)
 CAT = {"task": "cat"}
 
 
-def say(text: str, **more: Any) -> LLMResponse:
-    return LLMResponse.from_text(text, **more)
+say = LLMResponse.from_text
 
 
 def game(oracle: OwnModel | LLMClient = FACTS, **options: Any) -> TwentyQuestionsEnvironment:

@@ -9,8 +9,8 @@ import pytest
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.scoring import episode_scoring as collecting
 from ares_exp.environments.scoring.episode_scoring import Scoring
-from ares_exp.errors import AgentError, AresExpError, EpisodeStateError
-from tests.unit.environments.snapshots import SUBMIT, agent_of, ask, run, running_boxes, say
+from ares_exp.errors import AresExpError, EpisodeStateError
+from tests.unit.environments.snapshots import SUBMIT, run, running_boxes
 from tests.unit.environments.steps import MakeSteps
 
 pytestmark = pytest.mark.local
@@ -77,22 +77,6 @@ async def test_released_episode_creates_no_container(make_task: Any) -> None:
 
 
 HANGS = "[[verifier.collect]]\ncommand = 'touch /logs/artifacts/started; sleep 300'\ntimeout_sec = 500\n"
-
-
-async def _raises(container: Any, llm: Any) -> None:
-    await container.exec("echo kept > /logs/artifacts/x")
-    await llm(ask())
-    raise RuntimeError("on purpose")
-
-
-async def test_agent_error_collects_artifacts(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
-    env = make_environment(make_task(), agent=agent_of(_raises), output_dir=tmp_path)
-    await env.reset()
-    with pytest.raises(AgentError, match="on purpose"):
-        await env.step(say("go on"))
-    assert (tmp_path / "artifacts/logs/artifacts/x").read_text() == "kept\n"
-    assert (tmp_path / "artifacts/manifest.json").exists()
-    assert not running_boxes()
 
 
 async def test_closed_episode_collects_artifacts(make_environment: Any, make_steps: MakeSteps, tmp_path: Path) -> None:

@@ -45,13 +45,6 @@ async def test_obstacles_are_tolerated_in_each_step(make_environment: Any, make_
     assert (await env.step(SUBMIT)).reward == 0.75
 
 
-async def test_replaced_working_directory_gives_a_reward(make_environment: Any, make_task: Any) -> None:
-    env = make_environment(make_task(test=LISTS, toml="[environment]\nworkdir = '/srv'\n"))
-    await env.reset()
-    gone = "cd /; rm -rf /srv; touch /srv"
-    assert (await env.step(run(f"{gone}; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"))).reward == 0
-
-
 async def test_tests_in_the_image_are_restored(make_environment: Any, make_task: Any, tmp_path: Path) -> None:
     task = make_task(test="#!/bin/sh\ncat /tests/data\nls /tests\necho 0 > /logs/verifier/reward.txt\n")
     (task.path / "environment/Dockerfile").write_text("FROM a\nRUN mkdir /tests && echo of-image > /tests/data\n")

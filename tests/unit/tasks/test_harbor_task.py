@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.errors import TaskError, UnsupportedTaskError
 from ares_exp.llms.request import freeze
@@ -51,52 +50,9 @@ def test_path_is_a_task_or_directory_of_tasks(make_task: MakeTask, tmp_path: Pat
         load_task_set(root)
 
 
-def test_container_spec_follows_the_task_file(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    toml = """
-    [agent]
-    user = "1000:1000"
-    timeout_sec = 5
-    [verifier]
-    timeout_sec = 7
-    user = 65534
-    [environment]
-    workdir = "/work"
-    build_timeout_sec = 9
-    cpus = 2
-    memory = "2G"
-    storage_mb = 100
-    gpus = 1
-    allow_internet = false
-    env = {PLAIN = "a", FILLED = "${ARES_EXP_TEST_VALUE}"}
-    """
-    task = load_task(make_task(toml=toml))
-    with pytest.raises(TaskError, match=r"\[environment\.env\] FILLED: .*ARES_EXP_TEST_VALUE"):
-        _ = task.container_spec
-    monkeypatch.setenv("ARES_EXP_TEST_VALUE", "b")
-    assert task.container_spec == ContainerSpec(
-        name="a-task",
-        context_dir=task.path / "environment",
-        workdir="/work",
-        env={"PLAIN": "a", "FILLED": "b"},
-        network=NO_NETWORK,
-        cpus=2,
-        memory_mb=2048,
-        storage_mb=100,
-        gpus=1,
-        users=frozenset({"1000:1000", 65534}),
-        start_timeout_sec=9,
-        directories=("/tests", "/solution", "/logs"),
-    )
-    (stage,) = task.stages
-    assert (stage.agent_user, stage.agent_timeout_sec, stage.verifier_timeout_sec) == ("1000:1000", 5, 7)
-    assert stage.instruction == "Do it.\n"
-
-
 WINDOWS = {"tests/test.bat": ""}
 REFUSED: list[tuple[str, Files, str]] = [
-    ("[environment]\nos = 'windows'", WINDOWS, 'operating system "windows" ([environment].os)'),
     ("[verifier.environment]\nos = 'windows'", {}, 'operating system "windows" ([verifier.environment].os)'),
-    ("[environment]\ntpu = {type = 'a', topology = '1x1'}", {}, "TPUs ([environment].tpu)"),
     (f"{STEP}\nverifier.environment.tpu = {{type = 'a', topology = '1x1'}}", {"steps/a/instruction.md": ""},
      "TPUs ([steps[0].verifier.environment].tpu)"),
 ]  # fmt: skip
@@ -137,7 +93,6 @@ def test_context_unsupported_by_the_agent_is_refused(make_task: MakeTask, toml: 
 @pytest.mark.parametrize(
     "toml",
     [
-        "artifacts = [{source = '/a', service = 'db'}]",
         "[[verifier.collect]]\ncommand = 'a'\nservice = 'db'",
         f"{STEP}\nartifacts = [{{source = '/a', service = 'db'}}]",
     ],

@@ -29,18 +29,8 @@ def value_of(config: Any, dotted: str) -> Any:
 ACCEPTED = [  # only what is not among the cases of tests/compatibility
     ('[task]\nname = "0/1"\nauthors = [{name = "A"}]', "task.authors.0.name", "A"),
     ("[agent]\ntimeout_sec = true", "agent.timeout_sec", 1.0),
-    ('[agent]\nuser = "1000"', "agent.user", "1000"),
-    ('[environment]\nmemory_mb = "2048"', "environment.memory_mb", 2048),
-    ('[environment]\ntpu = {type = "v5e", topology = "2x4"}', "environment.tpu.topology", "2x4"),
     ('[environment.healthcheck]\ncommand = "true"', "environment.healthcheck.start_interval_sec", 5.0),
-    ('[verifier]\nenvironment_mode = "separate"', "verifier.mode", "separate"),
-    ("[verifier.environment]", "verifier.mode", "separate"),
     ('[verifier.environment]\nmemory = "1G"', "verifier.environment.memory_mb", 1024),
-    (
-        '[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["A.example."]',
-        "agent.network.allowed_hosts",
-        frozenset({"a.example"}),
-    ),
     ('[[steps]]\nname = "a"\nmin_reward = {x = "0.5"}', "steps.0.min_reward", {"x": 0.5}),
 ]
 
@@ -161,11 +151,6 @@ def test_missing_variable_is_named(value: str, name: str) -> None:
 def test_invalid_variable_names_are_refused(key: str, value: str) -> None:
     with pytest.raises(TaskError, match="expected a variable name"):
         resolve_env({key: value}, where="here", host=HOST)
-
-
-def test_variables_come_from_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ARES_EXP_TEST_VALUE", "seen")
-    assert resolve_env({"X": "${ARES_EXP_TEST_VALUE}"}, where="here") == {"X": "seen"}
 
 
 def test_secrets_are_recognized_by_name() -> None:

@@ -12,7 +12,6 @@ from ares_exp.tasks.verification.time_limits import TimeLimits
 CASES: list[tuple[dict[str, Any], str, str, float | None]] = [
     # limits, task.toml, phase, expected
     # only what is not among the cases of tests/compatibility
-    ({}, "[agent]\ntimeout_sec = 0", "agent", 0.0),
     ({}, "[agent]\ntimeout_sec = inf", "agent", None),
     ({"agent_timeout_sec": 0}, "[agent]\ntimeout_sec = 100", "agent", 100.0),
     ({"agent_timeout_max_sec": 0}, "[agent]\ntimeout_sec = 100", "agent", 100.0),

@@ -48,22 +48,6 @@ def test_broken_time_step_is_refused(broken, said):
         to_gym(broken)
 
 
-async def test_async_episode_runs():
-    env = gym_environments.CountingEnvironment(length=2)
-    async with wrap_as_gym(env, async_mode=True) as gym:
-        assert isinstance(gym, AsyncGymWrapper)
-        assert gym.environment is env
-        observation, info = await gym.reset(options={"task": 7})
-        assert observation == info["time_step"].observation
-        assert observation.messages[0]["content"] == "task 7"
-        _, reward, terminated, truncated, _ = await gym.step(gym_environments.ACTION)
-        assert (reward, terminated, truncated) == (0.25, False, False)
-        observation, reward, terminated, truncated, info = await gym.step(gym_environments.ACTION)
-        assert (observation, reward, terminated, truncated) == (NO_REQUEST, 1.0, True, False)
-        assert info["time_step"] == termination(1.0)
-    assert env.exits == [None]
-
-
 class ReportingEnvironment(gym_environments.CountingEnvironment):
     """Has a task's name and, when it has ended, a verdict."""
 
@@ -280,6 +264,7 @@ def test_render_shows_the_last_exchange():
 
 async def test_async_render_shows_the_last_exchange():
     async with wrap_as_gym(gym_environments.CountingEnvironment(length=2), async_mode=True, render_mode="ansi") as gym:
+        assert isinstance(gym, AsyncGymWrapper)
         assert await gym.render() == ""
         await gym.reset(options={"task": 7})
         await gym.step(gym_environments.ACTION)

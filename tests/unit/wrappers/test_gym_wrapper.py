@@ -7,24 +7,10 @@ import sys
 import threading
 import weakref
 
-import gymnasium
 import pytest
 
-from ares_exp.wrappers.async_gym import NO_REQUEST, wrap_as_gym
+from ares_exp.wrappers.async_gym import wrap_as_gym
 from tests.unit.wrappers import gym_environments
-
-
-def test_episode_runs():
-    env = gym_environments.CountingEnvironment(length=2, truncate=True)
-    with wrap_as_gym(env) as gym:
-        assert isinstance(gym, gymnasium.Env)
-        assert gym.environment is env
-        observation, info = gym.reset(seed=3)
-        assert observation is info["time_step"].observation
-        assert gym.step(gym_environments.ACTION)[1:4] == (0.25, False, False)
-        assert gym.step(gym_environments.ACTION)[:4] == (NO_REQUEST, 0.0, False, True)
-    assert env.exits == [None]
-    assert env.threads == {"gym of CountingEnvironment"}
 
 
 def test_agent_runs_between_calls():
@@ -76,25 +62,6 @@ def test_close_is_idempotent():
     assert env.closed == 1
     with pytest.raises(RuntimeError, match="has been closed"):
         gym.step(gym_environments.ACTION)
-
-
-def test_close_cancels_the_running_step():
-    env, outcome = gym_environments.BlockingEnvironment(), []
-    gym = wrap_as_gym(env)
-    gym.reset()
-
-    def step():
-        try:
-            gym.step(gym_environments.ACTION)
-        except BaseException as error:
-            outcome.append(type(error))
-
-    stepper = threading.Thread(target=step)
-    stepper.start()
-    assert env.stepping.wait(60)
-    gym.close()
-    stepper.join(60)
-    assert (outcome, env.unwound, env.closed) == ([asyncio.CancelledError], 1, 1)
 
 
 def test_ctrl_c_cancels_the_step():

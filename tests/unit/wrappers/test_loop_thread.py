@@ -24,18 +24,6 @@ async def fail(error):
     raise error
 
 
-async def where():
-    return threading.current_thread().name, asyncio.get_running_loop()
-
-
-def test_calls_share_one_loop_thread(loop_thread):
-    first, second = loop_thread.run(where()), loop_thread.run(where())
-    assert first == second
-    assert first[0] == "loop under test"
-    loop_thread.close()
-    assert first[1].is_closed()
-
-
 def test_thread_starts_at_the_first_call(loop_thread):
     before = set(threading.enumerate())
     unused = LoopThread()

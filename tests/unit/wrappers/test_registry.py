@@ -12,6 +12,7 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ConfigError, UnsupportedTaskError
 from ares_exp.wrappers import registry
 from ares_exp.wrappers.registry import ConfiguredPreset, info, list_presets, make, register_env, register_preset
+from tests.compatibility.case import write_task
 from tests.installed_package import Site
 
 SUBMIT = LLMResponse.from_text("```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```")
@@ -175,13 +176,7 @@ async def test_plugin_preset_is_run_and_collected(tmp_path: Path) -> None:
 @pytest.mark.local
 async def test_unsupported_task_does_not_affect_others(tmp_path: Path) -> None:
     for name, toml in (("fine", ""), ("foreign", '[environment]\nos = "windows"\n')):
-        (tmp_path / name / "environment").mkdir(parents=True)
-        (tmp_path / name / "tests").mkdir()
-        (tmp_path / name / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
-        for script in ("test.sh", "test.bat"):
-            (tmp_path / name / "tests" / script).write_text("echo 1 > /logs/verifier/reward.txt\n")
-        (tmp_path / name / "instruction.md").write_text("Do nothing.\n")
-        (tmp_path / name / "task.toml").write_text(toml)
+        write_task(tmp_path / name, {"task.toml": toml, "tests/test.bat": ""})
     register_preset("mine", ConfiguredPreset("harbor", overrides=(f"env.path={tmp_path}",)))
     async with make("mine:0") as env:
         await env.reset()

@@ -295,10 +295,9 @@ def test_response_is_shown():
     assert response_text(response) == "<thinking> hm\n<thinking> (encrypted)\nI look."
 
 
-@pytest.mark.parametrize(("terminated", "how"), [(True, "terminated"), (False, "truncated")])
-def test_final_exchange_shows_end_and_reward(terminated, how):
-    exchange = Exchange(LLMResponse.from_text("done"), NO_REQUEST, 0.5, terminated, not terminated)
-    assert str(exchange) == f"[assistant]\ndone\n\n[end] {how}, reward 0.5"
+def test_final_exchange_shows_truncation_and_reward():
+    exchange = Exchange(LLMResponse.from_text("done"), NO_REQUEST, 0.5, False, True)
+    assert str(exchange) == "[assistant]\ndone\n\n[end] truncated, reward 0.5"
 
 
 def test_control_characters_are_replaced():

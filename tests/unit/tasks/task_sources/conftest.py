@@ -6,15 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.compatibility.case import write_task
 from tests.compatibility.sources import git
-
-TASK = {
-    "task.toml": "",
-    "instruction.md": "Do it.\n",
-    "environment/Dockerfile": "FROM debian:bookworm-slim\nWORKDIR /app\n",
-    "tests/test.sh": "#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n",
-    "solution/solve.sh": "#!/bin/bash\ntouch /app/done\n",
-}
 
 MakeRepository = Callable[..., "Repository"]
 
@@ -41,7 +34,7 @@ class Repository:
             (self.path / relative).write_text(text, encoding="utf-8")
 
     def add_task(self, folder: str, files: Mapping[str, str] | None = None) -> None:
-        self.write({f"{folder}/{relative}": text for relative, text in {**TASK, **(files or {})}.items()})
+        write_task(self.path / folder, {"solution/solve.sh": "#!/bin/bash\ntouch /app/done\n", **(files or {})})
 
     def link(self, relative: str, target: str) -> None:
         (self.path / relative).parent.mkdir(parents=True, exist_ok=True)

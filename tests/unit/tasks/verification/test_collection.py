@@ -3,18 +3,17 @@
 import json
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ares_exp.containers.archive import unpack_file
-from ares_exp.containers.container import Container
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ContainerDiedError
 from ares_exp.tasks.harbor_task import HarborTask, load_task
+from tests.unit.tasks.conftest import episode
 
 pytestmark = pytest.mark.local
 
@@ -22,16 +21,9 @@ MakeTask = Callable[..., Path]
 SEPARATE = "[verifier]\nenvironment_mode = 'separate'\n"
 
 
-@asynccontextmanager
-async def agents(task: HarborTask) -> AsyncIterator[Container]:
-    async with LocalContainerFactory()(task.container_spec) as box:
-        await task.set_up(box)
-        yield box
-
-
 async def collected(task: HarborTask, target: Path, *commands: str) -> list[dict[str, Any]]:
     """What the manifest says, of a container in which the commands were run."""
-    async with agents(task) as box:
+    async with episode(task, LocalContainerFactory()) as box:
         for command in commands:
             result = await box.exec(command)
             assert result.exit_code == 0, result.output
@@ -53,7 +45,7 @@ async def test_packing_removes_its_temporary_files(
     make_task: MakeTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = load_task(make_task(toml="artifacts = [{source = '/srv', exclude = ['x']}]"))
-    async with agents(task) as box:
+    async with episode(task, LocalContainerFactory()) as box:
         (tmp_path / "tmp").mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
         await task.stages[0].collect(box, tmp_path / "out")
@@ -126,7 +118,7 @@ async def test_task_hooks_run_before_step_hooks(make_task: MakeTask, tmp_path: P
 
 async def test_hooks_run_without_an_output_directory(make_task: MakeTask) -> None:
     task = load_task(make_task(toml="[[verifier.collect]]\ncommand = 'touch /ran'"))
-    async with agents(task) as box:
+    async with episode(task, LocalContainerFactory()) as box:
         await task.stages[0].collect(box, None)
         assert (await box.exec("ls /ran")).exit_code == 0
 
@@ -134,7 +126,7 @@ async def test_hooks_run_without_an_output_directory(make_task: MakeTask) -> Non
 @pytest.mark.parametrize("toml", ["", "[[verifier.collect]]\ncommand = 'true'"])
 async def test_stopped_container_is_an_error(make_task: MakeTask, tmp_path: Path, toml: str) -> None:
     task = load_task(make_task(toml=toml))
-    async with agents(task) as box:
+    async with episode(task, LocalContainerFactory()) as box:
         await box.stop()
         with pytest.raises(ContainerDiedError):
             await task.stages[0].collect(box, tmp_path / "out")
@@ -148,8 +140,7 @@ async def test_docker_verifier_gets_the_artifacts(make_task: MakeTask, tmp_path:
     toml = f"artifacts = [{{source = '/srv', exclude = ['*.log']}}, '/app/x.txt']\n{SEPARATE}"
     task = load_task(make_task(toml=toml))
     (stage,) = task.stages
-    async with DockerContainerFactory()(task.container_spec) as box:
-        await task.set_up(box)
+    async with episode(task, DockerContainerFactory()) as box:
         await box.exec("echo a > /srv/a; echo b > /srv/b.log; echo x > /app/x.txt; echo log > /logs/artifacts/log")
         await stage.collect(box, tmp_path / "out")
     assert stage.verifier_spec is not None
