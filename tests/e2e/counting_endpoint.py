@@ -42,7 +42,6 @@ class CountingEndpoint(LoopbackEndpoint):
     Attributes:
         asked: How often each turn was asked for.
         turns: How many turns an episode has, at least, and at most.
-        down_at: Turns with this number are refused; `None`: none are.
         answering: While it is not set, responses are kept back.
         first_takes_sec: How long the first response of each episode takes; `None`: as long as any other.
     """
@@ -52,7 +51,6 @@ class CountingEndpoint(LoopbackEndpoint):
         self._command = command
         self.asked: Counter[Turn] = Counter()
         self.turns = turns
-        self.down_at: int | None = None
         self.first_takes_sec: float | None = None
         self.answering = threading.Event()
         self.answering.set()
@@ -82,8 +80,6 @@ class CountingEndpoint(LoopbackEndpoint):
         await asyncio.sleep(takes_sec)
         if not self.answering.is_set():
             await asyncio.to_thread(self.answering.wait, KEPT_SEC)
-        if turn.number == self.down_at:
-            return web.json_response({"error": {"message": "down"}}, status=400)
         shown = hashlib.sha256(self._shown(body["messages"][-1]).encode()).hexdigest()[:8]
         answered = self._completion(turn, shown, body)
         return web.json_response({**answered, "usage": _usage(turn)})

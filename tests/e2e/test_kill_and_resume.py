@@ -16,7 +16,6 @@ from tests.e2e.killed_run import (
     TWO_STEPS,
     KilledRun,
     Moment,
-    Slot,
     check,
     kill_and_resume,
     make_run,
@@ -46,10 +45,6 @@ def killed(tmp_path: Path, endpoint: CountingEndpoint) -> KilledRun:
     return run
 
 
-def rewards(run: KilledRun) -> dict[Slot, float | None]:
-    return {slot: row["reward"] for slot, row in run.final.items()}
-
-
 def kill_at_many_moments(tmp_path: Path, whole: KilledRun, backend: str, count: int) -> None:
     def one(number: int, moment: Moment, overrides: list[str]) -> None:
         with CountingEndpoint() as server:
@@ -71,24 +66,6 @@ def test_run_killed_at_any_moment_resumes(tmp_path: Path, whole: KilledRun) -> N
 @pytest.mark.nightly
 def test_run_killed_on_docker_resumes(tmp_path: Path, whole: KilledRun) -> None:
     kill_at_many_moments(tmp_path, whole, "docker", DOCKER_KILLS)
-
-
-@pytest.mark.nightly
-def test_run_resumes_after_an_endpoint_outage(tmp_path: Path, endpoint: CountingEndpoint, whole: KilledRun) -> None:
-    run = make_run(tmp_path, endpoint)
-    endpoint.down_at = 2
-    assert run.start() == 1, run.said
-    assert {row["outcome"] for row in run.all_rows} == {"policy_error"}
-    failed = endpoint.asked.total()
-    assert run.resume() == 1, "errors are kept"
-    assert endpoint.asked.total() == failed
-    endpoint.down_at = None
-    run.kills = 1  # of each episode one call had no response
-    assert run.resume(Moment(), "resume_redo=[policy_error]") == 0, run.said
-    assert {turn.number for turn, times in endpoint.asked.items() if times > 1} == {2}
-    assert [row["replayed"]["steps"] for row in run.final.values()] == [2] * len(run.final)
-    assert rewards(run) == rewards(whole)
-    assert not (run.path / "responses").exists()
 
 
 def tear_files(run: KilledRun) -> Path:

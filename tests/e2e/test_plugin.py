@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SECRET_FREE
+from tests.conftest import rows, run_command
 from tests.installed_package import python_with
 from tests.warm_start import warm_command
 
@@ -29,21 +29,13 @@ def run(python: Path, tmp_path: Path) -> Cli:
     """Runs `python -m …` of that venv in an empty directory."""
 
     def run(module: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*warm_command(module, python=str(python)), *arguments],
-            cwd=tmp_path,
-            env={**SECRET_FREE, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
+        return run_command((*warm_command(module, python=str(python)), *arguments), tmp_path, env)
 
     return run
 
 
 def rewards(run_dir: Path) -> list[float]:
-    return [json.loads(line)["reward"] for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
+    return [row["reward"] for row in rows(run_dir)]
 
 
 def test_plugin_options_are_listed(run: Cli) -> None:

@@ -86,36 +86,6 @@ def test_functions_and_a_judge_score_a_task(cli: Cli, tmp_path: Path, grader: Lo
     assert (len(grader.requests), replayed["environment_usage"]["prompt_tokens"]) == (1, 0), "paid for once"
 
 
-@pytest.mark.nightly
-def test_run_killed_during_scoring_is_resumed(cli: Cli, tmp_path: Path, grader: LoopbackEndpoint) -> None:
-    url = f"env.scorers.second.policy.base_url={grader.url}"
-    second = (
-        "+policy@env.scorers.second.policy=openai",
-        "+env.scorers.second._target_=ares_exp.environments.scoring.judge.Judge",
-        "env.scorers.second.policy.api_key_env=null",
-        "env.scorers.second.policy.model=grades",
-    )
-    first = f"scorer.policy.base_url={grader.url}"
-    grader.then(respond("Score: 8"), slow(60))  # the second judge's response does not come
-    grader.arrived.clear()
-    command = [*TASK, *AT, *JUDGE, first, *second, url]
-    with WarmProcess(command, cwd=tmp_path, env=SECRET_FREE) as process:
-        while len(grader.requests) < 2 and process.poll() is None:
-            grader.arrived.wait(5)
-            grader.arrived.clear()
-        process.send_signal(signal.SIGKILL)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL, said
-    done = cli("resume=run")
-    assert done.returncode == 0, done.stderr
-    lost, row = rows(tmp_path / "run")
-    assert (lost["outcome"], lost["environment_usage"]["prompt_tokens"]) == ("lost", 10)
-    assert row["rewards"] == {"reward": 1.0, "judge": 0.8, "second": 0.8}
-    assert (row["reward"], row["replayed"]["steps"]) == (pytest.approx(2.6), row["num_steps"])
-    assert row["environment_usage"]["prompt_tokens"] == 10, "the second one's alone"
-    assert len(grader.requests) == 3
-
-
 def test_failed_scorer_is_an_outcome_and_repeatable(cli: Cli, tmp_path: Path) -> None:
     done = cli("--config-dir", "options", *TASK, *AT, "scorer=bad", "attempts=2", env=HERE)
     assert done.returncode == 1

@@ -12,19 +12,11 @@ import pytest
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.tasks.task_sources.task_lists import HARBOR_REPOSITORY
 from tests.closed_port import closed_port
-from tests.compatibility.sources import mirror
-from tests.conftest import SECRET_FREE, Cli
+from tests.compatibility.sources import git, mirror
+from tests.conftest import SECRET_FREE, Cli, rows
 from tests.warm_start import WarmProcess, warm_command
 
 TASK = "write-greeting"
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
-    done = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True, timeout=30
-    )
-    return done.stdout.strip()
 
 
 @pytest.fixture
@@ -33,9 +25,9 @@ def repository(tmp_path: Path) -> Path:
     root = tmp_path / "repository"
     shutil.copytree(SAMPLES / TASK, root / "tasks" / TASK)
     shutil.copytree(SAMPLES / "count-records", root / "tasks" / "count-records")
-    _git(tmp_path, "init", "--quiet", "--initial-branch=main", str(root))
-    _git(root, "add", ".")
-    _git(root, "commit", "--quiet", "--message=tasks")
+    git(tmp_path, "init", "--quiet", "--initial-branch=main", str(root))
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message=tasks")
     task = {"name": "greeting", "git_url": f"file://{root}", "path": f"tasks/{TASK}"}
     row = {"name": "greetings", "version": "1.0", "description": "Greetings.", "tasks": [task]}
     (tmp_path / "registry.json").write_text(json.dumps([row, {**row, "version": "1.10"}]))
@@ -43,14 +35,13 @@ def repository(tmp_path: Path) -> Path:
 
 
 def _ran(run: Path) -> list[tuple[str, float]]:
-    lines = (run / "episodes.jsonl").read_text().splitlines()
-    return [(row["task_name"], row["reward"]) for row in map(json.loads, lines)]
+    return [(row["task_name"], row["reward"]) for row in rows(run)]
 
 
 @pytest.mark.local
 @pytest.mark.once
 def test_oracle_runs_a_registry_and_a_repository(cli: Cli, repository: Path, tmp_path: Path) -> None:
-    commit, home = _git(repository, "rev-parse", "HEAD"), {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    commit, home = git(repository, "rev-parse", "HEAD"), {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = cli(*("tracker=none", "env.registry=registry.json", "env.dataset=greetings", "hydra.run.dir=one"), env=home)
     assert done.returncode == 0, done.stderr
     assert _ran(tmp_path / "one") == [(TASK, 1.0)]
@@ -77,8 +68,8 @@ def test_oracle_runs_a_registry_and_a_repository(cli: Cli, repository: Path, tmp
 def test_plain_dataset_is_from_the_harbor_registry(cli: Cli, repository: Path, tmp_path: Path) -> None:
     listed = (tmp_path / "registry.json").read_text()
     (repository / "registry.json").write_text(listed.replace("greetings", "terminal-bench"))
-    _git(repository, "add", ".")
-    _git(repository, "commit", "--quiet", "--message=registry")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "--message=registry")
     home = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     unknown = cli("env.dataset=terminal-bench@2.0", env={**home, **mirror(HARBOR_REPOSITORY, f"file://{repository}")})
     assert unknown.returncode == 2

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -11,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import run_command
 
 ROOT = Path(__file__).parent.parent.parent
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -78,15 +79,7 @@ def test_wheel_runs_jobs_and_commands(tmp_path: Path, wheel: Path, target: Path)
         "-m ares_exp report latest": "report.html",
     }
     for arguments, printed in expected.items():
-        done = subprocess.run(
-            [sys.executable, *shlex.split(arguments)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(target)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_command((sys.executable, *shlex.split(arguments)), tmp_path, {"PYTHONPATH": str(target)})
         assert done.returncode == 0, done.stderr
         assert printed in done.stdout
 
@@ -114,14 +107,6 @@ def test_type_checkers_see_the_types_of_the_wheel(tmp_path: Path, target: Path, 
 
 
 def checked(folder: Path, command: list[str], **variables: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=folder,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = run_command((sys.executable, "-m", *command), folder, variables)
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout

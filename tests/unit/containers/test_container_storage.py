@@ -1,7 +1,6 @@
 """Storage of containers on hosts of several kinds: where their files are, and that they are captured or say why not."""
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.local.isolation import filesystem_type
+from tests.conftest import run_command
 from tests.unit.containers.local_containers import ROOT, needs_local
 
 
@@ -84,15 +84,8 @@ NOT_EXECUTABLE = "mount -t tmpfs -o size=2g,noexec shm /dev/shm"
 def round_trip(host: str, change: str, look: str, temporary: Path, *program: str) -> list[str]:
     """A container on a host to which `host` was done, and another one with what it changed."""
     python = [sys.executable, "-B", "-c", *program, ROUND_TRIP, change, look]
-    run = subprocess.run(
-        ["unshare", "--mount", "sh", "-ec", f'{host}\nexec "$@"', "sh", *python],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = ("unshare", "--mount", "sh", "-ec", f'{host}\nexec "$@"', "sh", *python)
+    run = run_command(command, ROOT, {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)})
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout.splitlines()
 

@@ -11,6 +11,7 @@ import pytest
 from ares_exp.containers.local.cgroup import usable_cgroup_paths
 from ares_exp.containers.local.isolation import MINIMUM_VERSION, bwrap_arguments, find_bwrap
 from ares_exp.errors import PreflightError
+from tests.conftest import run_command
 from tests.unit.containers.local_containers import ROOT, STEADY_MOUNTS, needs_local
 
 pytestmark = needs_local
@@ -109,17 +110,11 @@ except PreflightError as error:
     ],
 )
 def test_unusable_isolation_is_explained_with_remedy(restriction: list[str]) -> None:
-    run = subprocess.run(
-        [*STEADY_MOUNTS, find_bwrap(), *restriction, "--dev-bind", "/", "/", "--", sys.executable, "-c", _PREFLIGHT],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert run.returncode == 3, run.stderr
+    before = (*STEADY_MOUNTS, find_bwrap(), *restriction, "--dev-bind", "/", "/", "--")
+    tried = run(*before, sys.executable, "-c", _PREFLIGHT)
+    assert tried.returncode == 3, tried.stderr
     for part in ("container=local", "bwrap", "run as root", "container=docker"):
-        assert part in run.stdout
+        assert part in tried.stdout
 
 
 FEW_DESCRIPTORS = """
@@ -160,14 +155,7 @@ asyncio.run(main())
 
 
 def run(*command: str | os.PathLike[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDEVMODE": "1", **variables},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    return run_command(tuple(map(str, command)), ROOT, {"PYTHONPATH": str(ROOT), "PYTHONDEVMODE": "1", **variables})
 
 
 def groups_of(pid: str) -> list[Path]:

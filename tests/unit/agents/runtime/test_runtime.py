@@ -108,13 +108,6 @@ async def test_cancel_ends_all_calls(deterministic: bool) -> None:
 
 
 @both_loops
-async def test_repeated_cancel_is_accepted(deterministic: bool) -> None:
-    world = new_world(deterministic)
-    await world.runtime.cancel(GRACE_SEC)
-    await world.runtime.cancel(GRACE_SEC)
-
-
-@both_loops
 async def test_agent_ignoring_cancellation_loses_its_calls(deterministic: bool) -> None:
     async def agent(w: World) -> None:
         while True:
