@@ -118,7 +118,7 @@ def test_unusable_isolation_is_explained_with_remedy(restriction: list[str]) -> 
         check=False,
     )
     assert run.returncode == 3, run.stderr
-    for part in ("container=local", "bwrap", "run as root", "container=docker"):
+    for part in ("container=local", "bwrap", "Run as root", "container=docker"):
         assert part in run.stdout
 
 
