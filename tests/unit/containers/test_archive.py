@@ -79,7 +79,7 @@ def test_root_of_the_names_can_be_removed(target: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../out", "a/../../out", "/absolute", "a/.."])
 def test_name_outside_the_target_is_refused(target: Path, name: str) -> None:
-    with pytest.raises(TransferError, match="points outside"):
+    with pytest.raises(TransferError, match="outside of the target directory"):
         unpack_directory(tar(file("fine"), file(name)), target)
     assert names(target.parent) == []
 

@@ -202,7 +202,7 @@ def test_unsupported_instructions_are_refused_by_name(tmp_path: Path, instructio
         ("FROM x\n\n# c\nWORKDIR   \n", "line 4"),
         ("FROM x\nENV A=1 B\n", "line 2: ENV"),
         ("FROM x\nCOPY one\n", "a source and a target"),
-        ("FROM x\nRUN cat << 'EOF'\nEOF \n", "line 2: expected a line EOF"),
+        ("FROM x\nRUN cat << 'EOF'\nEOF \n", "line 2: expected a line `EOF`"),
         ("FROM x\nSHELL /bin/bash\n", "SHELL needs a list"),
         ("FROM x\nCOPY missing /x\n", "'missing'"),
         ("FROM x\nCOPY *.none /x/\n", "none"),

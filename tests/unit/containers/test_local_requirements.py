@@ -113,7 +113,7 @@ def test_unusable_isolation_is_explained_with_remedy(restriction: list[str]) -> 
     before = (*STEADY_MOUNTS, find_bwrap(), *restriction, "--dev-bind", "/", "/", "--")
     tried = run(*before, sys.executable, "-c", _PREFLIGHT)
     assert tried.returncode == 3, tried.stderr
-    for part in ("container=local", "bwrap", "run as root", "container=docker"):
+    for part in ("container=local", "bwrap", "Run as root", "container=docker"):
         assert part in tried.stdout
 
 
