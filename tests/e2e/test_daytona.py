@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import ares_exp
 from ares_exp import LLMResponse
 from tests.conftest import rows, run_command
-from tests.e2e.counting_endpoint import CountingEndpoint
 from tests.e2e.daytona_service import DaytonaService
-from tests.e2e.killed_run import CONCURRENCY, KINDS, PLAIN, KilledRun, Moment, check, make_tasks
 from tests.leaks import wait_until
 from tests.warm_start import WITH_DAYTONA, WarmProcess, warm_command
 
@@ -66,17 +63,6 @@ def clean(*words: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done.stdout
-
-
-# Runs that end well
-
-
-@pytest.mark.nightly
-def test_terminal_agent_runs_in_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["agent=terminal", "container=daytona", "policy=oracle", "tracker=none", "env.tasks=write-greeting"]
-    results = ares_exp.run(words, quiet=True)
-    assert [(row.reward, row.format_errors) for row in results.rows] == [(1.0, 0)]
 
 
 def test_tasks_are_solved_and_key_is_hidden(service: DaytonaService, tmp_path: Path) -> None:
@@ -167,23 +153,3 @@ def test_sandboxes_of_a_killed_run_are_cleaned(service: DaytonaService, tmp_path
     assert len(service.sandboxes(process.pid)) == 2
     assert "removed" in clean()
     assert service.is_empty()
-
-
-@pytest.mark.nightly
-def test_killed_run_resumes_to_the_same_results(service: DaytonaService, tmp_path: Path) -> None:
-    """What it would have been is asked of local boxes."""
-    made = []
-    for name, backend in (("whole", "local"), ("killed", "daytona")):
-        (tmp_path / name).mkdir()
-        make_tasks(tmp_path / name, [PLAIN] * len(KINDS))
-        with CountingEndpoint() as endpoint:
-            run = KilledRun(tmp_path / name, endpoint, backend, is_warm=True)
-            made.append(run)
-            if backend == "local":
-                assert run.start() == 0, run.said
-                continue
-            assert run.start(Moment(requests=CONCURRENCY * 3)) == -signal.SIGKILL, run.said
-            assert service.sandboxes(run.pids[0])
-            assert run.resume() == 0, run.said
-            assert service.is_empty(), "it has removed what the first process left, too"
-    check(made[1], made[0])

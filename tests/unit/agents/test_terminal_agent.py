@@ -271,7 +271,4 @@ def test_deeply_nested_reply_is_an_error() -> None:
 )  # fmt: skip
 def test_keys_are_translated(keys: str, typed: str) -> None:
     assert as_typed(keys, application_cursor=False) == typed
-
-
-def test_cursor_keys_follow_the_application_mode() -> None:
     assert as_typed("Up", application_cursor=True) == "\x1bOA"

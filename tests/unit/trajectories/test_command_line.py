@@ -10,8 +10,6 @@ import pytest
 from ares_exp.commands.cli.main import run_word
 from tests.unit.trajectories.chats import chat, write
 
-HEAVY = ("rich", "pyarrow", "numpy", "backports.zstd", "gymnasium", "hydra")
-
 
 @pytest.mark.parametrize(
     "arguments",
@@ -57,13 +55,6 @@ def test_pipe_gets_plain_text_in_any_encoding(tmp_path: Path, capsys: pytest.Cap
     assert "Gr\\xfc\\xdfe \\u2713" in done.stdout
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) > 40
-
-
-def test_commands_start_without_heavy_imports() -> None:
-    load = "import ares_exp.commands.show, ares_exp.commands.compare, ares_exp.commands.snapshots, sys"
-    code = f"{load}; print(sorted({set(HEAVY)} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_impossible_file_name_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,12 +134,14 @@ def test_unknown_options_are_handled_by_hydra(words: list[str]) -> None:
     assert "There is no command" not in done.stderr
 
 
-def test_commands_start_without_hydra() -> None:
+def test_commands_start_without_heavy_imports() -> None:
     load = (
+        "import ares_exp.commands.compare, ares_exp.commands.snapshots\n"
         "import sys; sys.argv[1:] = ['show', 'gone/for/good']\n"
         "from ares_exp.commands.cli.main import main\n"
         "assert main() == 2\n"
-        "print(sorted({'hydra', 'omegaconf', 'gymnasium', 'numpy', 'docker', 'wandb'} & set(sys.modules)))"
+        "heavy = {'hydra', 'omegaconf', 'gymnasium', 'numpy', 'docker', 'wandb', 'rich', 'pyarrow', 'backports.zstd'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n"
@@ -264,8 +266,6 @@ def test_hydra_still_needs_unchecked_help() -> None:
         ("ares-exp attempts=2 sh", [], True),
         ("ares-exp --conf", ["--config-path", "--config-name", "--config-dir"], False),
         ("ares-exp attempts=2 --ver", ["--version"], False),
-        ("ares-exp", [*COMMANDS], True),
-        ("ares-exp show r", ["runs/"], False),
         ("ares-exp compare runs/a runs/", ["runs/a/"], False),
         ("ares-exp show runs/a/f", ["runs/a/fix__0", "runs/a/fix__1"], False),
         ("ares-exp resume=ru", ["resume=runs/"], False),
