@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ares_exp.records.results import Outcome
-from ares_exp.trajectories.files.episode_file import read_episodes
 from ares_exp.trajectories.records import EpisodeTrajectory
+from tests.unit.trajectories.chats import read_episodes
 
 pytestmark = pytest.mark.local
 

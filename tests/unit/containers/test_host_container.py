@@ -18,7 +18,7 @@ _RESUME = "tests/e2e/test_resume_every_option.py::test_interrupted_run_resumes"
     [
         (f"{_TESTS}::TestHostContract", 40),
         (f"{_TESTS}::TestHostForwardedPorts", 12),
-        (f"{_TESTS}::TestHostPaths", 5),
+        (f"{_TESTS}::TestHostPaths", 4),
         (f"{_TESTS}::TestHostKilled", 3),
         (f"{_TESTS}::TestHostRuns", 5),
         (f"{_RESUME}[container=host]", 1),
