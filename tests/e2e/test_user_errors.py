@@ -15,6 +15,35 @@ pytestmark = [pytest.mark.local, pytest.mark.once]
 CHAT = ("policy=openai", "policy.model=m")
 
 
+REPEATED: list[tuple[list[str], str]] = [
+    (["container=dokcer"], "docker"),
+    (["env.tsks=3"], "env.tasks"),
+    (["+attemps=2"], "attempts"),
+    (["+policy.temprature=1"], "temprature"),
+    (["seed=1.5"], "seed"),
+    (["agent.command_timeout_sec=soon"], "agent.command_timeout_sec"),
+    (["limits.steps=-1"], "limits.steps"),
+    (["timeouts.agent=-5"], "timeouts.agent"),
+    (["timeouts.multiplier=0"], "timeouts.multiplier"),
+    (["agent.max_output_chars=-1"], "agent.max_output_chars"),
+    (["env.limit=0"], "env.limit"),
+    (["env.tasks=[]"], "env.tasks=null"),
+    (["env.path=~/no/such/tasks"], "/no/such/tasks"),
+    (["env.tasks=99"], "99"),
+    (["env.tasks=3:3"], "3:3"),
+    (["env.tasks=@5/2"], "@5/2"),
+    (["policy=replay", "policy.trajectory=gone"], "gone"),
+    (["policy=openai"], "policy.model"),
+    (["--attempts", "3"], "`attempts=3`"),
+    (["limits=5"], "Set `limits.KEY=…`"),
+    (["attempts"], "Did you mean `attempts=…`"),
+    (["~collector"], "collector"),
+    (["collector.json.compression=gzip"], "collector.json.compression"),
+    (["hydra.run.dir=/dev/null/x"], "/dev/null/x"),
+]
+"""Mistakes of kinds that have an instance in the other list."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -61,6 +90,7 @@ CHAT = ("policy=openai", "policy.model=m")
         (["--config-dir", "broken", "policy=latin"], "broken/policy/latin.yaml"),
         (["snapshot=every_n", "snapshot.every=0"], "snapshot.every"),
         (["snapshot=on_failure", "container=docker", "container.keep_image=false"], "keep_image=true"),
+        *(pytest.param(*one, marks=pytest.mark.nightly) for one in REPEATED),
     ],
 )
 def test_mistake_is_explained_in_one_paragraph(cli: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
