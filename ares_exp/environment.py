@@ -434,8 +434,8 @@ class EnvironmentBase:
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
         """Waits until the calls in `pending_requests()` differ from `known`, and returns the pending requests.
 
-        May be awaited at any time, also during `step()`, and may be cancelled. Returns only after a change. It does not
-        have to report the request that a `step()` responds to or returns, because the caller of `step()` knows it.
+        May be awaited at any time, also during `step()`, and may be cancelled. Returns only after a change. It may
+        ignore two requests that the caller of `step()` knows: the request of the action and the returned request.
         By default, never returns.
         """
         await asyncio.Event().wait()

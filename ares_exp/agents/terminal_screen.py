@@ -33,9 +33,9 @@ _CURSOR = {"Up": "A", "Down": "B", "Right": "C", "Left": "D", "Home": "H", "End"
 
 
 def as_typed(keys: str, *, application_cursor: bool) -> str:
-    """Returns the characters that a keyboard sends for the name of a key, or for a text with Enter instead of newlines.
+    """Returns the characters that a keyboard sends for a key name or a text. In a text, newlines become Enter.
 
-    Names of keys are, for example, `Up`, `C-c` and `M-x`. With `application_cursor`, the program on the screen has
+    Key names are, for example, `Up`, `C-c` and `M-x`. `application_cursor` means that the program on the screen has
     enabled the alternative codes of the cursor keys.
     """
     if keys in _PLAIN:

@@ -162,7 +162,7 @@ def _scope(labels: Mapping[str, str]) -> str:
 
 
 def machine_mark() -> str:
-    """Returns the mark of this user on this machine, for names of resources without labels."""
+    """Returns an identifier of this user on this machine, for names of resources that cannot have labels."""
     labels = owner_labels()
     scope = " ".join((labels[HOST], labels[_MACHINE] or f"{uuid.getnode():x}", labels[_USER]))
     return hashlib.sha256(scope.encode()).hexdigest()[:8]

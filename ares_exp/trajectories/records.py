@@ -323,7 +323,7 @@ BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, Recursion
 
 
 def what_broke(error: BaseException) -> str:
-    """Describes an exception of `BROKEN` in words."""
+    """Describes an exception whose type is in `BROKEN`."""
     if isinstance(error, KeyError):
         return f"the field {error} is missing"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

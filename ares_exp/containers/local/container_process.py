@@ -157,7 +157,7 @@ class ContainerProcess:
 
     @classmethod
     async def launch(cls, how: Launch) -> ContainerProcess:
-        """Starts the first process and waits until it responds. The caller bounds the time.
+        """Starts the first process and waits until it responds. The caller sets the timeout.
 
         Raises `ContainerStartError` with the output of bubblewrap if the process does not start.
         """

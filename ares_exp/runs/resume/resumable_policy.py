@@ -221,7 +221,7 @@ class ResumablePolicy:
         return _Answered(response, ahead)
 
     async def _paid_response(self, request: LLMRequest) -> LLMResponse:
-        """Requests a response as soon as the run allows it. Only counts refusals; the caller counts responses."""
+        """Requests a response when the run allows it. Counts the cost of refusals; the caller counts other costs."""
         if self._may_ask is not None:
             await self._may_ask()
         try:
