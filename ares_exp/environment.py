@@ -114,7 +114,7 @@ def check_action(action: object) -> None:
 LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit", "context"]
 """The name of a limit that can end an episode.
 
-`steps`, `tokens` and `cost` are set in `limits`, and `time` stands for the time limits. `format_errors` is a limit of
+`steps`, `tokens` and `cost` are set in `limits`, and `time` means any of the time limits. `format_errors` is a limit of
 an agent. `agent_exit` means that an installed agent failed; its work is still scored. `context` means that a request
 is longer than the model can read."""
 

@@ -91,7 +91,7 @@ class McpTools:
         """Starts the servers and requests their tools.
 
         Raises:
-            AgentError: A server cannot be used. The message gives the reason.
+            AgentError: A server cannot be used. The message contains the reason.
         """
         for server in self._servers:
             about = server.about

@@ -54,7 +54,7 @@ HISTORY_LINES = 20_000
 _CURSOR_KEYS = 1 << 5
 """Terminal mode 1 (alternative codes of the cursor keys), as the emulator represents private modes."""
 _ALTERNATE = (47, 1047, 1049)
-"""Private modes with which full-screen programs switch to an alternate screen."""
+"""Private modes that full-screen programs use to switch to an alternate screen."""
 
 
 class TerminalScreen:

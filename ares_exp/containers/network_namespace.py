@@ -41,7 +41,7 @@ except OSError as error:
 
 
 def obstacle() -> str | None:
-    """Returns why this process cannot enter the network of a container, as a clause; `None` if it can."""
+    """Returns the reason if this process cannot enter the network of a container, as a clause, or `None`."""
     if sys.platform != "linux":
         return "this machine does not run Linux"
     try:

@@ -215,8 +215,9 @@ class AgentHost:
     ) -> None:
         """Replays an agent up to the end of its journal, without executing any call. See `start` for the arguments.
 
-        An agent without a journal is restored from its `state` instead. `timeout_sec` is the whole time limit of the
-        agent, of which it has used `elapsed_sec`. `originals` are recorded requests for messages; see `JournalReplay`.
+        An agent without a journal is restored from its `state` instead. `timeout_sec` is the agent's whole time
+        limit, including the used time `elapsed_sec`. `originals` are recorded requests for messages; see
+        `JournalReplay`.
 
         Raises:
             JournalError: The agent did not reach the end of its journal.

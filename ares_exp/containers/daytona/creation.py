@@ -153,7 +153,7 @@ async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) ->
 
 
 async def _undo(service: DaytonaService, name: str) -> None:
-    """Removes the sandbox of a failed creation. Only logs errors, because another error is being raised."""
+    """Removes the sandbox of a failed creation. Errors are only logged, because another error is being raised."""
     if name not in service.creating:
         return  # nothing was requested
     try:

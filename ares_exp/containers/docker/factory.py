@@ -1,8 +1,8 @@
 """The factories of `container=docker` and `container=podman`, which implements the API of Docker's engine.
 
-A container ends with the process that started it, even after SIGKILL: its first process reads a stdin that we hold
-open. The engine then removes the container. Commands run on persistent shells (`command_runner`), because one `docker
-exec` takes tens of milliseconds.
+A container ends when the process that started it ends, even after SIGKILL: its first process reads a stdin that we
+hold open. The engine then removes the container. Commands run on persistent shells (`command_runner`), because one
+`docker exec` takes tens of milliseconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The directory of a local container on the host, its owner, and its removal after the owner's death.
 
-A container's mounts disappear with its last process, which ends with the runner. The directories are then also removed,
+When the runner ends, the container's processes end, and its mounts disappear. The directories are then also removed,
 unless the shell that removes them was also killed. A cgroup whose directory another program removed (for example, a
 cleaner of `/tmp`) remains, and its name identifies its owner.
 
@@ -47,7 +47,7 @@ from ares_exp.containers.ownership import (
 from ares_exp.errors import PreflightError
 
 PURPOSE = "box"
-"""Part of the directory names; the owner mark follows."""
+"""Part of the directory names. `owner_mark()` follows."""
 
 _logger = logging.getLogger(__name__)
 
