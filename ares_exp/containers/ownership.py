@@ -2,7 +2,8 @@
 
 The owner is recorded in the labels of the resource, or as an identifier in its name. Process numbers are reused by
 machines, boots and containers. The labels therefore name the machine, the boot, the pid namespace, and the process's
-number and start time. A temporary directory has a lock instead, which the kernel releases when its creator ends (`OwnedDirectory`).
+number and start time. A temporary directory has a lock instead, which the kernel releases when the creator ends
+(`OwnedDirectory`).
 """
 
 from __future__ import annotations
