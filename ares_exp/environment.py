@@ -194,7 +194,7 @@ class EpisodeReport:
         phase: Phase of the running call: `start`, `agent`, `verify`, `score`, or a name that only this environment
             uses. `None` while the environment waits for an action.
         phase_sec: Seconds of wall-clock time by phase so far.
-        has_container: Whether the episode holds a container that is running or starting.
+        has_container: Whether the episode has a container that is running or starting.
         container_image: Image or other source of the container's files; `None` without a container, or before the image
             is known.
         environment_usage: Tokens and cost of the environment's own model calls in this episode; `None` if the

@@ -198,7 +198,7 @@ class Container(Protocol):
         Raises:
             ContainerDiedError: The container has ended or no longer responds.
             ContainerError: The container has no such user.
-            ValueError: `command`, `cwd` or `env` holds a NUL or a lone surrogate, or a variable's name is not an
+            ValueError: `command`, `cwd` or `env` contains a NUL or a lone surrogate, or a variable's name is not an
                 identifier.
         """
 

@@ -356,7 +356,7 @@ class AgentHost:
             raise TimeIsUpError
 
     async def quiesce(self, timeout_sec: float) -> None:
-        """Waits until no call from the agent is running, and holds new calls back until `runtime.release`.
+        """Waits until no call from the agent is running, and delays new calls until `runtime.release`.
 
         Raises:
             SnapshotBusyError: A call is still running after `timeout_sec`.

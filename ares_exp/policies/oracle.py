@@ -21,7 +21,7 @@ SOLVED = "The solution has run."
 """Text of the reply that submits."""
 
 MOST_SUBMISSIONS = 3
-"""Maximum number of consecutive submissions; some agents ask for a confirmation."""
+"""Maximum number of consecutive submissions. Some agents need a second one as confirmation."""
 
 SOLVE = """/solution/solve.sh > /logs/agent/oracle.txt 2>&1; code=$?
 echo "$code" > /logs/agent/exit-code.txt

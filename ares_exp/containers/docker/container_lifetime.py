@@ -263,7 +263,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 
 
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
-    """Waits for the container whose name the engine reports as taken, and checks that it is ours. Blocking.
+    """Waits for the container whose name the engine reports as taken, and checks its `labels`. Blocking.
 
     Raises `AnswerLostError` if it does not appear, and `EngineError` if it has another owner.
     """

@@ -233,7 +233,7 @@ def _find_storage(temporary: Path) -> Storage:
 
 
 def _holds_upper_layers(folder: Path) -> bool:
-    """Tests with an overlay whether the folder has room and can hold upper layers."""
+    """Mounts an overlay to test whether the folder has space and supports upper layers."""
     bwrap = find_bwrap()
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         status = os.statvfs(folder)

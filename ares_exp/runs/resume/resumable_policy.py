@@ -74,7 +74,7 @@ class ResumablePolicy:
 
         If the client is an `AdvancingClient`, it is notified of replayed and missing responses. `earlier` contains the
         logged exchanges of the earlier episode. `ahead` contains exchanges that this episode requested ahead of time
-        and did not apply. `may_ask` waits until the policy may be asked, for example while the run is paused.
+        and did not apply. `may_ask` waits until requests are allowed, for example while the run is paused.
         """
         self._client = client
         self._log = log

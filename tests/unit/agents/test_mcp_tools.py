@@ -55,7 +55,7 @@ async def test_server_in_the_container_works(box: Any) -> None:
     with pytest.raises(McpError, match="I die"):
         await tools.call(McpCall(die["name"], {}))
     told = await tools.call(McpCall(ADD, {"by": 1}))
-    assert told.startswith("(The server was started again; what it kept in memory is gone.)\n1 ")
+    assert told.startswith("(The server was restarted, so the data in its memory is lost.)\n1 ")
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -96,7 +96,7 @@ def test_box_directories_are_removed(clean: Clean, tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         shown = clean("--dry-run")
         line = f"directory      {stale}  of process 123, made "
-        kept = "kept       1 thing of process 456: it is still running, or cannot be checked from here"
+        kept = "kept       1 thing of process 456: the owner is still running, or cannot be checked from here"
         assert shown.stdout.splitlines()[1].startswith(line)
         assert shown.stdout.splitlines()[2:] == [kept, "1 thing would be removed."]
         assert stale.exists()
