@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
         _say(f"{leftover.kind:<13}  {about}{problem and f': {problem}'}")
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
         _say(
-            f"kept       {count_of(count, 'thing')} of {whose}: the owner is still running, or cannot be checked from here"
+            f"kept       {count_of(count, 'thing')} of {whose}: "
+            "the owner is still running, or cannot be checked from here"
         )
     _say(_total(stale, remaining, dry_run=dry_run))
     return exit_codes.INCOMPLETE if remaining or failed else exit_codes.COMPLETE
