@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
         _say(
             f"kept       {count_of(count, 'thing')} of {whose}: "
-            "the owner is still running, or cannot be checked from here"
+            "this process is still running, or cannot be checked from here"
         )
     _say(_total(stale, remaining, dry_run=dry_run))
     return exit_codes.INCOMPLETE if remaining or failed else exit_codes.COMPLETE
