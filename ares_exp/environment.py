@@ -114,7 +114,7 @@ def check_action(action: object) -> None:
 LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit", "context"]
 """The name of a limit that can end an episode.
 
-`steps`, `tokens` and `cost` are set in `limits`, and `time` stands for the time limits. `format_errors` is a limit of
+`steps`, `tokens` and `cost` are set in `limits`, and `time` means any of the time limits. `format_errors` is a limit of
 an agent. `agent_exit` means that an installed agent failed; its work is still scored. `context` means that a request
 is longer than the model can read."""
 
@@ -194,7 +194,7 @@ class EpisodeReport:
         phase: Phase of the running call: `start`, `agent`, `verify`, `score`, or a name that only this environment
             uses. `None` while the environment waits for an action.
         phase_sec: Seconds of wall-clock time by phase so far.
-        has_container: Whether the episode holds a container that is running or starting.
+        has_container: Whether the episode has a container that is running or starting.
         container_image: Image or other source of the container's files; `None` without a container, or before the image
             is known.
         environment_usage: Tokens and cost of the environment's own model calls in this episode; `None` if the
@@ -434,8 +434,8 @@ class EnvironmentBase:
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
         """Waits until the calls in `pending_requests()` differ from `known`, and returns the pending requests.
 
-        May be awaited at any time, also during `step()`, and may be cancelled. Returns only after a change. It does not
-        have to report the request that a `step()` responds to or returns, because the caller of `step()` knows it.
+        May be awaited at any time, also during `step()`, and may be cancelled. Returns only after a change. It may
+        ignore two requests that the caller of `step()` knows: the request of the action and the returned request.
         By default, never returns.
         """
         await asyncio.Event().wait()

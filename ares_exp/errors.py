@@ -437,7 +437,7 @@ class CaptureError(SnapshotError):
 
 
 class SnapshotMetadataError(SnapshotError, ValueError):
-    """A snapshot cannot be read. The message gives the path and the problem."""
+    """A snapshot cannot be read. The message contains the path and the problem."""
 
 
 class SnapshotNotFoundError(SnapshotMetadataError, LookupError):
@@ -477,7 +477,7 @@ class RestoreError(SnapshotError):
 
 
 class TrajectoryFormatError(AresExpError, ValueError):
-    """A trajectory file cannot be read; the message gives the path and the position."""
+    """A trajectory file cannot be read; the message contains the path and the position."""
 
 
 class TrajectoryVersionError(TrajectoryFormatError):
@@ -499,7 +499,7 @@ class ServiceError(AresExpError):
 
 
 class UntrainableError(AresExpError, ValueError):
-    """An episode has calls that cannot be trained on; the message gives the episode, the step and a fix."""
+    """An episode has calls that cannot be trained on; the message contains the episode, the step and a fix."""
 
 
 INFRASTRUCTURE: Mapping[str, int] = {

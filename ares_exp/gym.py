@@ -19,7 +19,7 @@ ares_exp.gym` somewhere, `"ares_exp/Harbor-v0"` alone is enough. The ids:
 Vector environments are created by `gymnasium.make_vec`, or from
 `functools.partial(PresetGym, preset="harbor", path=…)`. `SyncVectorEnv` runs one environment after the other.
 `AsyncVectorEnv` runs each environment in a separate process. It needs `shared_memory=False`, because shared memory
-cannot hold chat requests (`make_vec(…, vector_kwargs={"shared_memory": False})`). `reset(seed=s)` gives the
+cannot contain chat requests (`make_vec(…, vector_kwargs={"shared_memory": False})`). `reset(seed=s)` gives the
 environments the seeds s, s+1, …. Without a seed, all environments run the same tasks.
 
 The autoreset mode determines the end of an episode:

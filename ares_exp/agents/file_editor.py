@@ -141,8 +141,8 @@ def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
         places = [text.count("\n", 0, found.start()) + 1 for found in re.finditer(re.escape(old), text)]
         lines = ", ".join(map(str, places[:20]))
         raise EditError(
-            f"Nothing was changed: old_str is {count} times in {path}, at the lines {lines}. "
-            "Add lines around it until it is unique."
+            f"Nothing was changed: old_str occurs {count} times in {path}, on lines {lines}. "
+            "Add surrounding lines to old_str until it is unique."
         )
     place = text.index(old)
     return place, text.replace(old, new)

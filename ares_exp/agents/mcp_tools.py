@@ -91,7 +91,7 @@ class McpTools:
         """Starts the servers and requests their tools.
 
         Raises:
-            AgentError: A server cannot be used. The message gives the reason.
+            AgentError: A server cannot be used. The message contains the reason.
         """
         for server in self._servers:
             about = server.about
@@ -137,7 +137,7 @@ class McpTools:
             except ServerGoneError:
                 await self._start(server)
                 again = _result(await self._ask(server, "tools/call", asked))
-                return f"(The server was started again; what it kept in memory is gone.)\n{again}"
+                return f"(The server was restarted, so the data in its memory is lost.)\n{again}"
         except WireFormatError as error:
             raise McpError(f"The MCP server {server.about.name} sent an invalid response: {error}") from None
 

@@ -33,9 +33,9 @@ _CURSOR = {"Up": "A", "Down": "B", "Right": "C", "Left": "D", "Home": "H", "End"
 
 
 def as_typed(keys: str, *, application_cursor: bool) -> str:
-    """Returns the characters that a keyboard sends for the name of a key, or for a text with Enter instead of newlines.
+    """Returns the characters that a keyboard sends for a key name or a text. In a text, newlines become Enter.
 
-    Names of keys are, for example, `Up`, `C-c` and `M-x`. With `application_cursor`, the program on the screen has
+    Key names are, for example, `Up`, `C-c` and `M-x`. `application_cursor` means that the program on the screen has
     enabled the alternative codes of the cursor keys.
     """
     if keys in _PLAIN:
@@ -54,7 +54,7 @@ HISTORY_LINES = 20_000
 _CURSOR_KEYS = 1 << 5
 """Terminal mode 1 (alternative codes of the cursor keys), as the emulator represents private modes."""
 _ALTERNATE = (47, 1047, 1049)
-"""Private modes with which full-screen programs switch to an alternate screen."""
+"""Private modes that full-screen programs use to switch to an alternate screen."""
 
 
 class TerminalScreen:

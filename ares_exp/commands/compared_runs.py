@@ -51,7 +51,7 @@ class ChosenRun:
 
 
 def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> list[ChosenRun]:
-    """Reads each run once. A sweep folder stands for all its jobs with at least one finished episode.
+    """Reads each run once. A sweep folder selects all its jobs that have at least one finished episode.
 
     Raises:
         ConfigError: A path is not a run or sweep, has no results, or cannot be read; or the number of runs is wrong.

@@ -35,7 +35,7 @@ SUCCESS = 1.0
 CAUSE_CHARS = 80
 VERIFIER_OUTPUT = "verifier/test-stdout.txt"
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
-"""Columns to drop on narrow terminals, in this order. The task can be dropped because most ids start with it."""
+"""Columns to drop on narrow terminals, in this order. Most episode ids start with the task, so it can be dropped."""
 
 HELP = """\
 Prints an episode: for each step, the response of the policy, the commands that ran, and the text that was added to the

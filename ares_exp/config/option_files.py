@@ -55,7 +55,7 @@ class OptionFiles(ConfigSource):
 
     Attributes:
         looked_at: Every file that was read or searched for since the mapping was last cleared, with its `file_stamp`
-            before the access. A cached config is checked for changes of these files.
+            before the access. A cached config is valid only while none of these files has changed.
     """
 
     looked_at: ClassVar[dict[Path, tuple[int, int, int] | None]] = {}

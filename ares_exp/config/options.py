@@ -60,7 +60,7 @@ class Option:
 
 
 def conf_dir() -> Path:
-    """Returns the folder that holds `config.yaml`. Raises `FileNotFoundError` if the installation is broken."""
+    """Returns the folder that contains `config.yaml`. Raises `FileNotFoundError` if the installation is broken."""
     package = Path(__file__).resolve().parent.parent
     for candidate in (package / "conf", package.parent / "conf"):
         if (candidate / "config.yaml").is_file():

@@ -115,7 +115,7 @@ KEYS = tuple(item.name for item in fields(ExperimentConfig) if item.name not in 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that holds a value: its dotted name, default, description, minimum, and exclusive lower bound."""
+    """A key that has a value: its dotted name, default, description, minimum, and exclusive lower bound."""
 
     name: str
     default: Any

@@ -198,7 +198,7 @@ class Container(Protocol):
         Raises:
             ContainerDiedError: The container has ended or no longer responds.
             ContainerError: The container has no such user.
-            ValueError: `command`, `cwd` or `env` holds a NUL or a lone surrogate, or a variable's name is not an
+            ValueError: `command`, `cwd` or `env` contains a NUL or a lone surrogate, or a variable's name is not an
                 identifier.
         """
 
@@ -209,7 +209,7 @@ class Container(Protocol):
         symlinks are preserved. The owner is root.
 
         Raises:
-            TransferError: The copy failed. The message gives the path and the reason.
+            TransferError: The copy failed. The message contains the path and the reason.
             ContainerDiedError: The container is gone.
         """
 
@@ -220,7 +220,7 @@ class Container(Protocol):
         the number of entries are bounded.
 
         Raises:
-            TransferError: The copy failed, for example because `source` is missing. The message gives the path and
+            TransferError: The copy failed, for example because `source` is missing. The message contains the path and
                 the reason.
             ContainerDiedError: The container is gone.
         """
@@ -271,7 +271,7 @@ class ServiceContainer(Protocol):
         See `Container.download`.
 
         Raises:
-            TransferError: The copy failed, for example because `source` is missing. The message gives the path and
+            TransferError: The copy failed, for example because `source` is missing. The message contains the path and
                 the reason.
         """
 
@@ -304,7 +304,7 @@ class SnapshottableContainer(Protocol):
             objects: Store for the contents of files.
 
         Raises:
-            CaptureError: The files could not be read. The message gives the path and the reason.
+            CaptureError: The files could not be read. The message contains the path and the reason.
             SnapshotUnsupportedError: This container cannot be captured. The message has the reason and a suggested fix.
             ContainerDiedError: The container is gone.
         """

@@ -260,7 +260,7 @@ class ProxyRequest:
 
 
 async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
-    """Reads one request head from a stream whose limit is `MAX_HEAD_BYTES`. The caller bounds the time.
+    """Reads one request head from a stream whose limit is `MAX_HEAD_BYTES`. The caller sets the timeout.
 
     Raises `RefusedError` if it is malformed or too long, and `EOFError` if the client disconnected.
     """

@@ -1,9 +1,9 @@
 """Sockets inside the network namespace of another process.
 
-A socket belongs to the namespace in which it was created, whichever process holds it. So a thread that briefly enters a
-container's namespace can return a socket that listens there. An ordinary user may enter only through the container's
-user namespace, which a process with several threads cannot enter. For such users, a short-lived helper process enters
-the namespace and passes the socket back.
+A socket belongs to the namespace in which it was created, even if another process uses it. So a thread that briefly
+enters a container's namespace can return a socket that listens there. An ordinary user may enter only through the
+container's user namespace, which a process with several threads cannot enter. For such users, a short-lived helper
+process enters the namespace and passes the socket back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ except OSError as error:
 
 
 def obstacle() -> str | None:
-    """Returns why this process cannot enter the network of a container, as a clause; `None` if it can."""
+    """Returns the reason if this process cannot enter the network of a container, as a clause, or `None`."""
     if sys.platform != "linux":
         return "this machine does not run Linux"
     try:

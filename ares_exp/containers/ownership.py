@@ -1,8 +1,9 @@
 """Owners of resources that outlive their creator (containers, networks, images), and whether an owner is dead.
 
-The owner is recorded in the labels of the resource, or as a mark in its name. Machines, boots and containers reuse
-process numbers. The labels therefore name the machine, the boot, the pid namespace, and the process's number and start
-time. A temporary directory has a lock instead, which the kernel releases when its creator ends (`OwnedDirectory`).
+The owner is recorded in the labels of the resource, or as an identifier in its name. Process numbers are reused by
+machines, boots and containers. The labels therefore name the machine, the boot, the pid namespace, and the process's
+number and start time. A temporary directory has a lock instead, which the kernel releases when the creator ends
+(`OwnedDirectory`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Leftover:
         whose: Description of the owner, for messages.
         is_stale: Whether the resource may be removed, because its owner is certainly dead or no process uses it.
         created: Creation time, seconds since the epoch; `None` if unknown.
-        remove: Function that removes the resource. Returns why the removal failed, or `""`. Blocking; never raises.
+        remove: Function that removes the resource. Returns the reason if that fails, or `""`. Blocking; never raises.
         size: Size in bytes, including data shared with other resources; `None` if unknown.
     """
 
@@ -142,7 +143,7 @@ def _labels_of(pid: int) -> Mapping[str, str]:
 def owner_mark() -> str:
     """Returns `<process number>-<its start>-<digest of host, boot, pid namespace and user>`, for names of resources.
 
-    Use the mark only for resources that have no labels and do not survive a reboot.
+    Use this identifier only for resources that have no labels and do not survive a reboot.
     """
     labels = owner_labels()
     return f"{labels[_PID]}-{labels[_START]}-{_scope(labels)}"
@@ -162,7 +163,7 @@ def _scope(labels: Mapping[str, str]) -> str:
 
 
 def machine_mark() -> str:
-    """Returns the mark of this user on this machine, for names of resources without labels."""
+    """Returns an identifier of this user on this machine, for names of resources that cannot have labels."""
     labels = owner_labels()
     scope = " ".join((labels[HOST], labels[_MACHINE] or f"{uuid.getnode():x}", labels[_USER]))
     return hashlib.sha256(scope.encode()).hexdigest()[:8]
@@ -322,7 +323,7 @@ async def working_directory(purpose: ShortLived) -> AsyncIterator[Path]:
 
 
 def delete(path: Path) -> bool:
-    """Deletes a directory; returns whether it is gone."""
+    """Deletes a directory. Returns whether the directory no longer exists."""
     shutil.rmtree(path, ignore_errors=True)
     return not path.exists()
 

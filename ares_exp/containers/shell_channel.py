@@ -137,11 +137,11 @@ def sink_script(*, key: str) -> str:
 
 
 def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -> str:
-    """Returns a script that kills all processes of these commands, and the processes `pids` with their descendants.
+    """Returns a script that kills all processes of the commands `exec_ids`, and the processes `pids` with descendants.
 
     The script sends SIGSTOP until no new process appears, then SIGKILL until no process is left. A process belongs to a
-    command if its environment has the id (daemons), or if its parent or session leader belongs to the command (programs
-    that cleared their environment). The script uses only builtins, because a container at its process limit cannot
+    command if its environment contains the command's id. A process with a cleared environment belongs to the command of
+    its parent or session leader. The script uses only builtins, because a container at its process limit cannot
     fork. The exit code is 0 if no process is left.
     """
     pattern = "|".join(f"*{EXEC_ID_VARIABLE}={exec_id}*" for exec_id in sorted(exec_ids)) or "''"
@@ -264,7 +264,7 @@ class BoundedOutput:
             del self._tail[: len(self._tail) - self._tail_limit]
 
     def text(self, between: str = "") -> str:
-        """Returns head and tail, decoded as UTF-8; invalid bytes become U+FFFD. `between` replaces dropped bytes."""
+        """Returns the head and the tail as text, with `between` for dropped bytes and U+FFFD for invalid UTF-8."""
         if self._total <= self._limit:
             return (self._head + self._tail).decode("utf-8", "replace")
         tail = self._tail[max(0, len(self._tail) - self._tail_limit) :]

@@ -116,7 +116,7 @@ def find_caches() -> Iterator[Leftover]:
 
 
 def _when_free(folder: Path, *, empty: bool = False) -> str:
-    """Checks that no process uses a folder. If `empty` is set, empties it. Returns why that failed, or `""`."""
+    """Checks that no process uses a folder. With `empty`, empties it. Returns the reason if that fails, or `""`."""
     try:
         with locked(folder, os.O_RDONLY | os.O_DIRECTORY):
             return _empty(folder) if empty else ""  # keep the folder: processes that wait for its lock will use it

@@ -215,8 +215,9 @@ class AgentHost:
     ) -> None:
         """Replays an agent up to the end of its journal, without executing any call. See `start` for the arguments.
 
-        An agent without a journal is restored from its `state` instead. `timeout_sec` is the whole time limit of the
-        agent, of which it has used `elapsed_sec`. `originals` are recorded requests for messages; see `JournalReplay`.
+        An agent without a journal is restored from its `state` instead. `timeout_sec` is the agent's whole time
+        limit, including the used time `elapsed_sec`. `originals` are recorded requests for messages; see
+        `JournalReplay`.
 
         Raises:
             JournalError: The agent did not reach the end of its journal.
@@ -355,7 +356,7 @@ class AgentHost:
             raise TimeIsUpError
 
     async def quiesce(self, timeout_sec: float) -> None:
-        """Waits until no call from the agent is running, and holds new calls back until `runtime.release`.
+        """Waits until no call from the agent is running, and delays new calls until `runtime.release`.
 
         Raises:
             SnapshotBusyError: A call is still running after `timeout_sec`.

@@ -568,7 +568,7 @@ class CodeEnvironment(EnvironmentBase):
         self._stepped_at = time.perf_counter()
 
     async def _rerun_finished_stages(self, container: Container) -> None:
-        """Replays the agents of past stages to restore their LLM requests, of which journals contain only digests."""
+        """Replays the agents of past stages to restore their LLM requests, because journals contain only digests."""
         for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
             if past.journal is None or not any(past.journal.steps()):
                 continue

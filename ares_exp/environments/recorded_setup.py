@@ -48,7 +48,7 @@ class EpisodeFacts:
         provide_solution: Whether the episode had the task's solution.
         limits: Limits of the episode.
         edits: Changes that were made to the agent's messages before the policy saw them.
-        past_stages: The finished stages in the form of `recorded_stage`.
+        past_stages: The finished stages, each as returned by `recorded_stage`.
     """
 
     seed: Annotated[int, Strict()]  # of any size

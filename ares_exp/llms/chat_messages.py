@@ -181,6 +181,6 @@ def input_of_arguments(arguments: str) -> dict[str, Any]:
 
 
 def arguments_of_input(given: Mapping[str, Any]) -> str:
-    """Returns the arguments that `input_of_arguments` converted."""
+    """Converts an object from `input_of_arguments` back to a call's arguments, as JSON text."""
     text = given.get(_INVALID_ARGUMENTS) if set(given) == {_INVALID_ARGUMENTS} else None
     return text if isinstance(text, str) else json.dumps(given, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Reading and writing of JSON bodies: typed access with errors that name the field, and unsupported fields."""
+"""Reading of JSON bodies: checks of types, with errors that name the field, and reports of unsupported fields."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SOLVED = "The solution has run."
 """Text of the reply that submits."""
 
 MOST_SUBMISSIONS = 3
-"""Maximum number of consecutive submissions; some agents ask for a confirmation."""
+"""Maximum number of consecutive submissions. Some agents need a second one as confirmation."""
 
 SOLVE = """/solution/solve.sh > /logs/agent/oracle.txt 2>&1; code=$?
 echo "$code" > /logs/agent/exit-code.txt
@@ -54,9 +54,10 @@ class OraclePolicy(Policy):
         said = [str(message["content"]) for message in request.messages if message["role"] == "assistant"]
         if [SOLVED in text for text in said[-MOST_SUBMISSIONS:]] == [True] * MOST_SUBMISSIONS:
             raise PolicyError(
-                f"policy=oracle submitted {MOST_SUBMISSIONS} times, and the agent asked again. Expected an agent that "
-                "runs fenced bash blocks, tools named `bash` and `submit`, or keystrokes as JSON, and that ends after "
-                f"`{SUBMIT.strip()}`. Use policy=scripted with replies in the form of your agent."
+                f"policy=oracle submitted {MOST_SUBMISSIONS} times, but the agent sent another request. The oracle "
+                "needs an agent that runs fenced bash blocks, tools named `bash` and `submit`, or keystrokes as JSON. "
+                f"The agent must end after `{SUBMIT.strip()}`. Use policy=scripted with replies in the format of "
+                "your agent."
             )
         form = form_of(request)
         waiting = form.wait(request) if said else form.run(SOLVING, SOLVE)
@@ -133,7 +134,7 @@ class Keystrokes(BashBlock):
         return self._typing(thought, f'sh -c {shlex.quote(command)}; echo "[ended with $?]"\n', 0.5)
 
     def finish(self, thought: str) -> list[Piece]:
-        """Returns a reply that declares the task complete. The agent asks for a confirmation."""
+        """Returns a reply that declares the task complete. It is sent twice, because the agent asks to confirm it."""
         return [TextData(json.dumps({"analysis": thought, "plan": "None.", "commands": [], "task_complete": True}))]
 
     def wait(self, request: LLMRequest) -> list[Piece]:

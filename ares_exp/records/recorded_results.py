@@ -133,7 +133,7 @@ def is_countable(response: LLMResponse) -> bool:
 
 
 def checked_result(data: Any) -> EpisodeResult:
-    """Parses the form of `EpisodeResult.to_dict`. Raises `ValueError` for invalid fields and huge numbers."""
+    """Parses a dict that `EpisodeResult.to_dict` returned. Raises `ValueError` for invalid fields and huge numbers."""
     result = EpisodeResult.from_dict(data)
     times = (result.started_at, result.finished_at, result.duration_sec, *result.phase_sec.values())
     used = result.environment_usage or EnvironmentUsage()

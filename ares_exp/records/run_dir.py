@@ -156,10 +156,10 @@ def syncing_together() -> Iterator[None]:
 
 
 class GatheredCalls(Generic[T]):
-    """Calls a blocking function in threads, with at most `at_once` concurrent calls.
+    """Passes items to a blocking function in threads, with at most `at_once` concurrent calls.
 
-    Each call receives all items that arrived while no thread was available. All methods must be called on one event
-    loop.
+    Items that are added while all threads are busy are passed to the next call together. All methods must be called on
+    one event loop.
     """
 
     def __init__(self, take: Callable[[Sequence[T]], None], *, at_once: int = 1) -> None:

@@ -210,7 +210,7 @@ _known: tuple[tuple[int, Mapping[Any, Any]], tuple[str, ...]] = ((-1, {}), ())
 
 
 def protect(values: Iterable[str]) -> None:
-    """Masks these values in all files and logs that this process writes from now on."""
+    """Masks `values` in all files and logs that this process writes from now on."""
     _protected.update(values)
 
 

@@ -35,7 +35,7 @@ class Components:
     """The components of a run: one instance for each config group.
 
     Attributes:
-        recipe: Recipe with which other processes create environments; `None` if parts were passed as objects.
+        recipe: Recipe that other processes use to create environments; `None` if parts were passed as objects.
         trainer: Trainer that chooses and learns from the episodes; `None` if every task is run `attempts` times.
     """
 

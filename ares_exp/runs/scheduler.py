@@ -118,7 +118,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """The number of episodes that have started and still hold resources."""
+        """The number of episodes that have started and still use resources."""
         return len(self._started)
 
     @property

@@ -147,7 +147,7 @@ def check_json(data: Any, where: str) -> None:
         if not below:
             return
         level = below
-    raise SnapshotMetadataError(f"{where}: expected at most {MAX_DEPTH} levels, got more{_in(level[0][0])}.")
+    raise SnapshotMetadataError(f"{where}: expected at most {MAX_DEPTH} levels of nesting, got more{_in(level[0][0])}.")
 
 
 def _in(name: str) -> str:

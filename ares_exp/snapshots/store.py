@@ -434,7 +434,7 @@ def _shared_lock(store: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive_lock(store: Path) -> Iterator[bool]:
-    """Locks a store for garbage collection, unless a process writes to it. Yields whether the store is locked."""
+    """Locks a store for garbage collection. Yields `False` if a process is writing to it, so the lock failed."""
     with _held(store, fcntl.LOCK_EX, COLLECTOR_WAITS_SEC) as held:
         yield held
 

@@ -245,7 +245,7 @@ def warnings_of(parsed: ParsedToml) -> list[str]:
 
 
 def _environment_tables(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Returns every table with the keys of `[environment]`, with its dotted name."""
+    """Yields each `environment` table with its dotted name, such as `verifier.environment`."""
     owners = [("", raw), ("verifier.", raw.get("verifier", {}))]
     owners += [(f"steps[{i}].verifier.", step.get("verifier", {})) for i, step in enumerate(raw.get("steps", []))]
     return ((f"{prefix}environment", owner["environment"]) for prefix, owner in owners if "environment" in owner)

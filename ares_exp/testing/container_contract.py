@@ -51,7 +51,7 @@ async def until_alive(box: Container, what: str, count: int) -> None:
 
 
 def _ask(where: str, what: str) -> str:
-    """Returns a command that sends an HTTP request for `what` to `where` through a shell's socket."""
+    """Returns a shell command that requests the path `what` from the address `where` (`host/port`) over HTTP."""
     return f"exec 3<>/dev/tcp/{where} && printf 'GET {what} HTTP/1.1\\r\\n\\r\\n' >&3 && timeout 50 cat <&3"
 
 

@@ -49,7 +49,7 @@ CANCEL_LIMIT_SEC = 60.0
 
 FULL = 429
 RETRIED = (None, FULL, 502, 503, 504)
-"""HTTP statuses of a service that is full or restarting; `None` stands for a service that cannot be reached."""
+"""HTTP statuses of a service that is full or restarting; `None` means that the service cannot be reached."""
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop", "stop_token_ids")
 """Sampling parameters that trainers set."""

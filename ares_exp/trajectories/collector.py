@@ -29,7 +29,7 @@ class EpisodeHandle:
         episode_id, task_name, start_time, metadata: Fields of `EpisodeTrajectory`.
         steps: Steps recorded so far. Equal messages are the same objects.
         encoder: Encoder of the steps.
-        unwritten: Error that kept steps out of the collector's file; `None` if the file has all steps.
+        unwritten: Error that prevented steps from being written to the collector's file; `None` if it has all steps.
     """
 
     episode_id: str

@@ -204,8 +204,8 @@ class EpisodeTrajectory:
         task_name: The task.
         steps: Records of all time steps, including FIRST.
         start_time, end_time: Epoch seconds.
-        total_reward: Sum of the steps' rewards. `None` if the episode did not reach a LAST step, or if no reward was
-            given: LAST has no reward, and the rewards of the other steps are 0.0.
+        total_reward: Sum of the steps' rewards. `None` if the episode did not reach a LAST step, or if it has no
+            reward: LAST has no reward, and the rewards of the other steps are 0.0.
         num_steps: Number of records, including FIRST.
         truncated: Whether a limit ended the episode.
         outcome: Outcome of the episode.
@@ -323,7 +323,7 @@ BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, Recursion
 
 
 def what_broke(error: BaseException) -> str:
-    """Describes an exception of `BROKEN` in words."""
+    """Describes an exception whose type is in `BROKEN`."""
     if isinstance(error, KeyError):
         return f"the field {error} is missing"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

@@ -380,7 +380,7 @@ class RequestChange:
 
 
 def is_request(observation: Any) -> bool:
-    """Returns whether an observation has the form of a code agent's request."""
+    """Returns whether an observation has the fields of a code agent's request."""
     messages = observation.get("messages") if isinstance(observation, Mapping) else None
     return isinstance(messages, tuple) and all(isinstance(message, Mapping) for message in messages)
 

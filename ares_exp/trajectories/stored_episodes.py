@@ -177,7 +177,7 @@ def _has_ended(episode: StoredEpisode) -> bool:
 def _of_one_run(
     files: Sequence[Path], cache: HeaderCache | None, *, running: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """Returns the episodes of these files. Of episodes with the same id, prefers the first that has ended."""
+    """Returns the episodes in `files`. If several have the same id, prefers the first one that has ended."""
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:

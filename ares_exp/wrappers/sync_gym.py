@@ -1,8 +1,8 @@
 """`GymWrapper`, which turns an asynchronous environment into an ordinary `gymnasium.Env`.
 
 It runs the coroutines of `AsyncGymWrapper` on an event loop in a separate thread. Vector environments also work:
-`SyncVectorEnv`, and `AsyncVectorEnv` with `shared_memory=False`, because shared memory cannot hold chat requests. Pass
-them a factory that makes the environment, because a running environment cannot move to another process.
+`SyncVectorEnv`, and `AsyncVectorEnv` with `shared_memory=False`, because shared memory cannot contain chat requests.
+Pass them a factory that makes the environment, because a running environment cannot move to another process.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _checked(value: Any, mend: bool, depth: int = 0) -> Any:
     """Checks the depth and the numbers, and returns the value. With `mend`, unpaired surrogates are replaced."""
     if depth > MAX_DEPTH:
-        raise WireFormatError(f"Expected a body of at most {MAX_DEPTH} levels, got more")
+        raise WireFormatError(f"Expected a body with at most {MAX_DEPTH} levels of nesting, got more")
     if isinstance(value, dict):
         return {_whole(key) if mend else key: _checked(item, mend, depth + 1) for key, item in value.items()}
     if isinstance(value, list):

@@ -211,9 +211,9 @@ class JournalReplay:
         responses = sum(isinstance(e, DoneEntry) and e.call_id in asked for e in self._entries[:position])
         self.error = DivergenceError(
             f"The replayed agent differs from its recording after {responses} LLM responses (entry {position} "
-            f"of {len(self._entries)} of its journal): {why}. What it does may depend on its container, its LLM, "
-            "asyncio, and the functions of the modules `time`, `random` and `uuid`; not on object ids, the order of "
-            "sets, datetime.now(), os.urandom or files of the host.",
+            f"of {len(self._entries)} of its journal): {why}. A replayable agent may depend only on its container, its "
+            "LLM, asyncio, and the functions of the modules `time`, `random` and `uuid`. It must not depend on object "
+            "ids, the order of sets, datetime.now(), os.urandom or files of the host.",
             step=responses,
             entry=position,
             why=why,

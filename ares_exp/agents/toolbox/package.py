@@ -145,7 +145,7 @@ class AgentPackage:
         wires: Supported wire formats.
         floors: Minimum version of the C library in a container, by the kind of build.
         builds: Builds for all machines.
-        shells: Shells for the agent's commands, of which the container needs one; empty if any shell works.
+        shells: Shells that can run the agent's commands. The container needs one of them. Empty if any shell works.
     """
 
     name: str

@@ -135,7 +135,7 @@ class AgentStore:
                     made.rename(self.place(build))
         except TimeoutError:
             raise ToolboxError(
-                f"Another process is installing {build.name} {build.version}. Wait until it has ended."
+                f"Another process is installing {build.name} {build.version}. Wait until the installation has ended."
             ) from None
         except OSError as error:
             raise ToolboxError(
@@ -172,7 +172,7 @@ class AgentStore:
         except FileNotFoundError:
             return False
         except BlockingIOError:
-            raise ToolboxError(f"{place} is in use by a running process. Remove it when that has ended.") from None
+            raise ToolboxError(f"{place} is in use by a running process. Remove it after the process ends.") from None
         except OSError as error:
             raise ToolboxError(f"{place} cannot be removed: {error.strerror}.") from error
         return True

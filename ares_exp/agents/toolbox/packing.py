@@ -100,7 +100,7 @@ def make_pack(pack: Pack, build: Build, target: Path, stop: threading.Event) -> 
 
 
 def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop: threading.Event) -> list[str]:
-    """Installs npm packages and Node.js, and writes their programs. Returns the installed packages."""
+    """Installs npm packages and Node.js, and creates launchers for their programs. Returns the installed packages."""
     npm = shutil.which("npm")
     if npm is None:
         raise ToolboxError(
@@ -138,7 +138,7 @@ def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop:
 
 
 def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop: threading.Event) -> list[str]:
-    """Copies a Python, installs packages into it, and writes their programs. Returns the installed packages."""
+    """Copies a Python, installs packages into it, and creates their launchers. Returns the installed packages."""
     what = ", ".join(specs)
     if (uv := find_uv()) is None:
         raise ToolboxError(f"The program uv, which installs {what}, is not on PATH. Run `pip install uv`.")

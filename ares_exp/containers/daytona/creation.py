@@ -109,7 +109,7 @@ async def _create_or_adopt(
 ) -> AsyncSandbox:
     """Creates a sandbox, and returns it when it runs. If the response is lost, finds the sandbox by its name.
 
-    The caller bounds the time. `timeout_sec` bounds the retries of one request.
+    The caller sets the timeout of the creation. `timeout_sec` limits the time for retries of one request.
     """
     what = f"The sandbox {name}"
 
@@ -153,7 +153,7 @@ async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) ->
 
 
 async def _undo(service: DaytonaService, name: str) -> None:
-    """Removes the sandbox of a failed creation. Only logs errors, because another error is being raised."""
+    """Removes the sandbox of a failed creation. Errors are only logged, because another error is being raised."""
     if name not in service.creating:
         return  # nothing was requested
     try:

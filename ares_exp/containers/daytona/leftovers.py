@@ -118,7 +118,7 @@ async def _with_service(credentials: Credentials, use: Callable[[DaytonaService]
 
 
 async def _reason_left(removal: Coroutine[Any, Any, None]) -> str:
-    """Awaits a removal. Returns why it failed; `""` if the resource is gone or being removed."""
+    """Awaits a removal. Returns the reason if it failed, or `""` if the resource is removed or being removed."""
     try:
         await removal
     except ContainerError as error:

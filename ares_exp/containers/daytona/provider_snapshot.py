@@ -64,8 +64,8 @@ def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
     base = changes.delta.base
     if not base.startswith(_BASE):
         raise SnapshotMismatchError(
-            f"The snapshot's files are changes to {base}, from which Daytona cannot create a sandbox, because another "
-            "backend captured them. Restore the snapshot with that backend."
+            f"The snapshot contains changes to the files of {base}. Daytona cannot create a sandbox from them, "
+            "because another backend captured the snapshot. Restore the snapshot with that backend."
         )
     if not _KEPT_NAME.fullmatch(name := base.removeprefix(_BASE)):
         raise SnapshotMismatchError(f"Expected the name of a Daytona snapshot, got {base!r}.")

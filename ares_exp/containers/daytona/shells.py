@@ -129,8 +129,8 @@ class SandboxShells:
 
         Args:
             user: User of the shell; `None`: root.
-            is_told: Whether the shell pauses its output until this side has confirmed earlier output. If not, it slows
-                its output down instead. Use False for binary output whose protocol has flow control.
+            is_told: Whether the shell pauses its output until this process has confirmed earlier output. If not, the
+                shell slows its output down instead. Use False for binary output whose protocol has flow control.
         """
         number = next(self._numbers)
         name, _, group = str(user or "").partition(":")
@@ -319,7 +319,7 @@ class ShellStream:
     """A `ChannelStream` of a shell in a sandbox."""
 
     def __init__(self, shells: SandboxShells, terminal: PseudoTerminal, number: int, marks: MarkParser | None) -> None:
-        """Takes over a terminal in which a shell runs. `marks` parses the marks that this side confirms, if any."""
+        """Takes over a terminal in which a shell runs. `marks` parses the marks to confirm, if any."""
         self._shells = shells
         self._terminal = terminal
         self._number = number

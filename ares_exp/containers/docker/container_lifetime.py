@@ -1,4 +1,4 @@
-"""The lifetime of a Docker container: its creation, its end with the process that started it, and its removal.
+"""The lifetime of a Docker container: its creation, its end when the process that started it ends, and its removal.
 
 The number of concurrent starts is bounded. No container leaks if the engine's response is lost. The engine forgets a
 container as soon as it has ended (`AutoRemove`), but keeps its event log for a while.
@@ -138,7 +138,7 @@ class ExitWatch:
         self._task = asyncio.create_task(self._watch(first_process))
 
     async def cause(self) -> ExitReason | None:
-        """Returns why the container ended; `None` while it is running. Waits for a bounded time."""
+        """Returns the reason why the container ended; `None` while it is running. Waits for a limited time."""
         dead = self._cause or await self._ask()
         if dead is None:  # the engine may notice the end later than this process
             await asyncio.wait({self._task}, timeout=_DYING_SEC)
@@ -162,7 +162,7 @@ class ExitWatch:
 
 
 def exit_reason(engine: Engine, container: str) -> ExitReason | None:
-    """Returns why a container ended; `None` while it is running. Blocking, bounded."""
+    """Returns the reason why a container ended; `None` while it is running. Blocks for a limited time."""
     from requests.exceptions import Timeout
 
     try:
@@ -263,7 +263,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 
 
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
-    """Waits for the container whose name the engine reports as taken, and checks that it is ours. Blocking.
+    """Waits for the container whose name the engine reports as taken, and checks its `labels`. Blocking.
 
     Raises `AnswerLostError` if it does not appear, and `EngineError` if it has another owner.
     """

@@ -106,7 +106,7 @@ async def connect(host: str | None = None) -> Engine:
 
 
 async def why_unreachable(host: str | None) -> str:
-    """Returns why the engine at `host` does not respond in `INQUIRY_TIMEOUT_SEC`; an empty string if it responds.
+    """Returns the reason if the engine at `host` does not respond within `INQUIRY_TIMEOUT_SEC`, or an empty string.
 
     Opens a new connection, because an engine that is being stopped still responds on open connections.
     """

@@ -1,8 +1,8 @@
 """The factories of `container=docker` and `container=podman`, which implements the API of Docker's engine.
 
-A container ends with the process that started it, even after SIGKILL: its first process reads a stdin that we hold
-open. The engine then removes the container. Commands run on persistent shells (`command_runner`), because one `docker
-exec` takes tens of milliseconds.
+A container ends when the process that started it ends, even after SIGKILL: its first process reads a stdin that we
+hold open. The engine then removes the container. Commands run on persistent shells (`command_runner`), because one
+`docker exec` takes tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ class DockerContainerFactory(ContainerFactoryBase):
             compose_max_containers: Maximum number of containers, and of networks, of a task's compose file.
             compose_max_memory_mb: Maximum memory of each service other than `main`, in MiB. Services without a limit
                 get this limit.
-            compose_trusted: Whether a task's compose file may use all features of Docker Compose on the engine's
-                machine, without bounds: its directories, devices, networks, privileged containers. Run such a task only
-                if you would run it as a program.
+            compose_trusted: Whether a task's compose file may use all features of Docker Compose, including privileged
+                containers and the directories, devices and networks of the engine's machine. Set it only for tasks that
+                you would also run as programs on that machine.
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DockerOptions(

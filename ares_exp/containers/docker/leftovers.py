@@ -1,7 +1,8 @@
 """Leftovers of runs on a Docker engine: containers, networks, volumes, and images that are not kept.
 
-Started containers end with their process (`container_lifetime`). Leftovers are networks, images, and containers whose
-creator died before the start, or whose first process does not end with its stdin. All have labels that name the owner.
+A container ends when the process that started it ends, because its stdin is closed (`container_lifetime`). Networks,
+volumes and images remain. A container also remains if its creator died before the start, or if its first process does
+not end when stdin is closed. All these resources have labels that name the owner.
 The `reaper` of a dead process removes its leftovers. Each run also removes leftovers of dead processes when it starts.
 """
 

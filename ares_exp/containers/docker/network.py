@@ -82,7 +82,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
 
 
 def namespace_obstacle(host: str | None) -> str | None:
-    """Returns why no socket can be created inside a container's network, as a clause; `None` if one can. Blocking."""
+    """Returns the reason if no socket can be created in a container's network, as a clause, or `None`. Blocking."""
     url = urlsplit(address_of_engine(host))
     if url.scheme != "unix":
         return f"DOCKER_HOST is {url.geturl()}"

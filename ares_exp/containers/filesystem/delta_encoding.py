@@ -279,7 +279,7 @@ def _header(value: Any) -> tuple[str, tuple[str, ...]]:
         malformed("expected a first line with a version, found", value)
     if version != _VERSION:
         raise SnapshotVersionError(
-            f"expected version {_VERSION}, found {version!s:.20}. Read it with the ares_exp that wrote it."
+            f"expected version {_VERSION}, found {version!s:.20}. Use the version of ares_exp that wrote the snapshot."
         )
     base, notes = value.get("base"), value.get("notes")
     if not isinstance(base, str) or not _BASE.fullmatch(base):

@@ -246,8 +246,8 @@ class ObjectStore:
 
         Args:
             needed: Set of digests to keep.
-            older_than_sec: Minimum age of removed objects, since they were put or kept. An unfinished snapshot may need
-                younger objects.
+            older_than_sec: Minimum time since the last `put` or `keep` of a removed object. An unfinished snapshot may
+                need younger objects.
 
         Returns:
             Number of removed objects, and their size on the disk in bytes.
@@ -264,7 +264,7 @@ class ObjectStore:
         return count, size
 
     def _remove(self, file: Path, before: float) -> int | None:
-        """Removes a file unless it was put or kept after `before`. Returns its size, or `None` if it remains."""
+        """Removes a file that is not newer than `before`. Returns its size, or `None` if it remains."""
         aside = self._temporary / secrets.token_hex(16)
         try:
             if file.stat().st_mtime > before:

@@ -69,7 +69,7 @@ Step = RunStep | CopyStep | MakeDirectoryStep
 
 @dataclass(frozen=True, slots=True)
 class Dockerfile:
-    """The image of a Dockerfile's FROM, its steps in order, and the finished image's variables, directory and user."""
+    """A parsed Dockerfile: its base image, its steps in order, and the final image's variables, directory and user."""
 
     base: str
     steps: tuple[Step, ...]

@@ -35,7 +35,7 @@ _SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 
 Controller = Literal["cpu", "memory", "pids"]
 PROBE_PREFIX = "ares_exp-probe-"
-"""Name prefix of test groups; the owner mark follows."""
+"""Name prefix of test groups. `owner_mark()` follows."""
 _OURS = "ares_exp-"
 _UNIFIED = "unified"
 _LIMIT_FILES = {

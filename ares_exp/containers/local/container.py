@@ -339,7 +339,7 @@ class LocalContainer(Container):
             raise await self._explained(failure) or failure from error
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """Only checks the policy, because the network of the start applies to all phases."""
+        """Checks the policy, but does not apply it, because the network at the start is used in all phases."""
         if policy not in self._spec.networks:
             raise ValueError(f"Expected one of the container's network policies, got {policy}.")
 

@@ -1,6 +1,6 @@
 """The directory of a local container on the host, its owner, and its removal after the owner's death.
 
-A container's mounts disappear with its last process, which ends with the runner. The directories are then also removed,
+When the runner ends, the container's processes end, and its mounts disappear. The directories are then also removed,
 unless the shell that removes them was also killed. A cgroup whose directory another program removed (for example, a
 cleaner of `/tmp`) remains, and its name identifies its owner.
 
@@ -47,7 +47,7 @@ from ares_exp.containers.ownership import (
 from ares_exp.errors import PreflightError
 
 PURPOSE = "box"
-"""Part of the directory names; the owner mark follows."""
+"""Part of the directory names. `owner_mark()` follows."""
 
 _logger = logging.getLogger(__name__)
 
@@ -233,7 +233,7 @@ def _find_storage(temporary: Path) -> Storage:
 
 
 def _holds_upper_layers(folder: Path) -> bool:
-    """Tests with an overlay whether the folder has room and can hold upper layers."""
+    """Mounts an overlay to test whether the folder has space and supports upper layers."""
     bwrap = find_bwrap()
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         status = os.statvfs(folder)

@@ -76,8 +76,8 @@ def _require_base(recorded: str, ours: str) -> None:
         return
     if not recorded.startswith(_PREFIX):
         raise SnapshotMismatchError(
-            f"The snapshot's files are changes to {recorded}, but container=local starts from this host's files. "
-            "Restore it with the backend that made it, usually container=docker."
+            f"The snapshot contains changes to the files of {recorded}, but container=local starts from this host's "
+            "files. Restore it with the backend that created it, usually container=docker."
         )
     theirs, here = (
         {name: value for name, _, value in (field.partition("=") for field in base[len(_PREFIX) :].split(";"))}
@@ -89,9 +89,9 @@ def _require_base(recorded: str, ours: str) -> None:
         if theirs.get(name) != here[name]
     ]
     raise SnapshotMismatchError(
-        f"The snapshot's files are changes to another host, {recorded}, and cannot be applied here. "
-        f"Differences: {', '.join(differing) or 'the format of the description'}. Restore the snapshot on that "
-        "host or an equal host, as the same user. With container=docker, snapshots depend only on an image."
+        f"The snapshot contains only changes to the files of another host, {recorded}, so it cannot be restored here. "
+        f"Differences: {', '.join(differing) or 'the format of the host description'}. Restore the snapshot on that "
+        "host or an identical host, as the same user. With container=docker, snapshots depend only on an image."
     )
 
 
@@ -187,7 +187,7 @@ class ContainerFiles:
         return words
 
     def capture(self, objects: ObjectStore) -> Delta:
-        """Returns the differences from the files of a new container. Raises `CaptureError` if that fails."""
+        """Returns all changes to the files of a new container. Raises `CaptureError` if files cannot be read."""
         notes: list[str] = []
         found = self._scan(objects, notes)
         for path, inode in self._inodes.items():

@@ -157,7 +157,7 @@ class ContainerProcess:
 
     @classmethod
     async def launch(cls, how: Launch) -> ContainerProcess:
-        """Starts the first process and waits until it responds. The caller bounds the time.
+        """Starts the first process and waits until it responds. The caller sets the timeout.
 
         Raises `ContainerStartError` with the output of bubblewrap if the process does not start.
         """
@@ -332,7 +332,7 @@ class ContainerProcess:
         return await happened(self._exited, _REPORT_SEC)
 
     def why_ended(self) -> str:
-        """Returns why the process ended without `kill`, as a clause."""
+        """Returns the reason why the process ended without a call of `kill`, as a clause."""
         status = self._process.returncode or 0
         killer = status - 128 if status > 128 else -status  # of the container's first process, or of bubblewrap
         if killer == signal.SIGKILL and (
@@ -369,7 +369,7 @@ _PTMX = os.makedev(5, 2)
 
 
 def _open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStream, str]:
-    """Opens a pseudo-terminal. Returns our end, and the path of the other end in the container.
+    """Opens a pseudo-terminal. Returns the end for this process, and the path of the other end in the container.
 
     `/dev` and `/dev/pts` of the container are mounts that it cannot replace, so the path cannot lead elsewhere.
     """
@@ -391,7 +391,7 @@ def _open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoSt
 
 
 class _LocalTerminal:
-    """A `Terminal`. It hangs up when our end is closed or its shell ends, even if background processes still run."""
+    """A `Terminal`. It hangs up when the stream is closed or its shell ends, even if background processes still run."""
 
     def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
         self._stream = stream

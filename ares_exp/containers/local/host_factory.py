@@ -85,7 +85,7 @@ class MachinePaths:
     def make_room(self, source: Path, target: str) -> list[str]:
         """Records the paths that an upload will create, and creates the topmost missing part of each path.
 
-        Returns the files that it has created. After the upload has replaced these files, the caller must call `renew`.
+        Returns the created files. After the upload has replaced them, the caller must call `renew`.
         Raises `TransferError` if a directory above `target` cannot be created.
         """
         try:

@@ -34,7 +34,7 @@ AGENT_FOLDER = "agent"
 AGENT_FILES_SEC = 120.0
 """Time limit in seconds for copying the agent's files."""
 MAX_AGENT_FILE_KB = 16 * 1024
-"""Size limit in KiB of an agent's file. Of a larger file, only the start and the end are kept, each a quarter of the
+"""Size limit in KiB of an agent's file. A larger file is shortened to its start and its end, each a quarter of the
 limit."""
 
 _logger = logging.getLogger(__name__)

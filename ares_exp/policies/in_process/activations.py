@@ -42,10 +42,10 @@ class KeptStates:
     """A selection of states to save.
 
     Attributes:
-        layer: Number of a decoder layer, starting at 0. Negative numbers count from the end. The saved state is the
+        layer: Index of a decoder layer, starting at 0. Negative indices count from the end. The saved state is the
             residual stream after the layer.
         module: Name of any module, as an alternative to `layer`: `model.layers.3.mlp`.
-        positions: `generated`, `prompt`, `all` (both), or numbers of generated tokens, starting at 0.
+        positions: `generated`, `prompt`, `all` (both), or a list of indices of generated tokens, starting at 0.
     """
 
     layer: int | None = None
@@ -65,7 +65,7 @@ class Hook:
     Attributes:
         function: Dotted name of the function, or in a script the function itself. It is called with the states (1,
             positions, width) and a `ForwardPass`. The result `None` keeps the states unchanged.
-        layer: Number of a decoder layer; see `KeptStates`.
+        layer: Index of a decoder layer; see `KeptStates`.
         module: Name of a module; see `KeptStates`.
     """
 

@@ -89,7 +89,7 @@ def standard_error(differences: Sequence[float]) -> float:
 
 
 def implied_error(value: float, p: float, tasks: int) -> float:
-    """Computes the standard error with which a t-test of this mean has the p-value `p`; infinite for `p` = 1."""
+    """Computes the standard error for which a t-test of this mean has the p-value `p`; infinite for `p` = 1."""
     quantile = t_quantile(tasks - 1, 1 - p / 2)
     return abs(value) / quantile if quantile > 0 else math.inf
 

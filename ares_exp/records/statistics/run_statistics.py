@@ -121,7 +121,7 @@ class RunStatistics:
 
     @property
     def flaky(self) -> tuple[str, ...]:
-        """The names of tasks of which some, but not all, attempts with a reward passed."""
+        """The names of tasks with both passed and failed attempts. Attempts without a reward are ignored."""
         return tuple(task.task_name for task in self.tasks if task.is_flaky)
 
     def to_dict(self) -> dict[str, Any]:

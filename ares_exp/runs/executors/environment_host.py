@@ -146,7 +146,7 @@ class EnvironmentHost(ModelsElsewhere):
         """Creates the factories and the task set, and checks that the tasks can be run here.
 
         Args:
-            recipe: Recipe with which environments are created.
+            recipe: Recipe that is used to create environments.
             digests: Digest of the content of each task of the run, by name; `None` for an unknown digest.
             parts: Parts of any episode, without the factories.
             versions: Versions of the run's software, by name.
@@ -265,7 +265,7 @@ class EnvironmentHost(ModelsElsewhere):
             self._hosted[name].environment.grant_time(seconds)
 
     async def fork(self, name: str, forks: Sequence[str], diversify: bool) -> list[Facts]:
-        """Creates environments with these names that continue from the current state of `name`."""
+        """Creates environments that continue from the current state of `name`. Their names are `forks`."""
         made = await self._of(name).environment.fork(len(forks), diversify=diversify)
         for fork, environment in zip(forks, made, strict=True):
             self.adopt(fork, environment)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe with which another process creates the same environments, without the policy.
+    """A recipe that another process uses to create the same environments, without the policy.
 
     Attributes:
         nodes: Resolved nodes of `env`, `scorer`, `agent` and `container`.
@@ -49,7 +49,7 @@ class RunPlan:
         source: Loaded task set.
         task_names: Names of the selected tasks.
         parts: Parts of an episode of the run.
-        recipe: Recipe with which other processes create environments; `None` if parts were passed as objects.
+        recipe: Recipe that other processes use to create environments; `None` if parts were passed as objects.
         needs_shared_disk: Reason why nodes need access to the run directory; `None` if they do not need it.
         run_dir: Run directory; `None` if nothing is recorded.
     """

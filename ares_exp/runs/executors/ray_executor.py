@@ -75,7 +75,7 @@ class RayExecutor(Executor):
 
         Args:
             address: Address of the cluster: `auto` (a cluster on this machine) or `host:6379`. `None` uses the
-                variable `RAY_ADDRESS`, or otherwise starts a local cluster that ends with the run.
+                variable `RAY_ADDRESS`, or otherwise starts a local cluster that is stopped at the end of the run.
             episodes_per_host: Maximum number of concurrent environments on a host.
             hosts_per_node: Number of hosts on each node. If a host ends, only the environments on it are lost.
             resources: Ray resources that a node must have and a host reserves, such as `{docker: 1}`. `None` means no
@@ -408,7 +408,7 @@ def _make_there(
 
 
 def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
-    """Writes a file with which nodes detect a shared disk. Returns its path and content."""
+    """Writes a file that nodes use to detect a shared disk. Returns its path and content."""
     path, content = (run_dir / f".seen-by-nodes-{secrets.token_hex(4)}").absolute(), secrets.token_hex(16)
     path.write_text(content)
     return path, content

@@ -111,7 +111,7 @@ class News(NamedTuple):
 
 
 class EnvironmentOrder(NamedTuple):
-    """The order with which a host creates an environment.
+    """The order that makes a host create an environment.
 
     Attributes:
         task_name: Name of the task.

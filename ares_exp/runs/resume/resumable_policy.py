@@ -74,7 +74,7 @@ class ResumablePolicy:
 
         If the client is an `AdvancingClient`, it is notified of replayed and missing responses. `earlier` contains the
         logged exchanges of the earlier episode. `ahead` contains exchanges that this episode requested ahead of time
-        and did not apply. `may_ask` waits until the policy may be asked, for example while the run is paused.
+        and did not apply. `may_ask` waits until requests are allowed, for example while the run is paused.
         """
         self._client = client
         self._log = log
@@ -221,7 +221,7 @@ class ResumablePolicy:
         return _Answered(response, ahead)
 
     async def _paid_response(self, request: LLMRequest) -> LLMResponse:
-        """Requests a response as soon as the run allows it. Only counts refusals; the caller counts responses."""
+        """Requests a response when the run allows it. Counts the cost of refusals; the caller counts other costs."""
         if self._may_ask is not None:
             await self._may_ask()
         try:

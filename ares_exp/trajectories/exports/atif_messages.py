@@ -128,7 +128,7 @@ def content_to_atif(content: Any) -> str | list[dict[str, Any]]:
 
 
 def content_from_atif(content: Any) -> Any:
-    """Converts content to the form of chat messages."""
+    """Converts content to the format of chat messages."""
     if content is None or isinstance(content, str):
         return content or ""
     return [_part_from_atif(part) for part in content]

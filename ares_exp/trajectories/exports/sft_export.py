@@ -9,8 +9,8 @@ report.sentences()          # skipped episodes and steps, with reasons
 
 A row is a whole conversation whose last message comes from the model. If a longer conversation of the same episode
 starts with a shorter one, only the longer conversation becomes a row. Therefore, an agent that only appends messages
-gives one row, and an agent that rewrites its history gives one row for each version. A conversation that occurs several
-times, even in different episodes, becomes only one row.
+produces one row, and an agent that rewrites its history produces one row for each version. A conversation that occurs
+several times, even in different episodes, becomes only one row.
 """
 
 from __future__ import annotations

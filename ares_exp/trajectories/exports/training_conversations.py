@@ -140,7 +140,7 @@ class _ChatReader:
         return self._normal({"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {}))
 
     def remembered(self, reply: Message, thinking: Sequence[ThinkingData]) -> Message:
-        """Returns a reply with its reasoning, and remembers the reasoning for this reply in later requests."""
+        """Returns a reply with its reasoning. Stores the reasoning, to restore it in later requests with the reply."""
         if self._reasoning is None:
             return reply
         self._known.add_message(reply, thinking)

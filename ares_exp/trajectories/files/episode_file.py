@@ -48,7 +48,7 @@ STEPS = '"steps": ['
 MAX_PROBLEMS = 10
 """Maximum number of problems of one file that are described. Further problems are only counted."""
 _STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
-"""The start of a step in a JSON Lines file that this package wrote. Readers find the episode of a line with it,
+"""The start of a step in a JSON Lines file that this package wrote. Readers use it to find the episode of a line
 without parsing the line."""
 
 

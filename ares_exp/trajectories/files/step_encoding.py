@@ -125,9 +125,11 @@ class ConversationReader:
             self.messages.append(freeze(message))
         for parent, index in nodes:
             if not (type(parent) is int and EMPTY <= parent < len(self._nodes)):
-                raise ValueError(f"expected the parent of node {len(self._nodes)} to be below it, got {parent!r:.80}")
+                raise ValueError(
+                    f"expected the parent of node {len(self._nodes)} to be an earlier node, got {parent!r:.80}"
+                )
             if not (type(index) is int and 0 <= index < len(self.messages)):
-                raise ValueError(f"expected a message below {len(self.messages)}, got {index!r:.80}")
+                raise ValueError(f"expected a message index below {len(self.messages)}, got {index!r:.80}")
             self._nodes.append((parent, index))
 
     def conversation(self, node: int) -> FrozenList:

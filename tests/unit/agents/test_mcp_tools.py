@@ -55,7 +55,7 @@ async def test_server_in_the_container_works(box: Any) -> None:
     with pytest.raises(McpError, match="I die"):
         await tools.call(McpCall(die["name"], {}))
     told = await tools.call(McpCall(ADD, {"by": 1}))
-    assert told.startswith("(The server was started again; what it kept in memory is gone.)\n1 ")
+    assert told.startswith("(The server was restarted, so the data in its memory is lost.)\n1 ")
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -90,7 +90,7 @@ async def test_server_over_http_works(box: Any) -> None:
     [
         (McpServer(name="a", transport="stdio", command="nosuch"), "'a' of the task cannot be used: .*nosuch"),
         (McpServer(name="a", transport="stdio", command="cat"), "Expected a field `result`"),
-        (McpServer(name="a", transport="stdio", command="sleep", args=("99",)), "no response within 2 s"),
+        (McpServer(name="a", transport="stdio", command="sleep", args=("99",)), "did not respond within 2 s"),
         (McpServer(name="a", transport="http", url="http://127.0.0.1:1/"), "exit code 1.*onnect"),
         (McpServer(name="a", transport="sse", url="http://h"), "uses the transport sse"),
         (

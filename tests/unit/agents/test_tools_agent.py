@@ -111,7 +111,7 @@ async def test_impossible_edit_changes_no_files(box: Any) -> None:
     )
     assert all(one.startswith("<error>") for one in told)
     expected = (
-        *("2 times in /tmp/f, at the lines 1, 3", "old_str is not in", "needs `old_str`", "from 0 to 3"),
+        *("2 times in /tmp/f, on lines 1, 3", "old_str is not in", "needs `old_str`", "from 0 to 3"),
         *("first <= last <= 3", "No such file", "not UTF-8 text", "could not be written", "NUL"),
         "Input should be 'view', 'create'",
     )

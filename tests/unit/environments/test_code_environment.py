@@ -425,6 +425,6 @@ async def test_oracle_stops_if_the_agent_never_ends(make_environment: Any, make_
             messages += [{"role": "assistant", "content": response.text}, {"role": "user", "content": "What?"}]
 
     env = make_environment(make_task(solution="#!/bin/sh\n"), agent=agent_of(asks_forever), provide_solution=True)
-    with pytest.raises(errors.PolicyError, match="submitted 3 times, and the agent asked again"):
+    with pytest.raises(errors.PolicyError, match="submitted 3 times, but the agent sent another request"):
         await run_episode(env, OraclePolicy())
     assert env.step_count == 4

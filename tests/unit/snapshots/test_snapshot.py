@@ -217,7 +217,7 @@ def test_copy_without_a_valid_path_is_refused(store: SnapshotStore, tmp_path: Pa
         (b"[]", r"expected a JSON object, got \[\]"),
         (b"\xff\xfe\xfd", "invalid JSON"),
         (b"[" * 100_000, "nested too deeply"),
-        (b'{"a":' * 100 + b"1" + b"}" * 100, "expected at most 64 levels, got more in `a`"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "expected at most 64 levels of nesting, got more in `a`"),
         (b'{"episode": {"cost": NaN}}', "NaN is not a number"),
         (b'{"episode": {"cost": 1e999}}', "expected plain JSON, got inf in `episode`"),
         (b'{"step_count": ' + b"9" * 5000 + b"}", "4300 digits"),

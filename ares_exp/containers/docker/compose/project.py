@@ -68,7 +68,7 @@ class ComposeProject:
         self._may_grow = False
 
     async def start(self, engine: Engine) -> None:
-        """Builds or pulls the images, starts the services, and waits until they are ready. The caller bounds the time.
+        """Builds or pulls the images, starts the services, and waits until they are ready. The caller sets the timeout.
 
         Raises `ContainerStartError` if a service or the compose program fails, and another `UserError` if the file is
         invalid.
@@ -154,7 +154,7 @@ class ComposeProject:
         return {service: name.lstrip("/") for service, name in sorted(found, reverse=True)}
 
     async def remove(self, engine: Engine) -> str:
-        """Kills and removes the project. Returns why resources remain; `""` if all are gone. Idempotent."""
+        """Kills and removes the project. Returns the reason if some resources remain, or `""`. Idempotent."""
         if not self._exists:
             return ""
         until = time.monotonic() + APPEARS_WITHIN_SEC
@@ -253,7 +253,7 @@ def _health(state: Mapping[str, Any]) -> str:
 
 
 def _failure(one: Mapping[str, Any]) -> str:
-    """Returns why a service has failed, as a clause; empty if the service is ready or may still become ready."""
+    """Returns the reason why a service failed, as a clause; empty if the service is ready or may become ready."""
     state, is_main = one["State"], one["Config"]["Labels"].get(SERVICE) == MAIN
     if state["Status"] in ("exited", "dead") and (state["ExitCode"] != 0 or is_main):
         return f"ended with exit code {state['ExitCode']}"
