@@ -86,7 +86,7 @@ def test_branch_without_snapshots_replays_earlier_steps(tmp_path: Path) -> None:
     assert [row["reward"] for row in rows(tmp_path / "b")] == [1.0, 1.0]
     random = execute(tmp_path, "c", "branch_from=a/write-greeting@2", "branches=2", replies=[SHOW, SUBMIT])
     assert random.returncode == 0, random.stderr
-    assert "differs from the recorded one in 1 request, from step 2 on" in random.stderr
+    assert "differs from the recorded episode in 1 request, from step 2 on" in random.stderr
     one, other = episodes(tmp_path, "c")
     assert the_same(one, other, 4), "both start from what it came to be"
 

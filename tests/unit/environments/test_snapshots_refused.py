@@ -80,7 +80,7 @@ async def test_other_task_or_agent_is_refused(snapshot: Path, make_task: Any, tm
     factory = r"expected an agent of 'ares_exp\.agents\.shell_agent\.ShellAgentFactory', as in the snapshot"
     for options, told in (
         ({"task": make_task("other")}, "its name was 'task' and is now 'other'"),
-        ({"code_agent_factory": agent}, "option `max_output_chars` was 10000, is 500"),
+        ({"code_agent_factory": agent}, "option `max_output_chars` was 10000 and is now 500"),
         ({"code_agent_factory": agent_of(other)}, factory),
     ):
         await refused(snapshot, SnapshotMismatchError, told, **options)
@@ -182,7 +182,7 @@ class Walker(ShellAgentFactory):
 
 async def test_names_in_files_are_not_imported(snapshot: Path) -> None:
     edit(snapshot, lambda data: data["agent"].update(factory="os.system"))
-    await refused(snapshot, SnapshotUnsupportedError, "'os.system' is not an option of .* Pass `code_agent")
+    await refused(snapshot, SnapshotUnsupportedError, "'os.system' is not available in .* Pass `code_agent")
 
 
 async def test_invalid_container_options_are_refused(snapshot: Path) -> None:
@@ -207,11 +207,11 @@ async def test_unsafe_options_are_not_restored_from_file(snapshot: Path, restore
 
 
 HOSTILE: dict[str, tuple[Callable[[Metadata], object], str]] = {
-    "no seed": (lambda data: data["episode"].pop("seed"), "`seed` is missing"),
+    "no seed": (lambda data: data["episode"].pop("seed"), "expected `seed`, but it is missing"),
     "a text as seed": (lambda data: data["episode"].update(seed="1"), "`seed` to be a valid integer, got '1'"),
     "tokens": (lambda data: data["episode"].update(tokens=None), "`tokens` to be a valid integer"),
     "cost": (lambda data: data["episode"].update(cost=[]), "`cost` to be a valid number"),
-    "no clock": (lambda data: data["episode"].pop("elapsed_sec"), "`elapsed_sec` is missing"),
+    "no clock": (lambda data: data["episode"].pop("elapsed_sec"), "expected `elapsed_sec`, but it is missing"),
     "no start": (lambda data: data["episode"].update(agent_started_at=True), "`agent_started_at` to be a valid number"),
     "phases": (lambda data: data["episode"].update(phase_sec={"start": "long"}), "`phase_sec.start` to be a valid num"),
     "limits": (lambda data: data["episode"].update(limits={"steps": "many"}), "limits"),

@@ -251,7 +251,7 @@ def refused(player: Player, told: str, **options: Any) -> None:
     with pytest.raises((UnsupportedTaskError, TaskError)) as caught:
         source.check(player.parts(provide_solution=True), report=print)
     assert told in str(caught.value)
-    assert "env.exclude=[demo__calc-1]" in str(caught.value)
+    assert "demo__calc-1" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_wrong_argument_of_another_id_is_named(id_, arguments, said):
         ({"pth": PATH}, r"there is no argument `pth`\. Did you mean `path`"),
         ({"step_limit": 0, "token_limit": 0}, "`step_limit`.*; `token_limit`"),
         ({"tasks": "no-such"}, "no-such"),
-        ({"exclude": "*"}, "leaves none"),
+        ({"exclude": "*"}, "excludes all 6 selected tasks"),
         ({"trajectory_dir": "x", "collector": NullTrajectoryCollector()}, "got both"),
         ({"path": "/no/such"}, r"/no/such: expected a task or a folder of tasks.* Set path=<directory>"),
         ({"render_mode": "human"}, r"`render_mode`: .*'ansi' \(got 'human'\)"),

@@ -121,7 +121,7 @@ def test_remote_list_cannot_name_local_repositories() -> None:
         ({"registry": "r.json"}, "Choose one with `env.dataset"),
         (
             {"registry": "https://h/o/r.json", "dataset": "d"},
-            "`env.registry` to be a path, got the URL https://h/o/r.json: download it first",
+            "`env.registry` to be a path, got the URL https://h/o/r.json: download the file first",
         ),
         ({"path": "https://h/o/n"}, "`env.path` to be a path, got the URL https://h/o/n: .* `env.repo=<url>`"),
         ({"dataset": "d", "path": "tasks"}, "`env.path` is a folder of tasks"),
