@@ -445,7 +445,7 @@ async def test_functions_change_hidden_states(tokenizer: Any, model: Any, tmp_pa
 
 async def test_missing_modules_and_hooks_are_rejected(tokenizer: Any, model: Any, tmp_path: Path) -> None:
     for given, said in (
-        ({"activations": [2]}, "which has 2, got 2"),
+        ({"activations": [2]}, "of the 2 layers of the model, got 2"),
         ({"activations": [{"module": "nowhere"}]}, "'nowhere'"),
         ({"hooks": [{"layer": -3, "function": "math.sqrt"}]}, "got -3"),
     ):
