@@ -88,7 +88,7 @@ def test_check_reports_unsupported_specs(tmp_path: Path) -> None:
     spec = ContainerSpec("t", context_dir=tmp_path / "environment")
     with pytest.raises(errors.TaskError, match=r"found no Dockerfile in .*environment"):
         check(spec)
-    with pytest.raises(errors.TaskError, match="no Dockerfile anywhere"):
+    with pytest.raises(errors.TaskError, match="found no Dockerfile"):
         check(ContainerSpec("t"))
     (tmp_path / "environment" / "Dockerfile").write_text(f"FROM {IMAGE}\n")
     assert check(spec) == []

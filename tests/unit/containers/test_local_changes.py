@@ -213,7 +213,7 @@ async def test_mismatch_of_hosts_names_the_difference(objects: ObjectStore) -> N
         caught.value
     )
     image = f"sha256:{'0' * 64}"
-    with pytest.raises(SnapshotMismatchError, match=rf"changes to {image}.*container=docker"):
+    with pytest.raises(SnapshotMismatchError, match=rf"changes to the files of {image}.*container=docker"):
         await local_container(changes=StoredChanges(replace(delta, base=image), objects)).start()
 
 

@@ -190,4 +190,4 @@ def test_unreadable_metadata_is_found(store: SnapshotStore) -> None:
     found = store.verify(f"{EPISODE}@0")
     assert (found.ok, found.objects) == (False, 0)
     assert "expected a JSON object" in found.problems[0]
-    assert "such as" in store.verify("gone").problems[0]
+    assert "There is no snapshot gone" in store.verify("gone").problems[0]

@@ -98,7 +98,7 @@ def test_without_the_service_a_run_is_recorded_offline(
     tracker = WandbTracker(mode="online", init_timeout_sec=1.0)
     _execute(tracker, run_dir)
     (message,) = log
-    assert "recording offline" in message
+    assert "so the run is recorded in" in message
     assert f"`ares-exp wandb sync {run_dir}`" in message
     assert cause in message
     assert (tracker.failures, _offline_sessions(run_dir)) == (1, 1)
