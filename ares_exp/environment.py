@@ -478,18 +478,22 @@ class EnvironmentWrapper(EnvironmentBase):
         await self._env.__aexit__(exc_type, exc, traceback)
 
 
-def _member_of_wrapped(name: str) -> property:
-    """Creates a property of a wrapper that returns a member of the wrapped environment, such as a bound method."""
+def _forwarded(name: str, member: Any) -> Any:
+    """Creates the member of a wrapper that uses the member with this name of the wrapped environment."""
+    if not callable(member):
+        return property(lambda self: getattr(self._env, name))
 
-    def member(self: EnvironmentWrapper) -> Any:
-        return getattr(self._env, name)
+    @functools.wraps(member)
+    def call(self: EnvironmentWrapper, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._env, name)(*args, **kwargs)
 
-    return property(member)
+    return call
 
 
-for _name in vars(EnvironmentBase):
+for _name, _member in vars(EnvironmentBase).items():
     if not _name.startswith("_") and _name not in vars(EnvironmentWrapper):
-        setattr(EnvironmentWrapper, _name, _member_of_wrapped(_name))
+        setattr(EnvironmentWrapper, _name, _forwarded(_name, _member))
+del _name, _member
 
 
 def complete(env: MinimalEnvironment) -> EnvironmentBase:

@@ -29,7 +29,9 @@ AresExpError
 │   ├── SnapshotMetadataError (ValueError)  SnapshotNotFoundError (LookupError), SnapshotVersionError,
 │   │                                       SnapshotCorruptError, UnsafeSnapshotError
 │   └── JournalError                NondeterministicCallError, DivergenceError
-├── BudgetExhaustedError, StorageError, UnreachableError   the run ends, and can be resumed
+├── BudgetExhaustedError
+├── StorageError
+├── UnreachableError
 ├── EpisodeStateError (RuntimeError)
 ├── TrajectoryFormatError (ValueError)  TrajectoryVersionError
 ├── ServiceError

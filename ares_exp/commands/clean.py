@@ -79,10 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         about = f"{leftover.name}  of {leftover.whose}{_age(leftover)}{size}"
         _say(f"{leftover.kind:<13}  {about}{problem and f': {problem}'}")
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
-        _say(
-            f"kept       {count_of(count, 'thing')} of {whose}: "
-            "this process is still running, or cannot be checked from here"
-        )
+        _say(f"kept       {count_of(count, 'thing')} of {whose}: still in use, or cannot be checked from here")
     _say(_total(stale, remaining, dry_run=dry_run))
     return exit_codes.INCOMPLETE if remaining or failed else exit_codes.COMPLETE
 

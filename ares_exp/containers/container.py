@@ -206,7 +206,7 @@ class Container(Protocol):
         """Copies a host file to the path `target`, or a host directory's contents into the directory `target`.
 
         Missing parents are created. Existing files with the same names are overwritten, other files remain. Modes and
-        symlinks are preserved. The owner is root.
+        symlinks are preserved. The owner is root. An existing directory `target` keeps its owner and mode.
 
         Raises:
             TransferError: The copy failed. The message contains the path and the reason.

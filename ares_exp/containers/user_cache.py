@@ -86,7 +86,7 @@ def changing(path: Path, *, stop: threading.Event, timeout_sec: float) -> Iterat
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(locked(path, os.O_RDONLY))
+                stack.enter_context(locked(path, os.O_RDONLY if path.is_dir() else os.O_RDWR))  # NFS needs write access
                 break
             except BlockingIOError:
                 if stop.wait(_POLL_SEC) or time.monotonic() > deadline:

@@ -205,11 +205,11 @@ class SelectingSource(SourceBase, Generic[T]):
 
     @property
     def path(self) -> Path | None:
-        """`None` by default, because the tasks are part of a package."""
+        """Path of the task set. Default: `None`."""
         return None
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Accepts all parts by default, because the environments need no container."""
+        """Checks the tasks before a run. Default: no check."""
 
     def _choose(self, tasks: Sequence[U]) -> list[U]:
         """Returns the tasks that are selected from a set, and stores the positions of all tasks in the set."""

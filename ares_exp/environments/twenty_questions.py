@@ -17,6 +17,7 @@ final s are ignored. A list of names is never correct.
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import re
 import unicodedata
@@ -65,6 +66,12 @@ class HiddenObject:
     title: str
     aliases: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Digest of all fields."""
+        fields = json.dumps([self.title, self.aliases, self.facts])
+        return f"sha256:{hashlib.sha256(fields.encode()).hexdigest()}"
 
     @property
     def name(self) -> str:
@@ -277,10 +284,13 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
                 earlier episode recorded there are used again.
 
         Raises:
-            ConfigError: The list of objects is empty, or the oracle cannot answer questions.
+            ConfigError: The list of objects is empty, `questions` is less than 1, or the oracle cannot answer
+                questions.
         """
         if not objects:
             raise ConfigError("Expected at least one object for twenty questions, got none.")
+        if questions < 1:
+            raise ConfigError(f"Expected at least one question, got questions={questions}.")
         self._objects = list(objects)
         self._oracle = oracle if isinstance(oracle, OwnModel) else oracle_model(oracle)
         self._questions = questions
@@ -495,7 +505,7 @@ class TwentyQuestionsEnvironments(SelectingSource[HiddenObject]):
 
     def digest(self, task_name: str) -> str:
         """Returns a digest of the object, its other names and its facts."""
-        return f"sha256:{hashlib.sha256(repr(self._selected[task_name]).encode()).hexdigest()}"
+        return self._selected[task_name].digest
 
     def make(self, task_name: str, parts: EpisodeParts) -> TwentyQuestionsEnvironment:
         """Creates the environment of one episode."""

@@ -174,7 +174,10 @@ class PresetGym(GymWrapper):
         super().__init__(environment, render_mode=render_mode, allow_running_loop=allow_running_loop)
 
     def step(self, action: LLMResponse) -> GymStep:  # type: ignore[override]
-        """Applies `action`; see `GymWrapper.step`. Rejects `None`, which means a timeout of the policy."""
+        """Applies `action`; see `GymWrapper.step`.
+
+        Raises `TypeError` for `None`, which means a timeout of the policy.
+        """
         if action is None:
             raise TypeError("Expected an LLMResponse as the action, got None. Use `LLMResponse.from_text(text)`.")
         return super().step(action)

@@ -71,7 +71,7 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
     """Space of all chat requests, which are the observations. Also contains other objects with a list of `messages`."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMRequest:
-        """Samples a request of one user message with 1 to 64 random characters. Masks are not supported."""
+        """Samples a request of one user message with 1 to 64 random characters. Raises `ValueError` for a mask."""
         return LLMRequest(messages=[{"role": "user", "content": self._sample_text(mask, probability)}])
 
     def contains(self, x: Any) -> bool:
@@ -93,7 +93,7 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
     """Space of all LLM responses, which are the actions."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMResponse:
-        """Samples a response with one text of 1 to 64 random characters. Masks are not supported."""
+        """Samples a response with one text of 1 to 64 random characters. Raises `ValueError` for a mask."""
         return LLMResponse.from_text(self._sample_text(mask, probability))
 
     def contains(self, x: Any) -> bool:
@@ -117,7 +117,7 @@ class TextSpace(_TypeSpace[str]):
     """Space of all strings. Gymnasium's `Text` excludes newlines, accents and the empty string by default."""
 
     def sample(self, mask: None = None, probability: None = None) -> str:
-        """Samples a string of 1 to 64 random characters. Masks are not supported."""
+        """Samples a string of 1 to 64 random characters. Raises `ValueError` for a mask."""
         return self._sample_text(mask, probability)
 
     def contains(self, x: Any) -> bool:

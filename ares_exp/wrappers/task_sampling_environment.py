@@ -43,8 +43,8 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
     def __init__(self, source: EnvironmentSource, task_names: Sequence[str], parts: EpisodeParts) -> None:
         """Creates the environment, without starting anything.
 
-        The tasks of `source` are already loaded, and this environment closes it. Tasks are chosen from `task_names`,
-        which must not be empty. `parts.seed` is the seed for the choice.
+        The tasks of `source` are already loaded, and this environment closes it. Tasks are chosen from `task_names`.
+        `parts.seed` is the seed for the choice. Raises `ConfigError` if `task_names` is empty.
         """
         if not task_names:
             raise ConfigError("Expected at least one task for the environment, got none.")

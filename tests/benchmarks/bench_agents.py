@@ -28,7 +28,6 @@ from tests.installed_agents import SCRIPTS, execute
 from tests.wire_server import WireServer
 
 PAIRS = 5
-Done = subprocess.CompletedProcess[str]
 TASK = Path(__file__).parents[2] / "ares_exp/tasks/samples/write-greeting"
 INSTRUCTION = f"{AGENT_DIR}/instruction.md"
 

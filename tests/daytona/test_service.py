@@ -128,7 +128,7 @@ async def test_service_that_fails_is_unreachable(emulator: Emulator, monkeypatch
     monkeypatch.setattr(leftovers, "_ANSWER_SEC", 0.3)
     emulator.faults.add(Fault("status", status=503, times=None))
     with pytest.raises(
-        errors.UnreachableError, match=r"The list of sandboxes: the Daytona service answers 503: .* DAYTONA_API_URL"
+        errors.UnreachableError, match=r"The service: the Daytona service answers 503: .* DAYTONA_API_URL"
     ):
         await made.check_reachable()
 

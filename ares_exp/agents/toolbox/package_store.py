@@ -12,7 +12,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,14 @@ class AgentStore:
             hold(self.folder)
             lock = self.folder / f".{build.key}.lock"
             lock.touch(0o600)
-            with changing(lock, stop=stop, timeout_sec=timeout_sec):
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(changing(lock, stop=stop, timeout_sec=timeout_sec))
+                except TimeoutError:
+                    raise ToolboxError(
+                        f"Another process is installing {build.name} {build.version}. Wait until the installation has "
+                        "ended."
+                    ) from None
                 if not replace and (found := self.find(build)) is not None:
                     return found
                 with workspace(self.folder, _PURPOSE) as place:
@@ -133,10 +140,6 @@ class AgentStore:
                     _seal(made, build, make(made))
                     self.remove(build)
                     made.rename(self.place(build))
-        except TimeoutError:
-            raise ToolboxError(
-                f"Another process is installing {build.name} {build.version}. Wait until the installation has ended."
-            ) from None
         except OSError as error:
             raise ToolboxError(
                 f"{build.name} cannot be installed in {self.folder}: {error.strerror or error}. Free some space there, "

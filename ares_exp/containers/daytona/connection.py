@@ -102,7 +102,10 @@ class Connections:
         self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
 
     def acquire(self) -> Connection:
-        """Returns the running loop's connection. The caller has to `release` it."""
+        """Returns the running loop's connection, which the caller has to `release`.
+
+        Raises `PreflightError` if the environment has no credentials.
+        """
         loop = asyncio.get_running_loop()
         found = self._of_loop.get(loop)
         if found is None:

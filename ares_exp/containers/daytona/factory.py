@@ -12,7 +12,7 @@ from ares_exp.containers.container import Container, ContainerFactoryBase, Conta
 from ares_exp.containers.daytona.connection import Connections
 from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.containers.daytona.credentials import has_credentials
-from ares_exp.containers.daytona.leftovers import find, find_all, remove_stale
+from ares_exp.containers.daytona.leftovers import check_answers, find_all, remove_stale
 from ares_exp.containers.daytona.sandbox_request import DaytonaOptions, check_spec
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.ownership import Leftover
@@ -114,7 +114,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
     async def check_reachable(self) -> None:
         connection = self._connections.acquire()
         try:
-            await find(connection.service, of_this_machine=True)
+            await check_answers(connection.service)
         except ContainerServiceUnavailableError as error:
             raise UnreachableError(str(error)) from error
         finally:

@@ -60,6 +60,17 @@ async def find(service: DaytonaService, *, of_this_machine: bool = False) -> lis
     return await asyncio.to_thread(lambda: [_leftover(service.credentials, sandbox) for sandbox in sandboxes])
 
 
+async def check_answers(service: DaytonaService) -> None:
+    """Checks with a small request that the service responds. Raises `ContainerServiceError` if it does not."""
+    from daytona import ListSandboxesQuery
+
+    async def ask(client: AsyncDaytona) -> None:
+        async for _ in client.list(ListSandboxesQuery(limit=1), request_timeout=_ANSWER_SEC):
+            return
+
+    await service.call("The service", ask, timeout_sec=_ANSWER_SEC, unreachable_sec=_UNREACHABLE_SEC)
+
+
 async def remove_stale(service: DaytonaService) -> None:
     """Removes leftovers of this machine's dead runs, within `SWEEP_SEC`. Logs failures."""
     stale = [leftover for leftover in await find(service, of_this_machine=True) if leftover.is_stale]

@@ -17,6 +17,7 @@ from ares_exp.containers.container import ExecOptions, ExecResult, Shell, User
 from ares_exp.containers.docker.container_lifetime import ExitWatch, FirstProcess, exit_reason, out_of_reach
 from ares_exp.containers.docker.engine import (
     Engine,
+    EngineError,
     connection_failure,
     engine_errors,
     in_thread,
@@ -140,7 +141,6 @@ class RunningContainer:
 
     async def open_terminal(self, *, columns: int, lines: int, user: User | None, env: Mapping[str, str]) -> Terminal:
         engine, name, as_user = self._engine, self._container, "" if user is None else str(user)
-        failures: tuple[type[Exception], ...] = (*engine_errors(), ValueError)
         self.raise_if_closed()
         try:
             created = await in_thread(
@@ -161,12 +161,13 @@ class RunningContainer:
                 await in_thread(lambda: engine.api.exec_resize(created["Id"], height=lines, width=columns))
                 async with asyncio.timeout(_TERMINAL_SEC):
                     pid = int(await connection[0].readline())
-            except BaseException:
+            except BaseException as error:
                 connection[1].close()
+                if isinstance(error, TimeoutError | ValueError):
+                    raise EngineError("its shell does not start") from error
                 raise
-        except failures as error:
-            why = "its shell does not start" if isinstance(error, TimeoutError | ValueError) else reason(error)
-            failure = ContainerError(f"No terminal could be opened in the {self._what}: {why}.")
+        except engine_errors() as error:
+            failure = ContainerError(f"No terminal could be opened in the {self._what}: {reason(error)}.")
             await self.raise_if_dead(failure)
             raise failure from error
         return DockerTerminal(*connection, hang_up=lambda: self._hang_up(pid))

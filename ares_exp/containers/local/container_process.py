@@ -297,7 +297,7 @@ class ContainerProcess:
         raise ContainerDiedError(f"The local container no longer answers: {reason}.")
 
     async def reaped(self) -> None:
-        """Waits for a bounded time while the container's process limit is nearly reached.
+        """Waits at most `_REAP_SEC` while the container's process limit is nearly reached.
 
         Killed processes count until they are reaped. Bash does not retry a fork if another of its children ends.
         """

@@ -90,7 +90,8 @@ class Placement(Generic[HostT]):
                 await self._change()
         finally:
             for kept in self._seats:
-                kept.kept_for = None if kept.kept_for == waiter else kept.kept_for
+                if kept.kept_for is waiter:
+                    kept.kept_for = None
         limit = beside(losses, seat.slots)
         seat.limits.append(limit)
         try:

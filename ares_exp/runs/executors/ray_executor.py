@@ -40,7 +40,10 @@ NODES_INTERVAL_SEC = 1.0
 RESTART_SEC = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits before a host is restarted on a node, in seconds, by the number of consecutive failures."""
 CONNECT_SEC = 180.0
-"""Time limit for connecting to the cluster, in seconds. Ray tries until then, even if no process listens there."""
+"""Time limit for connecting to the cluster, in seconds. Ray tries until then, even if no process listens there.
+
+On a loaded machine, a local cluster takes more than a minute to start.
+"""
 RESPONSE_SEC = 30.0
 """Time limit of a call to Ray during the run, in seconds."""
 LEAVE_SEC = 15.0

@@ -10,8 +10,8 @@ import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class RemoteHost:
     """A host, as seen by the run. It is lost if its process has ended, or if it has not replied within the lease time.
 
@@ -110,8 +110,7 @@ class RemoteHost:
             raise self._loss()
         sent = self.actor.call.remote(pickle.dumps((method, arguments)))
         try:
-            async with asyncio.timeout(None) as wait:
-                self._waits.add(wait)
+            async with self._until_lost(None):
                 outcome: Outcome = pickle.loads(await sent)
         except asyncio.CancelledError:
             await finish(self._cancel(sent))
@@ -121,14 +120,22 @@ class RemoteHost:
             raise self._loss() from error
         except TimeoutError:
             raise self._loss() from None
-        finally:
-            self._waits.discard(wait)
         return outcome.result(self.node)
 
     async def _cancel(self, sent: Awaitable[bytes]) -> None:
-        async with asyncio.timeout(CANCEL_SEC):
+        async with self._until_lost(CANCEL_SEC):
             self.ray.cancel(sent)
             await sent
+
+    @asynccontextmanager
+    async def _until_lost(self, limit_sec: float | None) -> AsyncIterator[None]:
+        """Raises `TimeoutError` in the context when the host is lost, or after the time limit."""
+        async with asyncio.timeout(limit_sec) as wait:
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
 
     def _loss(self) -> HostLostError:
         return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
@@ -247,7 +254,7 @@ class RemoteHost:
                 await self.models[key].append_asked(guest.output_dir, asked)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RemoteEnvironment(EnvironmentBase):
     """An environment whose episodes run in a host. Its properties have the values of the host's last reply.
 

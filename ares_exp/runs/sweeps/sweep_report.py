@@ -134,7 +134,9 @@ class SweepReport:
         names = sorted([*folders, *missing], key=lambda name: (int(name) if name.isdecimal() else 0, name))
         planned = {str(number): job for number, job in enumerate(plan.jobs)}
         jobs = [folders.get(name, JobFolder(path / name)) for name in names]
-        overrides = {name: planned.get(name) or job.overrides() for name, job in zip(names, jobs, strict=True)}
+        overrides = {
+            name: planned[name] if name in planned else job.overrides() for name, job in zip(names, jobs, strict=True)
+        }
         keys = varied([given for given in overrides.values() if given])
         rows = tuple(
             _row(name, job, _chosen(overrides[name], keys), plan.objective)

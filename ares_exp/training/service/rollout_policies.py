@@ -233,7 +233,8 @@ class _Counted:
         return concurrency_of(self.client)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        tries = MAX_ABORTED if self.rollout.policy.on_abort == "resample" else 1
+        policy = self.rollout.policy
+        tries = MAX_ABORTED if policy.mode != "relay" and policy.on_abort == "resample" else 1
         for number in range(tries):
             if number:
                 await self.may_ask()  # an engine that aborts calls usually loads weights

@@ -96,7 +96,7 @@ def test_box_directories_are_removed(clean: Clean, tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         shown = clean("--dry-run")
         line = f"directory      {stale}  of process 123, made "
-        kept = "kept       1 thing of process 456: this process is still running, or cannot be checked from here"
+        kept = "kept       1 thing of process 456: still in use, or cannot be checked from here"
         assert shown.stdout.splitlines()[1].startswith(line)
         assert shown.stdout.splitlines()[2:] == [kept, "1 thing would be removed."]
         assert stale.exists()
@@ -159,7 +159,7 @@ def test_unused_caches_are_removed_on_request(clean: Clean, tmp_path: Path) -> N
         assert player.stdout.readline() == "holds\n"
         said = clean("--cache", **caches).stdout
         player.kill()
-    assert "1 thing of a process that uses it: this process is still running" in said
+    assert "1 thing of a process that uses it: still in use" in said
     assert (tasks / "commits" / "k" / "pack").exists()
     assert [*swebench.iterdir()] == []
     assert "1 thing removed." in clean("--cache", **caches).stdout

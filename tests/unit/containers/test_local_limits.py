@@ -235,6 +235,12 @@ async def frees(container: LocalContainer) -> bool:
     return False
 
 
+@limited_by("pids")
+async def test_default_process_limit_reaches_the_group() -> None:
+    async with local_container() as container:
+        assert setting(container, "pids.max") == "4096\n"
+
+
 @limited_by("pids", "memory", "cpu")
 async def test_box_neither_sees_nor_changes_its_groups() -> None:
     async with small(memory_mb=64, cpus=1) as container:

@@ -86,6 +86,11 @@ def test_oracle_response_is_parsed(answer: Answer | None, texts: list[str]) -> N
     assert {text: parse_answer(text) for text in texts} == dict.fromkeys(texts, answer)
 
 
+def test_digest_depends_on_every_field() -> None:
+    digests = {HiddenObject("cup", *rest).digest for rest in [(), (("mug",),), ((), ("mug",)), ((), ("holds tea",))]}
+    assert len(digests) == 4
+
+
 def test_empty_selection_is_refused() -> None:
     with pytest.raises(ConfigError, match="env=twenty_questions has 60 tasks: 0 cat, 1 dog"):
         TwentyQuestionsEnvironments(tasks="unicorn").load(print)

@@ -1,7 +1,7 @@
 """The policies of all three wires: an agent of parallel tool calls, and servers that stream, fail, refuse and count.
 
 The streams of these servers are written by the side of the wires that serves agents, which the vendors' own clients
-judge (`tests/unit/agents/interception/wires`).
+judge (`tests/unit/agents/interception`).
 """
 
 import json

@@ -106,6 +106,13 @@ def test_part_without_a_suite_is_an_error(run: Run) -> None:
         part_suites.suites_of(["pathlib:Path"], [])
 
 
+def test_wrapper_of_an_environment_is_an_environment() -> None:
+    module = part_suites.suites_of(["ares_exp.environment:EnvironmentWrapper"], [])
+    assert [suite.__mro__[1].__name__ for suite in vars(module).values() if isinstance(suite, type)] == [
+        "EnvironmentContract"
+    ]
+
+
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_suites, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install pytest-asyncio"):
