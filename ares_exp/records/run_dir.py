@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import os
+import shlex
 import shutil
 import stat
 import threading
@@ -314,6 +315,12 @@ def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
 def is_run(folder: Path) -> bool:
     """Returns whether a folder is a run directory."""
     return any((folder / name).exists() for name in (EPISODES, *RUN_FOLDERS, *RUN_FILES))
+
+
+def resume_command(run_dir: Path, shown: Path | None = None) -> str:
+    """Returns the command that continues a run. `shown` is the directory in the command; by default `run_dir`."""
+    program = "ares-exp serve" if RunDir(run_dir).service.is_dir() else "ares-exp"
+    return f"{program} resume={shlex.quote(str(shown or run_dir))}"
 
 
 class RunDir:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from ares_exp.errors import ConfigError, StorageError
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import RunDir, resume_command
 
 RESERVE_BYTES = 2**20
 """Disk space that a run keeps in reserve for its totals."""
@@ -158,7 +157,7 @@ class RunStorage:
 
     def _message(self, error: OSError, path: Path | str) -> str:
         run_dir = self._run_dir.path
-        resume = f"`ares-exp resume={shlex.quote(str(run_dir))}`"
+        resume = f"`{resume_command(run_dir)}`"
         if self._missing() is not None:
             return (
                 f"The run stops because its directory {run_dir} was deleted, moved or unmounted: "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 
 from ares_exp.errors import may_pass
 from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, count_outcomes, reward_names
-from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir
+from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, resume_command
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.estimate import Estimate, mean
 from ares_exp.records.statistics.run_statistics import RunStatistics
@@ -288,7 +288,7 @@ def _places(summary: RunSummary, run_dir: Path, stream: TextIO) -> Iterator[str]
     if any((run_dir / name).exists() for name in (*RUN_FOLDERS, *RUN_FILES)):
         parts.append(f"show: ares-exp show {_quoted(shown)}")
     if RunDir(run_dir).sessions.is_file():
-        resume = f"ares-exp resume={_quoted(shown)}"
+        resume = resume_command(run_dir, shown)
         if len(summary.finished) < summary.planned:
             parts.append(f"continue: {resume}")
         lost = {

@@ -17,7 +17,7 @@ from ares_exp.config.hydra_setup import HYDRA_RECORDS, NOTHING_TO_RESUME, is_fre
 from ares_exp.config.schema import validate
 from ares_exp.errors import ConfigError
 from ares_exp.policies.replay_report import ReplayReport
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import RunDir, resume_command
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import RepeatedWarnings, SecretFilter, scrub, typed_secrets
 from ares_exp.records.terminal_text import print_error
@@ -71,6 +71,11 @@ class Run:
             from ares_exp.runs.resume.trusted_record import check_trust
 
             check_trust(self.run_dir.path, forced=config.resume_force)
+            if self.run_dir.service.is_dir() and "trainer" not in (given or {}):
+                raise ConfigError(
+                    f"The run in {self.run_dir.path} is a service for trainers. Use "
+                    f"`{resume_command(self.run_dir.path)}` to continue it."
+                )
             if changed := keep_recorded(config, self.run_dir, overrides):
                 logger.warning(
                     "Options or defaults of %s have changed on disk. The run continues with the recorded values.",

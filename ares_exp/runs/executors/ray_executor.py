@@ -11,7 +11,6 @@ import atexit
 import logging
 import os
 import secrets
-import shlex
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -28,6 +27,7 @@ from ares_exp.cancellation import finish, in_daemon_thread
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 from ares_exp.errors import ConfigError, HostLostError, HostsLostError, PreflightError
+from ares_exp.records.run_dir import resume_command
 from ares_exp.records.terminal_text import shown_path
 from ares_exp.runs.executors.environment_host import HostProcess, parts_to_send, versions_here
 from ares_exp.runs.executors.executor import Executor, Place, RunPlan
@@ -247,10 +247,11 @@ class RayExecutor(Executor):
             if self._placement.hosts or not was_ready:
                 empty_since = None
             elif has_ended:
-                resume = shlex.quote(str(shown_path(self._run_dir))) if self._run_dir is not None else "RUN"
+                folder = self._run_dir or Path("RUN")
                 self._placement.give_up(
                     PreflightError(
-                        f"The Ray cluster of this run has died. Use `ares-exp resume={resume}` to continue the run."
+                        "The Ray cluster of this run has died. "
+                        f"Use `{resume_command(folder, shown_path(folder))}` to continue the run."
                     )
                 )
             elif empty_since is None:
