@@ -23,6 +23,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,9 +180,10 @@ class ResponseLog:
 
     def _make(self, text: str, *, has_responses: bool) -> None:
         """Creates the file. A file with responses is synced to disk; responses that are appended later are not."""
-        if not has_responses and not os.path.exists(self._path):  # noqa: PTH110 - for each episode
-            append_text(self._path, text, flags=os.O_CREAT)
-            return
+        if not has_responses:
+            with suppress(FileExistsError):
+                append_text(self._path, text, flags=os.O_CREAT | os.O_EXCL)
+                return
         path = Path(self._path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path, sync=has_responses) as whole:
@@ -223,7 +225,8 @@ class ResponseLog:
     def discard(self) -> None:
         """Removes the file. Later writes are ignored."""
         self._discarded = True
-        Path(self._path).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)  # noqa: PTH108 - for each episode
 
     def _append(self, line: str) -> None:
         if self._discarded:
