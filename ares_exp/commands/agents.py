@@ -1,4 +1,4 @@
-"""The command `agents`: the packages of agents that are installed on this machine."""
+"""The command `agents`: manages the packages of installed agents on this machine."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _remove(arguments: argparse.Namespace) -> None:
 
 
 def _chosen(arguments: argparse.Namespace, packed: Sequence[AgentPackage] = ()) -> list[AgentPackage]:
-    """Returns the packages that the arguments name: pinned packages, and packages in `packed`."""
+    """Returns the packages of the agents that the arguments name. `packed` contains packages that the user created."""
     if arguments.all:
         return [*PACKAGES.values(), *packed]
     if not arguments.agents:

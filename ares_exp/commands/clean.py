@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _found(config_dirs: Sequence[Path], *, images: bool, snapshots: bool) -> tuple[list[Leftover], bool]:
-    """Lists the leftovers of runs on this machine for every backend, and returns whether a reachable backend failed."""
+    """Returns the leftovers of all backends on this machine, and whether a container service reported an error."""
     found, failed = [*find_short_lived()], False
     for name, target in option_targets("container", config_dirs).items():
         try:

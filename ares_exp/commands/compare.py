@@ -152,7 +152,7 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _is_episode(path: Path) -> bool:
-    """Returns whether a path names an episode: it is a file, or does not exist and is below a run or a file."""
+    """Returns whether a path is a trajectory file, or names an episode in a run or a trajectory file."""
     return path.is_file() or (not path.exists() and any(one.is_file() or is_run(one) for one in path.parents))
 
 
@@ -201,7 +201,7 @@ def _compare_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
 
 
 def _print_report(runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> None:
-    """Prints the runs, each pair, and the tasks whose share of passed attempts differs between the runs of a pair."""
+    """Prints the runs, the comparison of each pair, and the tasks whose pass rate differs between the compared runs."""
     console = make_console()
     _print_runs(console, runs)
     _print_config(console, runs)

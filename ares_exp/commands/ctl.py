@@ -26,7 +26,7 @@ from ares_exp.trajectories.files.line_file import has_writer
 
 WAIT_SEC = 15.0
 FRESH_SEC = 3.0
-"""Time that `status` waits for a new state. A watched run writes its state every two seconds."""
+"""Maximum wait of `status` for a new state, in seconds. A watched run writes its state every two seconds."""
 POLL_SEC = 0.1
 MAX_TAIL = 16 * 2**20
 SHOWN = 20
@@ -193,7 +193,7 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
 
 
 def _outcome(run: Path, order: Order, wait_sec: float, since: float) -> Outcome:
-    """Waits for the line with the outcome of an order in the run's `control.jsonl`."""
+    """Waits until the run records the outcome of an order in `control.jsonl`, and returns the outcome."""
     while True:
         with suppress(OSError), open_regular(RunDir(run).orders) as file:
             file.seek(max(os.fstat(file.fileno()).st_size - MAX_TAIL, 0))
@@ -242,7 +242,7 @@ def _as_json(run: Path, state: str, status: RunStatus | None) -> Mapping[str, An
 
 
 def _lines(run: Path, state: str, status: RunStatus | None) -> Iterator[str]:
-    """Yields the lines about the state of a run. The first line describes the whole run."""
+    """Yields the lines that `status` prints about a run, starting with a summary."""
     if status is None or state != "running":
         yield f"{run}: {state}"
         return

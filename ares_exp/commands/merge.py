@@ -1,4 +1,4 @@
-"""The command `merge`: merges the run directories of a run's shards, which are untrusted, into one run directory."""
+"""The command `merge`: merges the untrusted run directories of a run's shards into one run directory."""
 
 from __future__ import annotations
 

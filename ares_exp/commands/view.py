@@ -157,7 +157,7 @@ class _Request(BaseHTTPRequestHandler):
                 self._send(422, f"{error.filename}: {error.strerror}")
 
     def _rejected(self, *, is_first: bool) -> tuple[int, str] | None:
-        """Returns the status and text of a rejection if another site may have sent the request."""
+        """Returns the HTTP status and text of a rejection; `None` if no other site can have sent the request."""
         hosts = [f"{name}:{self.server.port}" for name in (HOST, "localhost")]
         if self.headers.get_all("Host", []) not in [[host] for host in hosts]:
             return 421, f"Expected a request to {hosts[0]}."
@@ -218,7 +218,7 @@ class _Request(BaseHTTPRequestHandler):
 
 
 def _tagged(text: str) -> tuple[str, str]:
-    """Returns a text and its tag for `If-None-Match`."""
+    """Returns a text and its entity tag (see `If-None-Match`)."""
     return text, f'"{sha256(text.encode()).hexdigest()[:32]}"'
 
 
@@ -279,7 +279,7 @@ class ShelvedRun:
             return {"key": self._key, "name": self._key, "summary": self._summary}
 
     def text(self) -> tuple[str, str]:
-        """Returns the payload of the run as JSON and its tag."""
+        """Returns the payload of the run as JSON, and the entity tag of this text."""
 
         def make(shown: ShownRun) -> Mapping[str, Any]:
             status = read_status(shown.dir.status) if shown.state.name == "running" else None
@@ -289,7 +289,7 @@ class ShelvedRun:
         return self._made("", make)
 
     def episode_text(self, episode_id: str) -> tuple[str, str]:
-        """Returns the payload of an episode and its tag. Raises `KeyError` if the episode has no trajectory."""
+        """Returns an episode's payload and its entity tag. Raises `KeyError` if the episode has no trajectory."""
         return self._made(f"e{episode_id}", lambda shown: shown.episode(episode_id))
 
     def _made(self, name: str, make: Callable[[ShownRun], Mapping[str, Any]]) -> tuple[str, str]:
@@ -318,7 +318,7 @@ def _summary(path: Path) -> dict[str, Any]:
 
 
 def _signature(path: Path, *, steps: bool) -> Signature:
-    """Returns sizes and times of the files that a run writes. With `steps`, includes each trajectory."""
+    """Returns sizes and times of the run's files, to detect changes. `steps` adds the files of the trajectories."""
     run = RunDir(path)
     files = [run.episodes, run.sessions, run.summary, run.results, run.log, run.config, run.status]
     files += [path / name for name in (*RUN_FILES, *RUN_FOLDERS)]

@@ -1,4 +1,4 @@
-"""The text of `--help`: the available options and keys, read from the config tree and the schema without composing."""
+"""The text of `--help`: options and keys, which are read from the config tree and the schema. No config is composed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ares_exp.records.latest_run import MEANING
 from ares_exp.records.terminal_text import print_error
 
 WITHOUT_VALUE = ("--help", "-h", "--multirun", "-m", "--resolve")
-"""Flags without a value. The word after any other flag is the value of the flag."""
+"""Flags that have no value. The word after any other flag is the value of that flag."""
 HEADER = """\
 ares_exp: LLM code agents as reproducible RL experiments.
 
