@@ -144,7 +144,6 @@ class _Scoring:
 
     @property
     def progress(self) -> str:
-        """The number of scored episodes, as text for the progress display."""
         return f"{self._done:,} of {count_of(len(self._due), 'episode')} done"
 
     async def run(self, concurrency: int) -> None:

@@ -304,7 +304,6 @@ def _came_from(snapshot: EnvironmentSnapshot) -> str:
 
 
 def _pairs(data: Any) -> str:
-    """Formats a mapping on one line."""
     return "  ".join(f"{one_line(str(name))}={one_line(str(value))}" for name, value in data.items())
 
 

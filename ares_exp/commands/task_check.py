@@ -407,7 +407,6 @@ def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: flo
 
 
 def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
-    """Returns the fault if the agent failed before the tests ran."""
     if result.reward is not None or result.outcome is not Outcome.AGENT_ERROR:
         return None
     said = "the agent failed, so the tests did not run (`task check` sends it one fenced bash block per response)"
@@ -415,7 +414,6 @@ def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
 
 
 def _of_solution(reward: float | None, rewards: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
-    """Returns the fault if the solution's attempt did not pass."""
     if reward is not None and reward >= threshold:
         return None
     needed = f"at least {format_number(threshold)} is required"

@@ -175,10 +175,7 @@ def _snapshot(reference: str) -> EnvironmentSnapshot:
 def _recorded(
     snapshot: EnvironmentSnapshot, episode: EpisodeParts, overrides: Sequence[str]
 ) -> tuple[HarborTask, EpisodeParts]:
-    """Returns a snapshot's task, and the parts for its container: those of `episode`, but with the snapshot's backend.
-
-    If the overrides set a container backend, it is kept.
-    """
+    """Returns a snapshot's task, and `episode` with the snapshot's container backend, unless overrides set another."""
     from ares_exp.environments.recorded_setup import recorded_container_factory, recorded_task
 
     containers: ContainerFactoryBase = episode.container_factory

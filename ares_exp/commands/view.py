@@ -132,7 +132,6 @@ class _Request(BaseHTTPRequestHandler):
     timeout = IDLE_SEC
 
     def do_GET(self) -> None:
-        """Checks the request and sends the response."""
         url = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         is_first = url.path == "/" and "token" in query

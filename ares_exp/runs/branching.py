@@ -222,7 +222,6 @@ class _FirstResponse:
 
     @property
     def max_concurrency_per_episode(self) -> int:
-        """The maximum number of concurrent requests to the wrapped client."""
         return concurrency_of(self._client)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:

@@ -170,7 +170,6 @@ class _PassingOn(logging.Handler):
         self._from, self._every = level, every
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Passes a record to the handlers."""
         for handler in logging.getLogger().handlers:
             wanted = handler in self._every or record.levelno >= self._from
             if wanted and record.levelno >= handler.level:

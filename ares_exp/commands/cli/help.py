@@ -96,7 +96,6 @@ def _render_key(item: Field[Any]) -> str:
 
 
 def _arguments_below(name: str) -> list[Argument]:
-    """Lists the keys below a top-level key."""
     if name in MADE_NODES:
         return arguments_of_node(name)
     return [Argument(key.name, as_yaml(key.default), key.prose) for key in keys() if key.name.startswith(f"{name}.")]

@@ -41,10 +41,7 @@ def main() -> int:
 
 
 def execute() -> int:
-    """Runs a command line without a command: starts a run or sweep, or handles a flag such as `--help`.
-
-    Returns the exit code.
-    """
+    """Starts the run or sweep that `sys.argv` describes, or handles a flag such as `--help`; returns the exit code."""
     sys.argv[1:] = with_home(sys.argv[1:])
     if "--version" in sys.argv[1:]:
         sys.stdout.write(f"ares_exp {__version__}\n")

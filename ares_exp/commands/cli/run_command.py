@@ -144,7 +144,7 @@ def _close_stdout() -> None:
 
 
 class _Declared:
-    """A stand-in for a `CommandParser` that only collects the declared arguments, for completion."""
+    """Replaces a `CommandParser` and its groups to collect the declared arguments, for completion."""
 
     def __init__(self) -> None:
         self.options: dict[str, Mapping[str, Any]] = {name: {"action": "help"} for name in ("-h", "--help")}
@@ -152,23 +152,19 @@ class _Declared:
         self.below: dict[str, _Declared] = {}
 
     def add_argument(self, *names: str, **settings: Any) -> None:
-        """Stores an argument, like `ArgumentParser.add_argument`."""
         if names[0].startswith("-"):
             self.options |= dict.fromkeys(names, settings)
         else:
             self.positionals.append(settings)
 
     def add_command(self, name: str, *_: object) -> _Declared:
-        """Stores a subcommand, like `CommandParser.add_command`."""
         self.positionals[:] = [{"choices": self.below}]
         return self.below.setdefault(name, _Declared())
 
     def add_argument_group(self, *_: str) -> Self:
-        """Returns itself as the group, like `ArgumentParser.add_argument_group`."""
         return self
 
     def add_mutually_exclusive_group(self) -> Self:
-        """Returns itself as the group, like `ArgumentParser.add_mutually_exclusive_group`."""
         return self
 
 

@@ -373,10 +373,7 @@ class EnvironmentHost(ModelsElsewhere):
         return found
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Sends a call of an environment's own model to the run, which records the call.
-
-        Finishes even if the caller is cancelled, because the call is paid for.
-        """
+        """Sends a call of an environment's own model to the run for recording, even if the caller is cancelled."""
         if (name := self._name_of(files)) is not None:
             await finish(self._ask("append_record", name, key, asked))
 
