@@ -418,7 +418,7 @@ class EnvironmentBase:
     @property
     def _cannot_be_captured(self) -> SnapshotUnsupportedError:
         kind = type(self.unwrapped).__name__
-        return SnapshotUnsupportedError(f"{kind} has no `export_state` and `fork`, so its episodes cannot be saved.")
+        return SnapshotUnsupportedError(f"{kind} has no `export_state` and no `fork`, so its episodes cannot be saved.")
 
     # Several requests at once
 
@@ -595,8 +595,8 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 @functools.cache
 def _warn_of_unused_seed(kind: Any) -> None:
     logger.warning(
-        "%s.reset() has no argument `seed`, so the seed has no effect on it. Add the keyword argument "
-        "`seed=None` if reset() has something to seed.",
+        "%s.reset() has no argument `seed`, so the seed is ignored. Add the keyword argument "
+        "`seed=None` if reset() makes random choices.",
         kind.__name__,
     )
 
@@ -615,7 +615,7 @@ class OneCallAtATime:
     def during(self, what: str) -> Iterator[None]:
         """Marks the call `what` as running in the block. Raises `EpisodeStateError` if another call is running."""
         if self.in_progress:
-            raise EpisodeStateError(f"{what} while {self.in_progress} is running. Await that call first.")
+            raise EpisodeStateError(f"{what} was called while {self.in_progress} is running. Await that call first.")
         self.in_progress = what
         try:
             yield
@@ -626,4 +626,4 @@ class OneCallAtATime:
 def no_episode(*, ended: bool) -> EpisodeStateError:
     """Returns the error for a `step()` without a running episode. `ended` is whether an earlier episode has ended."""
     state = "has ended its episode" if ended else "has not been reset"
-    return EpisodeStateError(f"step() on an environment that {state}: call reset() first.")
+    return EpisodeStateError(f"step() was called on an environment that {state}. Call reset() first.")

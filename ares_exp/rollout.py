@@ -135,7 +135,7 @@ async def _ask(
                 f"{events.unreachable} It did not respond within timeouts.policy={limit_sec:g} seconds."
             ) from error
         if deadline.timer.expired():
-            raise PolicyTimeoutError(f"The policy gave no response within its limit of {limit_sec:g} s.") from error
+            raise PolicyTimeoutError(f"The policy did not respond within its time limit of {limit_sec:g} s.") from error
         raise PolicyError(f"The policy raised {type(error).__name__}: {error}") from error
     finally:
         events.deadline = None

@@ -99,20 +99,20 @@ def add_arguments(parser: CommandParser) -> None:
     listing.add_argument("--json", action="store_true", help="as JSON, with the directory of each build")
     installing = parser.add_command("install", _install, "fetch the packages of agents into the user's cache", INSTALL)
     removing = parser.add_command("remove", _remove, "remove packages of agents from the user's cache", REMOVE)
-    installing.add_argument("--all", action="store_true", help="every agent that needs neither npm nor uv")
-    removing.add_argument("--all", action="store_true", help="every agent")
+    installing.add_argument("--all", action="store_true", help="all agents that need neither npm nor uv")
+    removing.add_argument("--all", action="store_true", help="all agents")
     for command in (installing, removing):
         command.add_argument("agents", nargs="*", metavar="AGENT", help=f"names of agents: {', '.join(PACKAGES)}")
-        command.add_argument("--libc", choices=("glibc", "musl"), help="only the build for that C library")
+        command.add_argument("--libc", choices=("glibc", "musl"), help="only the build for this C library")
         command.add_argument(
             "--python",
             action="append",
             default=[],
             choices=PYTHONS,
             metavar="3.N",
-            help="for agents in Python: only the build for that minor version; repeatable",
+            help="for Python agents: only the build for this Python version; repeatable",
         )
-    packing = parser.add_command("pack", _pack, "pack any program of npm or PyPI", PACK)
+    packing = parser.add_command("pack", _pack, "pack any program from npm or PyPI", PACK)
     packing.add_argument("spec", metavar="SPEC", help="npm:PACKAGE[@VERSION] or pip:PACKAGE[==VERSION]")
     packing.add_argument("--add", action="append", default=[], metavar="SPEC", help="another package; repeatable")
     packing.add_argument("--name", help="name for agent.package (default: the name of the package)")
@@ -190,7 +190,7 @@ def _install(arguments: argparse.Namespace) -> None:
     ]
     for build in builds:
         if store.place(build).exists() and store.find(build, thoroughly=True) is None:
-            _say(f"{store.place(build)} was changed after its installation, and is fetched again.")
+            _say(f"{store.place(build)} was changed after the installation, so it is fetched again.")
             store.remove(build)
         found = install(build, say=_say, store=store)
         sys.stdout.write(f"{build.name} {build.version}  {found.path}  {format_size(found.size)}\n")

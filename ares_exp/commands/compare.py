@@ -210,7 +210,7 @@ def _print_report(runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> N
         _say(console, f"{adjusted}; intervals are not adjusted.\n")
     for pair in pairs:
         tasks = count_of(len(pair.comparison.pairs), "task")
-        _say(console, f"{pair.b.letter} against {pair.a.letter}, on {tasks} that both have", "bold")
+        _say(console, f"{pair.b.letter} against {pair.a.letter}, on {tasks} in both runs", "bold")
         for line in _pair_lines(pair):
             _say(console, f"  {line}")
         _say(console, "")
@@ -245,7 +245,7 @@ def _print_runs(console: Console, runs: Sequence[ChosenRun]) -> None:
         )
     )
     if "scored only" in columns:
-        _say(console, "mean reward, pass@k and pass^k: an attempt without a reward has reward 0, and has failed")
+        _say(console, "mean reward, pass@k and pass^k: an attempt without a reward counts as failed, with reward 0")
     for run in runs:
         if run.name != str(run.path):
             _say(console, f"{run.letter}  {one_line(str(run.path), 300)}")

@@ -65,7 +65,7 @@ def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> lis
     if not 2 <= len(places) <= MOST_RUNS:
         raise ConfigError(
             f"Expected 2 to {MOST_RUNS} runs to compare, got {len(places)}. Name run directories, or the folder of a "
-            "sweep in which the episodes of two jobs have ended."
+            "sweep in which at least two jobs have finished episodes."
         )
     runs = [
         _read(place, letter=_letters(number), threshold=threshold, level=level) for number, place in enumerate(places)

@@ -177,9 +177,9 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
     jobs = [job for job in job_folders(sweep) if _state(job) == "running"]
     if order.verb == "cancel":
         named = ", ".join(map(str, jobs)) or "none now"
-        raise ConfigError(f"Expected one job for `cancel`, got the sweep {sweep}. Running jobs: {named}.")
+        raise ConfigError(f"`cancel` requires one job, but {sweep} is a sweep. Running jobs: {named}.")
     if not _sweep_is_running(sweep):
-        raise ConfigError(f"Expected a sweep in progress, but no process runs {sweep}.")
+        raise ConfigError(f"Expected a sweep in progress, but no process is running {sweep}.")
     folder = RunDir(sweep)
     if order.verb == "stop":
         (sweep / STOP).touch()  # has the effect of one Ctrl-C in each job

@@ -133,7 +133,7 @@ def read_job(path: Path) -> RecordedJob:
     try:
         config = recorded_config(run_dir.path)
     except OSError as error:
-        raise ConfigError(f"Cannot read {run_dir.config}: {error.strerror}. An export needs it.") from None
+        raise ConfigError(f"Cannot read {run_dir.config}: {error.strerror}. The export needs this file.") from None
     provenance, results = read_object(run_dir.provenance), final_results(everything)
     recorded = provenance.get("tasks")
     tasks = {str(name): None for name in recorded} if isinstance(recorded, list) else {}

@@ -84,9 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
     folders = [] if arguments.config_dir is None else [arguments.config_dir.absolute()]
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(
-                f"Expected `--config-dir` to be a folder of options, found no such directory: {arguments.config_dir}."
-            )
+            raise ConfigError(f"There is no folder {arguments.config_dir}. Set `--config-dir` to a folder of options.")
     print_problems(folders)
     with redirect_stdout(sys.stderr):  # a plugin may print
         if name == TASKS:
@@ -152,7 +150,7 @@ def _count_tasks(option: Option, config_dirs: Sequence[Path]) -> int | None:
     counting = threading.Thread(target=count, name=f"count {option.name}", daemon=True)
     counting.start()
     counting.join(COUNT_TIMEOUT_SEC)
-    result = found[0] if found else TimeoutError(f"it takes longer than {COUNT_TIMEOUT_SEC:g} s")
+    result = found[0] if found else TimeoutError(f"counting takes longer than {COUNT_TIMEOUT_SEC:g} s")
     if not isinstance(result, BaseException):
         return result
     if option.origin != BUILT_IN:

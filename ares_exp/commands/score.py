@@ -82,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     run_dir = RunDir(RecordedRun(arguments.run).path)
     if not is_trusted(run_dir.path):  # loads its tasks and executes its responses in a container
         raise ConfigError(
-            f"Expected a run directory that only you can write, got {run_dir.path}: others own it or can write in it. "
-            "Copy it, and score the copy."
+            f"Expected a run directory that only you can write to, got {run_dir.path}: it belongs to another "
+            "user, or other users can write to it. Copy it, and score the copy."
         )
     folders = [] if arguments.config_dir is None else [arguments.config_dir]
     config = compose_config(["tracker=none", *arguments.overrides], config_dirs=folders)

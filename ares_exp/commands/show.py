@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
     elif has_steps:
         example = f" Name one, such as {path_of_one(arguments.episode, episodes)}." if episodes else ""
         raise UserError(
-            f"Expected one episode with `--step` or `--steps`, found {len(episodes)} in {arguments.episode}.{example}"
+            f"`--step` and `--steps` require one episode, but found {len(episodes)} in {arguments.episode}.{example}"
         )
     else:
         _list(episodes, count_of(len(found), "episode"), has_causes=arguments.failed)
@@ -117,13 +117,13 @@ def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
     if arguments.step is not None:
         if not -len(positions) <= arguments.step < len(positions):
             raise UserError(
-                f"Expected a step below {len(positions)}, got {arguments.step}, because the episode has no more steps."
+                f"The episode has no step {arguments.step}, because it has only {count_of(len(positions), 'step')}."
             )
         positions = positions[arguments.step :][:1]
     elif arguments.steps is not None:
         positions = positions[arguments.steps]
         if not positions:
-            raise UserError(f"Expected steps from 0 to {len(episode.steps) - 1}, but `--steps` selects none.")
+            raise UserError(f"`--steps` selects no steps. The episode has the steps 0 to {len(episode.steps) - 1}.")
     with paged_console(is_wanted=not arguments.no_pager) as console:
         printer = EpisodePrinter(console, episode, full=arguments.full)
         printer.header(stored.path, stored.outcome)

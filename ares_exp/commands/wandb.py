@@ -89,7 +89,7 @@ def _upload(arguments: argparse.Namespace) -> int:
         for run_dir in (found for path in arguments.paths for found in _run_dirs(path)):
             if not is_trusted(run_dir):  # W&B uploads every file that the record names
                 raise UserError(
-                    f"Expected a run directory that only you can write, got {run_dir}. Copy it, and upload the copy."
+                    f"Expected a run directory that only you can write to, got {run_dir}. Copy it, and upload the copy."
                 )
             uploaded &= _upload_run(run_dir, folder, again=arguments.again)
     return exit_codes.COMPLETE if uploaded else exit_codes.INCOMPLETE

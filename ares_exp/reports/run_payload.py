@@ -252,7 +252,7 @@ class ShownRun:
         if "branch_from" in told:
             about.append(f"branches of {told['branch_from']}")
         if (parts := self.path / "parts").is_dir():
-            about.append(f"merged of {sum(1 for _ in parts.iterdir())} runs")
+            about.append(f"merged from {sum(1 for _ in parts.iterdir())} runs")
         return about
 
     def _config(self) -> list[list[str]]:

@@ -80,7 +80,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
     if summary.recording_failures:
         lines += [
             "",
-            f"Not everything was recorded (failures: {summary.recording_failures}), see the warnings in run.log.",
+            f"Not everything was recorded (failures: {summary.recording_failures}); see the warnings in run.log.",
         ]
     write(stream, "\n".join([*(wrapped(line, stream) for line in lines), *_places(summary, run_dir, stream)]) + "\n")
     stream.flush()

@@ -186,7 +186,7 @@ def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str]
     kept = [name for name in task_names if name in recorded]
     if not kept:
         raise ConfigError(
-            f"Expected one of the recorded tasks ({_some(recorded)}) among the tasks of "
+            f"None of the recorded tasks ({_some(recorded)}) is a task of "
             f"{name_of(parts.source)}, which has {_some(task_names)}. Choose the same `env` as in the "
             "recording."
         )

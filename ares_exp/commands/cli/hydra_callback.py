@@ -80,12 +80,12 @@ class SweepCallback(Callback):
         recorded = record.read_text(encoding="utf-8") if record.exists() else ""
         if recorded and not config.resume:
             raise ConfigError(
-                f"The folder of this sweep, {folder}, already contains another sweep. Choose a new one "
+                f"The folder of this sweep, {folder}, already contains another sweep. Choose a new folder "
                 "with `hydra.sweep.dir=…`, or continue that sweep with `resume=true`."
             )
         if not recorded and folder.is_dir() and (other := _run_in(folder)) is not None:
             raise ConfigError(
-                f"Expected a new folder for this sweep, but {folder} contains another run, {other}. Choose a new one "
+                f"The folder of this sweep, {folder}, already contains a run, {other}. Choose a new folder "
                 "with `hydra.sweep.dir=…`."
             )
         plan = SweepPlan.of(config)

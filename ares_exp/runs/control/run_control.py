@@ -148,7 +148,7 @@ class RunControl:
                 return f"The run now uses {', '.join(shown)}."
             case "stop":
                 self.interrupt()
-                return "Running episodes end as cancelled. You can resume the run."
+                return "Running episodes are being cancelled. You can resume the run."
 
     def _pause(self, order: Order) -> str:
         now = time.time()
@@ -169,7 +169,7 @@ class RunControl:
     def _resume(self) -> str:
         held = self.live.held
         if held is None:
-            return f"The run is not paused by a command. {self.live.outage}".rstrip()
+            return f"No command has paused the run. {self.live.outage}".rstrip()
         self._end_pause()
         return f"Resumed after {format_duration(time.time() - held.since)}."
 
@@ -206,7 +206,7 @@ class RunControl:
             return
         named = "; ".join(f"{one_line(one.name, 60)} ({one_line(one.problem)})" for one in files[:SHOWN_FILES])
         more = f"; and {len(files) - SHOWN_FILES:,} more" if len(files) > SHOWN_FILES else ""
-        says = f"{count_of(len(files), 'file')} in {self.run_dir.control.name}/ without a valid command: {named}{more}."
+        says = f"Rejected {count_of(len(files), 'file')} in control/ without a valid command: {named}{more}."
         logger.warning("%s", says)
         await self._record({"verb": None, "outcome": "refused", "says": says, "settled_at": time.time()})
 

@@ -227,7 +227,7 @@ class EnvironmentHost(ModelsElsewhere):
         hosted = self._of(name)
         if method == "export_state" and hosted.is_streamed:
             raise SnapshotUnsupportedError(
-                "Snapshots are written on the node, which cannot see the run directory. Put the run directory on a "
+                "Snapshots are written on the node, which cannot access the run directory. Put the run directory on a "
                 "disk that all nodes share, or set `snapshot=none`."
             )
         outcome = await Outcome.of(getattr(hosted.environment, method), **arguments)

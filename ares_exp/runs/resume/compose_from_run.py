@@ -109,7 +109,7 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
         )
     [(verb, named)] = verbs.items()
     if named.is_sweep_override():
-        raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Use a separate command for each.")
+        raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Use one command per job.")
     fixed = {"experiment": "the run is composed as before; set only the keys to change", **FIXED[verb]}
     for key in map(key_set_by, typed):
         if key in fixed:
@@ -156,8 +156,8 @@ def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Ov
 
     if not is_trusted(sweep.path):
         raise ConfigError(
-            f"Expected a sweep that only you can write, got {sweep.path}: it belongs to another user, or other users "
-            f"can write in it. Repeat its command with `resume=true hydra.sweep.dir={sweep.path}`."
+            f"Expected a sweep that only you can write to, got {sweep.path}: it belongs to another user, or other "
+            f"users can write to it. Repeat its command with `resume=true hydra.sweep.dir={sweep.path}`."
         )
     needed = parse_overrides(
         ["resume=true", f"hydra.sweep.dir={quoted(str(sweep.path))}", *_search_path(check_config_dirs(sweep))]

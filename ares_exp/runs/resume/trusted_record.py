@@ -56,8 +56,8 @@ def check_trust(run_dir: Path, *, forced: bool) -> None:
     """Raises `ConfigError` if a run directory is not trusted, unless its use is forced."""
     if not forced and not is_trusted(run_dir):
         raise ConfigError(
-            f"Expected a run directory that only you can write, got {run_dir}: it belongs to another user, or other "
-            "users can write in it. Use `resume_force=true` to use it anyway."
+            f"Expected a run directory that only you can write to, got {run_dir}: it belongs to another user, or other "
+            "users can write to it. Use `resume_force=true` to use it anyway."
         )
 
 
