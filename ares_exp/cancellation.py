@@ -16,8 +16,8 @@ _T = TypeVar("_T")
 async def in_thread(function: Callable[[], _T]) -> _T:
     """Runs `function` in a thread.
 
-    If the caller is cancelled, still waits for the function to end. The function can then not create anything after the
-    caller's clean-up.
+    If the caller is cancelled, waits for the function to end. Otherwise, the function could still create something
+    after the caller's clean-up.
     """
     task = asyncio.ensure_future(asyncio.to_thread(function))
     try:

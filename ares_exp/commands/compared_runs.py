@@ -165,7 +165,7 @@ def _differing(records: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _name(run: ChosenRun, differing: Sequence[str]) -> str:
-    """Returns a short name that consists of the overrides that differ, or the name of the run directory without any."""
+    """Returns the overrides that differ as a short name; if there are none, the name of the run directory."""
     if run.overrides is None or not differing:
         return str(run.path)
     return " ".join(f"{key}={run.overrides[key]}" for key in differing if key in run.overrides) or "defaults"

@@ -35,7 +35,7 @@ SUCCESS = 1.0
 CAUSE_CHARS = 80
 VERIFIER_OUTPUT = "verifier/test-stdout.txt"
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
-"""Columns to drop on narrow terminals, in this order. Most episode ids start with the name of the task."""
+"""Columns to drop on narrow terminals, in this order. `task` is redundant, because most episode ids start with it."""
 
 HELP = """\
 Prints an episode: for each step, the response of the policy, the commands that ran, and the text that was added to the

@@ -225,7 +225,7 @@ class _Choice:
     _misses: int = 0
 
     def blocks(self, subject: Subject, which: str) -> Iterator[str]:
-        """Yields the HTML blocks of the chosen trajectories. Alternates between runs, so that each run has some."""
+        """Yields the HTML blocks of the chosen trajectories. Alternates between runs, so that no run is left out."""
         queues = [
             (number, run, self._wanted(number, run, which, subject.first_tasks))
             for number, run in enumerate(subject.runs.values())

@@ -104,7 +104,7 @@ class Branching:
         Args:
             agents: Factory of the branches' agents.
             make: Function that creates an environment from a starting point.
-            check: Blocking function that raises an error if no episode can start from a starting point.
+            check: Blocking function that checks a starting point, and raises an error if no episode can start there.
             store: Directory for the new snapshot. It can already contain this snapshot, from an earlier session of the
                 run.
             report: Function that is called with messages for the user.
@@ -236,7 +236,7 @@ class _FirstResponse:
 
 
 def _responses_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
-    """Reads the snapshot's journals, and returns the responses that the agent had received. Blocking."""
+    """Returns the responses that the agent received before the snapshot, from the snapshot's journals. Blocking."""
     objects, where = snapshot.object_store, str(snapshot.snapshot_dir)
     journals = (
         decode_journal(objects.get_lines(lines), started_at=0.0, seed=0, where=where)

@@ -41,11 +41,11 @@ class Limits:
 
     Attributes:
         wall_sec: Wall-clock seconds of all sessions of a run; for a sweep, the sum over its jobs.
-        tokens: Prompt and generated tokens that the policy and the environments paid for.
-        cost: US dollars that the policy and the environments paid.
+        tokens: Prompt and generated tokens of paid responses, for the policy and for environments.
+        cost: Cost of these responses in US dollars.
         errors_in_a_row: Number of consecutive episodes without a reward because the container, the verifier or the
-            policy failed. A reward, an agent error, a refusal or a too long conversation resets the count to 0, because
-            all other parts of the run worked in such an episode. Cancelled and lost episodes do not count.
+            policy failed. A reward, an agent error, a refusal or a context overflow resets the count to 0, because all
+            other parts of the run worked in such an episode. Cancelled and lost episodes do not count.
     """
 
     wall_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -54,7 +54,7 @@ class Limits:
     errors_in_a_row: Annotated[int, Field(gt=0)] | None = None
 
     def reached(self, spent: Spent) -> tuple[str, float, float] | None:
-        """Returns the name and value of the first reached limit, and the spent amount; `None` if all limits hold."""
+        """Returns the name and value of a reached limit, and the spent amount; `None` if no limit is reached."""
         for name in _NAMES:
             bound = getattr(self, name)
             if bound is not None and getattr(spent, name) >= bound:

@@ -329,7 +329,7 @@ class Experiment:
         self._scheduler.interrupt()
 
     def request_snapshots(self) -> None:
-        """Requests a snapshot of each running episode. It is taken as soon as the episode waits for the policy."""
+        """Requests a snapshot of each running episode. Each is taken as soon as its episode waits for the policy."""
         if self._parts.snapshots.output_dir is None:
             logger.warning("Snapshots are disabled in this run. To take snapshots on request, set snapshot=manual.")
         from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
@@ -423,7 +423,7 @@ class Experiment:
             self._scheduler.interrupt()
 
     def is_ended_by(self, error: BaseException) -> bool:
-        """Returns whether a failing disk of the records caused an error. If so, ends the run."""
+        """Returns whether a disk failure of the run's records caused an error. If so, ends the run."""
         return self._storage.causes(error)
 
     def _cannot_record(self, failure: StorageError) -> None:

@@ -128,9 +128,9 @@ def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = ()
     """Runs an experiment like `python -m ares_exp` with these overrides, and returns its results.
 
     The run has the same directory, records, checks, retries and budgets as a run that the command starts. The command
-    can resume a run of this function, and this function a run of the command (`resume=outputs/first`). The run uses an
-    event loop in a separate thread, and the caller waits. You can call this function in scripts, threads and notebooks.
-    In a notebook, it blocks the event loop. To await a run, use `arun`.
+    can resume a run that this function started, and this function can resume a run of the command
+    (`resume=outputs/first`). The run uses an event loop in a separate thread, and the caller waits. You can call this
+    function in scripts, threads and notebooks. In a notebook, it blocks the event loop. To await a run, use `arun`.
 
     A failed attempt is recorded as a row and does not raise an exception. `results.exit_code` is the exit code of the
     command. Ctrl-C cancels running episodes, closes the run (which can be resumed), and raises `KeyboardInterrupt`. For

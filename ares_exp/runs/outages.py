@@ -44,7 +44,7 @@ class Outages:
         self._watches: dict[Check, asyncio.Task[None]] = {}
 
     async def wait(self, check: Check) -> bool:
-        """Waits until a check passes. Returns whether there was an outage, because the first call of the check failed.
+        """Waits until a check passes. Returns whether the first call of the check failed, so that there was an outage.
 
         Raises:
             UnreachableError: The check failed for `MAX_OUTAGE_SEC`. The run ends.

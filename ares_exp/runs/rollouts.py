@@ -95,7 +95,7 @@ class _Seeded(EnvironmentWrapper):
 def _make_parts(
     given: Mapping[str, Any], values: Mapping[str, Any], overrides: Sequence[str], config_dirs: Sequence[Path]
 ) -> tuple[Components, Settings, list[Callable[[], Awaitable[None]]]]:
-    """Creates the settings, the components, which are not started yet, and the functions that close the components.
+    """Creates the components (not started yet), the settings, and the functions that close the components.
 
     Parts in `given` are objects, names of options, contents of option files, or `None` for the default option. The
     caller closes its own objects.
@@ -236,9 +236,9 @@ async def rollouts(
 ) -> AsyncGenerator[FinishedEpisode, None]:
     """Runs every task `attempts` times, and yields episodes in the order in which they finish.
 
-    The episodes run on the event loop of the caller. At most `concurrency` episodes run or wait for the consumer after
-    their end. While the consumer handles an episode, the other episodes continue. An error ends only the episode in
-    which it occurs. Episodes are not retried.
+    The episodes run on the event loop of the caller. At most `concurrency` episodes are running, or have finished and
+    wait for the consumer. While the consumer handles an episode, the other episodes continue. An error ends only the
+    episode in which it occurs. Episodes are not retried.
 
     If you leave the loop early (`break`, an exception, cancellation, `aclose()`), running episodes are cancelled and
     all containers are released. After `break`, this happens when Python deletes the generator. To wait until it is

@@ -80,7 +80,7 @@ INTERRUPT_GRACE_SEC = 4.5
 
 
 class Retry(NamedTuple):
-    """A retry of an attempt, which is queued after `wait_sec` seconds, with `is_first` at the front of the queue."""
+    """A retry of an attempt, which is queued after `wait_sec` seconds; if `is_first`, at the front of the queue."""
 
     planned: PlannedEpisode
     wait_sec: float
@@ -97,7 +97,7 @@ class Scheduler:
     Attributes:
         concurrency: Maximum number of concurrent episodes.
         interrupted: Whether `interrupt` was called.
-        holds: Explanations of the current pauses, by cause. Empty text for a pause that a user requested.
+        holds: Explanations of the current pauses, by cause. The text is empty for a pause that a user requested.
     """
 
     def __init__(self, concurrency: int, execute: Execute) -> None:
@@ -135,7 +135,7 @@ class Scheduler:
 
     @property
     def paused(self) -> bool:
-        """Whether no new episodes start."""
+        """Whether the start of new episodes is paused."""
         return bool(self.holds)
 
     def pause(self, by: object = "order", why: str = "") -> None:

@@ -117,7 +117,7 @@ class TrainedRun:
         return {one.planned.slot: one for one in self._running()}
 
     def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
-        """Runs and records an attempt when a slot is available. Its task and number must be unique in the run.
+        """Runs and records an attempt when a slot is available. Its slot (task and number) must be unique in the run.
 
         `on_end` is called once, when the row of the last episode is written: after a result, an error that is not
         retried, `cancel` or an interrupt. Its argument is the last episode, or `None` if the attempt never started.

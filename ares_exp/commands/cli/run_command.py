@@ -41,7 +41,7 @@ Number = TypeVar("Number", int, float)
 
 
 def number_type(kind: Callable[[str], Number], least: float, most: float, expected: str) -> Callable[[str], Number]:
-    """Returns a `type` for `add_argument` that accepts numbers from `least` to `most` (`expected` in errors)."""
+    """Returns a `type` for `add_argument`: a number from `least` to `most`, which errors describe as `expected`."""
 
     def convert(text: str) -> Number:
         with suppress(ValueError):

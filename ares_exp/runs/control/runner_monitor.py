@@ -27,7 +27,7 @@ class ProcessFigures:
         self._wall, self._cpu = time.monotonic(), time.process_time()
 
     def take(self) -> dict[str, float]:
-        """Returns the metrics by name, if the system provides them.
+        """Returns the metrics that the system provides, by name.
 
         `system/cpu_percent` is the mean since the last call (100 is one core). The unit of `system/rss_mb` is MiB.
         """
@@ -89,7 +89,7 @@ class LoopLag:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts the timer on the running event loop, and the thread."""
+        """Starts the timer on the running event loop, and the thread that checks it."""
         self._loop_thread = threading.get_ident()
         self._schedule()
         self._thread = threading.Thread(target=self._look_after, name="loop-lag", daemon=True)

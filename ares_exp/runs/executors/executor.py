@@ -24,7 +24,7 @@ class Recipe:
     Attributes:
         nodes: Resolved nodes of `env`, `scorer`, `agent` and `container`.
         cwd: Working directory, which is the base of relative paths.
-        search_path: Module search path, for the user's own parts.
+        search_path: Module search path, which includes the user's own parts.
     """
 
     nodes: Mapping[str, Any]
@@ -43,7 +43,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """The plan of a run, for its executor.
+    """The facts about a run that its executor needs.
 
     Attributes:
         source: Loaded task set.

@@ -26,7 +26,7 @@ class Seat(Generic[HostT]):
         host: The host.
         node: Name of the host's node, which stores the images.
         slots: Maximum number of environments on the host.
-        limits: For each environment on the host, the maximum number of environments with which it may share a host.
+        limits: For each environment on the host, the maximum number of environments on a host that runs it.
         kept_for: Attempt that waits until the host is empty; `None` if no attempt does so.
     """
 

@@ -387,7 +387,7 @@ class RemoteEnvironment(EnvironmentBase):
     # Values that need no call
 
     def report(self) -> EpisodeReport:
-        """Returns the host's last report. The usage of the environment's models is the larger of two counts."""
+        """Returns the host's last report. Its model usage is the larger of the host's count and the run's count."""
         report = self._facts.report or EpisodeReport()
         if self.asked is None:
             return report

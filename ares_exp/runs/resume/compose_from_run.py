@@ -272,8 +272,8 @@ def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
 def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str]) -> list[str]:
     """Restores recorded values in the config of a resumed job, except for keys that the user sets now.
 
-    Secrets and values with other classes are not restored. `open_session` rejects remaining differences that affect
-    results.
+    Secrets, and values whose classes have changed, are not restored. `open_session` rejects remaining differences that
+    affect results.
 
     Returns:
         The top-level keys of options and defaults that have changed on disk since the start of the run.

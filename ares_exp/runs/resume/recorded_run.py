@@ -238,7 +238,7 @@ class RecordedSweep(RecordedRun):
 
 
 def recorded_config(run_dir: Path) -> dict[str, Any]:
-    """Reads the config of a run, with the values to which references were resolved at the start of the run.
+    """Reads the config of a run. Its references were resolved at the start of the run.
 
     Raises:
         OSError: The config cannot be read, or is not a regular file.

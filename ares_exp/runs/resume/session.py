@@ -93,7 +93,7 @@ class PreviousSessions:
 def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> PreviousSessions:
     """Writes the rows of lost episodes, and returns the state of the run. Blocking.
 
-    Only the process that owns the run may call this function. If it is killed, the function can be called again.
+    Only the process that owns the run may call this function. It can be called again if the process is killed.
 
     Raises:
         UserError: The records of the run cannot be read.

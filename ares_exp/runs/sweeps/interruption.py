@@ -31,7 +31,7 @@ class JobProcess:
     """The current process, if a launcher started it for jobs of a sweep. It ends if the sweep's first process ends."""
 
     def __init__(self, first_process: Mapping[str, str]) -> None:
-        """Starts a thread that watches the stop file and the first process, which `owner_labels` identify.
+        """Starts a thread that watches the stop file and the first process, whose `owner_labels` are passed.
 
         If the first process runs on another machine, only the stop file ends the jobs.
         """
