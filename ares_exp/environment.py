@@ -201,8 +201,8 @@ class EpisodeReport:
             not known yet.
         environment_usage: Tokens and cost of the environment's own model calls in this episode; `None` if the
             environment makes no such calls.
-        lineage: Origin of a branched episode: ids of the root and the parent episode, and the step; empty for an
-        episode that was not branched.
+        lineage: Origin of a branched episode: the ids of the root and the parent episode, and the step; empty for other
+            episodes.
         edits: Changes to the agent's messages, which were made before the policy received them.
         snapshots: Names of the episode's snapshots that are kept, oldest first.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
@@ -367,7 +367,7 @@ class EnvironmentBase:
         return None
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the time limit by time that neither the agent nor the policy used.
+        """Extends the time limit by `seconds`, because neither the agent nor the policy used this time.
 
         Examples are the time for taking a snapshot, and a pause while the endpoint cannot be reached.
         """

@@ -269,7 +269,7 @@ class ContainerDiedError(ContainerError):
 
 
 class PortForwardingError(ContainerError):
-    """A port cannot be forwarded from a container, because the container does not meet a requirement."""
+    """A forwarded port cannot be opened, because the container does not meet a requirement."""
 
 
 class EndpointLostError(ContainerError):
@@ -327,7 +327,7 @@ class ContainerAuthorizationError(ContainerServiceError):
 
 
 class ContainerNotFoundError(ContainerServiceError):
-    """The requested object does not exist: an image, a snapshot, a container."""
+    """The requested object, such as an image, a snapshot or a container, does not exist."""
 
 
 class ContainerServiceUnavailableError(ContainerServiceError):
@@ -457,7 +457,7 @@ class SnapshotCorruptError(SnapshotMetadataError):
 
 
 class UnsafeSnapshotError(SnapshotMetadataError):
-    """A well-formed snapshot is rejected, because it contains an outside path, a device, or an invalid size."""
+    """A well-formed snapshot is rejected because of a path outside of its root, a device, or an invalid size."""
 
 
 class SnapshotMismatchError(SnapshotError):

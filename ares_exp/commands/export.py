@@ -1,4 +1,4 @@
-"""The command `export`: writes the episodes of a run in the format of another program."""
+"""The command `export`: writes the episodes of a run in formats of other programs."""
 
 from __future__ import annotations
 
