@@ -624,6 +624,6 @@ class OneCallAtATime:
 
 
 def no_episode(*, ended: bool) -> EpisodeStateError:
-    """Returns the error for a `step()` without a running episode. `ended` is whether an earlier episode has ended."""
+    """Returns the error for a `step()` without a running episode. `ended`: whether an earlier episode has ended."""
     state = "has ended its episode" if ended else "has not been reset"
     return EpisodeStateError(f"step() was called on an environment that {state}. Call reset() first.")

@@ -341,7 +341,7 @@ class TransferError(ContainerError):
 
 
 class HostLostError(EpisodeError):
-    """The cluster process that runs the environment is gone, or does not respond. The attempt continues elsewhere."""
+    """The host process of the environment is gone, or does not respond. The attempt continues on another host."""
 
 
 class VerifierError(EpisodeError):

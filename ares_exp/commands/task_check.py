@@ -1,4 +1,4 @@
-"""The command `task check`: checks tests by running the solution of each task, and an agent that does nothing."""
+"""The command `task check`: checks the tests of tasks with the solution of each task and an agent that does nothing."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def _checked(candidate: Candidate, parts: EpisodeParts) -> Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRun:
-    """A finished run: its directory, and its attempts by task name."""
+    """A finished run, with its directory, and its attempts by task name."""
 
     path: Path
     attempts: Mapping[str, Sequence[EpisodeResult]]
@@ -281,7 +281,7 @@ def run_both(
 
 
 def _execute(words: Sequence[str]) -> None:
-    """Runs `python -m ares_exp` and prints its stderr. Its error message becomes the message of the raised error."""
+    """Runs `python -m ares_exp` and prints its stderr. Raises an error with its error message if it fails."""
     command = [sys.executable, "-m", "ares_exp", *words]
     complaint: list[str] = []
     with subprocess.Popen(
@@ -309,7 +309,7 @@ def _execute(words: Sequence[str]) -> None:
 
 @contextmanager
 def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Ends a run with this process. Ctrl-C reaches both processes; SIGTERM is forwarded to the run."""
+    """Ends a run when this process is ended: forwards SIGTERM to the run. Ctrl-C reaches both processes anyway."""
 
     def end(*_: object) -> None:
         process.terminate()

@@ -4,8 +4,9 @@ The server is a separate process that only reads files. It does not slow down ru
 killed or that run on another machine.
 
 Other web pages can send requests to this server through host names that resolve to this machine. Other users of this
-machine can also connect to the server. Each request therefore needs the exact `Host`, no foreign `Origin`, and a token.
-The first address contains the token. Later requests send it in a cookie that is not sent with requests of other sites.
+machine can also connect to the server. Each request must therefore have the exact `Host`, no other `Origin`, and a
+token. The first address contains the token. Later requests send it in a cookie that is not sent with requests of other
+sites.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PORT = 7580
 HOST = "127.0.0.1"
 CONNECT = "'self'"
 COOKIE = "ares_exp_view_{}"
-"""Name of the cookie. It contains the port, because browsers share the cookies of all ports of a host."""
+"""Name of the cookie. The name contains the port, because browsers share cookies between all ports of a host."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -270,7 +271,7 @@ class ShelvedRun:
         self._summary_of: Signature | None = None
 
     def summary(self) -> dict[str, Any]:
-        """Returns the row of the run in a list of runs, with the error if the run cannot be read."""
+        """Returns the row of the run in a list of runs. If the run cannot be read, the row contains the error."""
         with self._lock:
             signature = _signature(self._path, steps=False)
             if signature != self._summary_of:

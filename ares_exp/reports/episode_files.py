@@ -22,7 +22,7 @@ from ares_exp.snapshots.store import SnapshotStore
 
 HEAD_BYTES, TAIL_BYTES = 96 * 2**10, 32 * 2**10
 MAX_BYTES = 2**20
-"""Maximum total size of the texts of an episode's files. Further files are listed only with their sizes."""
+"""Maximum total size of an episode's shown files. Further files are only listed with their sizes."""
 MAX_FILES = 200
 SHOWN_FOLDERS = ("verifier",)
 SHOWN_NAMES = ("manifest.json",)
@@ -32,7 +32,7 @@ def episode_files(run_dir: Path, episode_id: str) -> list[dict[str, Any]]:
     """Reads the files of an episode.
 
     Returns:
-        A mapping per file with `name`, `size` and, for shown files, `text`. The middle of a long text is omitted; then
+        A mapping per file with `name`, `size` and, for shown files, `text`. The middle of a long text is omitted;
         `left_out` is the number of omitted bytes.
     """
     if episode_id in ("", ".", "..") or "/" in episode_id or "\0" in episode_id:

@@ -123,7 +123,7 @@ class ShownRun:
 
     @property
     def is_written(self) -> bool:
-        """Whether a process is executing this run: it holds the lock or, on another machine, wrote recently."""
+        """Whether a process is executing this run: it holds the lock or, on another machine, has written recently."""
         try:
             if has_writer(self.dir.episodes):
                 return True

@@ -52,7 +52,7 @@ _VERIFIER = "verifier"
 """Name of the column with the verifier's reward, if scorers also have columns."""
 _MAX_FLAKY = 8
 _MAX_MESSAGE = 1_000
-"""Maximum number of characters of an error's first line. The end of a longer line is cut off."""
+"""Maximum length of an error's first line, in characters. The end of a longer line is cut off."""
 _MAX_LINE = 200
 _LAST_LINES = 8
 """Number of last lines of an error that are shown after its first line.

@@ -34,8 +34,8 @@ def redactor(kinds: Collection[str], places: Collection[Path] = ()) -> Callable[
     """Returns a function that copies a payload and hides private parts.
 
     With the kind `paths`, the user's home becomes `~`, the folders of the runs (`places`) become `RUN`, the working
-    directory becomes `.`, and other users' homes are masked. With the kind `env`, values of this process's environment
-    variables are masked, as are the values in lines such as `NAME=value`, and of keys that identify the machine.
+    directory becomes `.`, and other users' homes are masked. The kind `env` masks the values of this process's
+    environment variables, the values in lines such as `NAME=value`, and the values of keys that identify the machine.
     """
     steps: list[Callable[[str], str]] = []
     if "paths" in kinds:

@@ -56,7 +56,7 @@ class RunResults:
 
     @property
     def exit_code(self) -> int:
-        """The exit code that the command would have. 0 means that the run is complete and that no task is broken."""
+        """The exit code that the command would return. 0 means that the run is complete and that no task is broken."""
         return self.summary.exit_code
 
     def to_frame(self, *, tries: bool = False) -> pandas.DataFrame:

@@ -206,7 +206,7 @@ class RunControl:
             return
         named = "; ".join(f"{one_line(one.name, 60)} ({one_line(one.problem)})" for one in files[:SHOWN_FILES])
         more = f"; and {len(files) - SHOWN_FILES:,} more" if len(files) > SHOWN_FILES else ""
-        says = f"Rejected {count_of(len(files), 'file')} in control/ without a valid command: {named}{more}."
+        says = f"No valid command in {count_of(len(files), 'file')} of {self.run_dir.control.name}/: {named}{more}."
         logger.warning("%s", says)
         await self._record({"verb": None, "outcome": "refused", "says": says, "settled_at": time.time()})
 
