@@ -55,9 +55,9 @@ Exit codes: 0 listed.
 INSTALL = """\
 Fetches the pinned packages of agents from their vendors into the cache of this user: npm packages from the registry
 `npm_config_registry`, Python packages by pip or uv. No code of a package is run, and a package is installed atomically.
-Every file of claude_code, codex, opencode, qwen_code and mini_swe_agent is checked against a digest, without npm or
-Node. The other agents are packed from exact versions by npm or uv, as with `agents pack`. A run with `agent=NAME` does
-the same at its start. Some of these programs are proprietary: if you install them, you accept their vendors' terms.
+claude_code, codex, opencode, qwen_code and mini_swe_agent need neither npm nor Node.js, and each of their files is
+checked against a digest. The other agents are packed from exact versions by npm or uv, as with `agents pack`. A run
+with `agent=NAME` does the same at its start. If you install a proprietary program, you accept its vendor's terms.
 [arguments]
 Examples:
   %(prog)s claude_code codex
@@ -69,7 +69,7 @@ Installed packages are checked, and fetched again if they were changed.
 Exit codes: 0 installed; 2 a package cannot be installed, or the command line is wrong.
 """
 PACK = """\
-Installs a program of npm or PyPI with its own Node.js or Python into the cache of this user, for `agent.package=NAME`.
+Installs a program from npm or PyPI with its own Node.js or Python into the cache of this user, for `agent.package=NAME`.
 It needs the programs npm or uv, and replaces an earlier package with the same name. The scripts of npm packages are not
 run. The package runs in every image with glibc, whatever Node.js or Python the image has.
 [arguments]
@@ -78,7 +78,7 @@ Examples:
   %(prog)s pip:aider-chat==0.86.2 --python 3.12 --name aider
   %(prog)s npm:my-agent@1.2.3 --add npm:my-plugin --node 24
 
-A package has the programs of the named packages in its `bin/`, and also `agent-node` or `agent-python`.
+The folder `bin/` of a package contains the programs of the named packages, and `agent-node` or `agent-python`.
 Exit codes: 0 packed; 2 the package cannot be packed, or the command line is wrong.
 """
 REMOVE = """\

@@ -75,7 +75,7 @@ Examples:
   %(prog)s outputs/first outputs/second --json | jq .pairs
   %(prog)s outputs/sweep
   %(prog)s outputs/sweep --over seed        one row per setting, with the mean over its seeds
-  %(prog)s outputs/sweep/[0-9]*             every job of a sweep against its first
+  %(prog)s outputs/sweep/[0-9]*             every job of a sweep against the first job
   %(prog)s outputs/sweep --all-pairs
   %(prog)s outputs/first/fix-bug outputs/second/fix-bug
 

@@ -31,18 +31,18 @@ POLL_SEC = 0.1
 MAX_TAIL = 16 * 2**20
 SHOWN = 20
 HELP = """\
-Shows the state of a running run or sweep, or changes it. It uses files in the run directory, so it works from another
-terminal, from a script, and from another machine with the same disk. Users with write access to the directory can
-control the run.
+Shows the state of a run or sweep in progress, or controls it. The command uses files in the run directory, so it works
+from another terminal, from a script, and from another machine with the same disk. Users with write access to the
+directory can control the run.
 
   status               show the state: why episodes wait, and how much was spent
   pause                stop starting episodes; running episodes continue to their end
   pause --now          also hold requests to the policy; time limits of episodes are suspended
   resume               end a pause
-  stop                 same as Ctrl-C once: end episodes as cancelled; `resume=` continues them
+  stop                 like pressing Ctrl-C once: cancel running episodes; `resume=` continues them
   set KEY=VALUE ...    change concurrency, budget.*, retry.*, policy.max_concurrency or policy.max_retries
                        until this session ends
-  cancel TASK|EPISODE  end its running episodes as cancelled, and remove the others from the queue; `resume=` runs them
+  cancel TASK|EPISODE  cancel its running episodes, and remove its queued episodes; `resume=` runs both
 
 A sweep passes each command to all its jobs, including jobs that start later. control.jsonl records each command with
 its author, reason and outcome.

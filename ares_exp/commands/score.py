@@ -60,7 +60,7 @@ NO_CONTAINER = (
 )
 
 HELP = """\
-Scores the finished episodes of RUN again, without LLM calls of the policy. The new scores have the name of the scorer
+Scores the finished episodes of RUN again, without requests to the policy. The new scores have the name of the scorer
 and are shown next to the original rewards, which do not change. After an interruption, run the command again to
 continue.
 [arguments]
