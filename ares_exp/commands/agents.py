@@ -69,8 +69,8 @@ Installed packages are checked, and fetched again if they were changed.
 Exit codes: 0 installed; 2 a package cannot be installed, or the command line is wrong.
 """
 PACK = """\
-Installs a program from npm or PyPI with its own Node.js or Python into the cache of this user, for `agent.package=NAME`.
-It needs the programs npm or uv, and replaces an earlier package with the same name. The scripts of npm packages are not
+Installs a program from npm or PyPI, with its own Node.js or Python, into this user's cache, for `agent.package=NAME`.
+The command needs npm or uv, and replaces an earlier package with the same name. The scripts of npm packages are not
 run. The package runs in every image with glibc, whatever Node.js or Python the image has.
 [arguments]
 Examples:

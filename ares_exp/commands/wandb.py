@@ -150,7 +150,7 @@ def _sync(files: Sequence[Path], folder: Path) -> None:
 
 
 def _complete(run_dir: Path, record: WandbRecord, folder: Path) -> list[Path]:
-    """Links an uploaded run to its input runs. If its records moved or have new scores, uploads its files and scores.
+    """Links an uploaded run to its input runs. If it was killed, moved or scored again, uploads its files and scores.
 
     Returns the input runs that could not be linked, because their trajectories have changed.
     """

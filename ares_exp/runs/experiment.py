@@ -56,7 +56,7 @@ LIVE_KEYS = ("concurrency", "budget.…", "retry.…", "policy.max_concurrency",
 """Keys that can be changed while a run is running, because they do not change results."""
 
 GC_THRESHOLD = 25_000
-"""Number of new objects that triggers a garbage collection during a run. Python's default is 700 to 2,000."""
+"""Net number of new objects that triggers a garbage collection during a run. Python's default is 700 to 2,000."""
 
 logger = logging.getLogger(__name__)
 
