@@ -190,7 +190,7 @@ def _install(arguments: argparse.Namespace) -> None:
     ]
     for build in builds:
         if store.place(build).exists() and store.find(build, thoroughly=True) is None:
-            _say(f"{store.place(build)} was changed after the installation, so it is fetched again.")
+            _say(f"{store.place(build)} was changed after its installation, so it is fetched again.")
             store.remove(build)
         found = install(build, say=_say, store=store)
         sys.stdout.write(f"{build.name} {build.version}  {found.path}  {format_size(found.size)}\n")

@@ -85,7 +85,7 @@ class SweepCallback(Callback):
             )
         if not recorded and folder.is_dir() and (other := _run_in(folder)) is not None:
             raise ConfigError(
-                f"The folder of this sweep, {folder}, already contains a run, {other}. Choose a new folder "
+                f"The folder of this sweep must be new, but {folder} contains another run, {other}. Choose a folder "
                 "with `hydra.sweep.dir=…`."
             )
         plan = SweepPlan.of(config)
