@@ -42,7 +42,7 @@ class Limits:
     Attributes:
         wall_sec: Wall-clock seconds of all sessions of a run; for a sweep, the sum over its jobs.
         tokens: Prompt and generated tokens of paid responses, for the policy and for environments.
-        cost: Cost of these responses in US dollars.
+        cost: Cost of paid responses in US dollars, for the policy and for environments.
         errors_in_a_row: Number of consecutive episodes without a reward because the container, the verifier or the
             policy failed. A reward, an agent error, a refusal or a context overflow resets the count to 0, because all
             other parts of the run worked in such an episode. Cancelled and lost episodes do not count.

@@ -147,7 +147,7 @@ def _check_overrides(overrides: Sequence[str], given: Mapping[str, Any], values:
         key = key_set_by(override)
         group = key.partition(".")[0].partition("/")[0]
         if group in values:
-            raise ConfigError(f"`{group}` is a separate argument. Pass `{group}=…` outside of `overrides`.")
+            raise ConfigError(f"`{group}` is an argument of `rollouts`. Pass `{group}=…` outside of `overrides`.")
         owner = "env" if group == SCORER else group  # scorers are an argument of `env`
         if owner in given:
             if not ((part := given[owner]) is None or isinstance(part, str)):

@@ -85,8 +85,8 @@ class RayExecutor(Executor):
                 nothing.
             num_cpus: Number of CPUs that a host reserves in Ray.
             lease_sec: Number of seconds without contact after which the run gives up a host, and the host ends itself.
-            lost_per_attempt: Number of lost hosts after which an attempt ends with an error, provided that it was the
-                only environment on the last of them.
+            lost_per_attempt: Number of lost hosts after which an attempt ends with an error, if no other environment
+                was on the last of these hosts.
             storage: Transfer of episode files to the run directory: `shared` (nodes can access it), `stream` (files are
                 sent), or `auto` (detected for each host).
             join_timeout_sec: Time limit for the start of a host, including its checks of tasks and backend, in seconds.
