@@ -324,17 +324,17 @@ class EnvironmentBase:
 
     @property
     def step_count(self) -> int:
-        """Number of time steps of the episode since FIRST; 0 before the first `reset()`, and by default."""
+        """Number of time steps of the episode since FIRST; 0 before the first `reset()`. Default: 0."""
         return 0
 
     @property
     def current_task(self) -> Any:
-        """The task of the episode, or its name; `None` before the first `reset()`, and by default."""
+        """The task of the episode, or the task's name; `None` before the first `reset()`. Default: `None`."""
         return None
 
     @property
     def time_step(self) -> TimeStep[Any] | None:
-        """The pending or LAST time step; `None` before `reset()`, after a call that raised an error, and by default."""
+        """The pending or LAST time step; `None` before `reset()` and after a call that raised. Default: `None`."""
         return None
 
     @property
@@ -346,7 +346,7 @@ class EnvironmentBase:
     def past_steps(self) -> Sequence[PastStep]:
         """The time steps of the running episode, ending with the pending step.
 
-        After a restore, they include the steps before the snapshot. Empty if the steps are unknown, and by default.
+        After a restore, they include the steps before the snapshot. Empty if the steps are unknown. Default: empty.
         """
         return ()
 
@@ -362,7 +362,7 @@ class EnvironmentBase:
         """Seconds left of the environment's time limit for the agent, which includes the time of the policy.
 
         If this time ends before the policy responds, `step(None)` is called. `None` if there is no limit or no running
-        episode, and by default.
+        episode. Default: `None`.
         """
         return None
 
@@ -376,8 +376,8 @@ class EnvironmentBase:
         """Ends and scores an episode that waits for an action, because the previous step reached `limit`.
 
         Returns:
-            LAST with discount 1.0 and the verifier's reward. `None` if the environment cannot end the episode, which
-            then continues; this is the default.
+            LAST with discount 1.0 and the verifier's reward. By default, `None`, which means that the environment
+            cannot end the episode and that the episode continues.
 
         Raises:
             ContainerError, VerifierError: See `step`.

@@ -281,7 +281,7 @@ def run_both(
 
 
 def _execute(words: Sequence[str]) -> None:
-    """Runs `python -m ares_exp` and prints its stderr. Raises an error with its error message if it fails."""
+    """Runs `python -m ares_exp` and prints its stderr. If the command fails, raises an error with the same message."""
     command = [sys.executable, "-m", "ares_exp", *words]
     complaint: list[str] = []
     with subprocess.Popen(

@@ -30,7 +30,7 @@ OTHERS_CALL_IT = {
 
 
 def explain_flags(argv: Sequence[str]) -> str | None:
-    """Explains the first unknown flag and suggests an override; returns `None` if all flags exist."""
+    """Returns an error message for the first unknown flag, with a suggested override; `None` if all flags exist."""
     for position, argument in enumerate(argv):
         flag, _, value = argument.partition("=")
         if not _is_unknown(flag):

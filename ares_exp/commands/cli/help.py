@@ -132,7 +132,7 @@ def print_help(argv: Sequence[str], program: str) -> int:
 
 
 def _problem_of(word: str, folders: Sequence[Path]) -> str | None:
-    """Explains a word that is not a group, option or key; returns `None` for known words and flags."""
+    """Returns an error message for a word that is not a group, option or key; `None` for known words and flags."""
     known = (*OPTION_GROUPS, *KEYS, *COMMANDS)
     key, _, value = word.partition("=")
     if key in OPTION_GROUPS and re.fullmatch(r"[\w-]+", value):
