@@ -184,5 +184,5 @@ def test_hanging_plugin_times_out(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         importlib.import_module("noisy").release.set()
         for thread in [one for one in threading.enumerate() if one.name == "count stuck"]:
             thread.join(60)
-    said = "The tasks of `env=stuck` (plugin noisy) cannot be counted: TimeoutError: it takes longer than 0.05 s"
+    said = "The tasks of `env=stuck` (plugin noisy) cannot be counted: TimeoutError: counting takes longer than 0.05 s"
     assert capsys.readouterr().err == f"warning: {said}\n"
