@@ -1,8 +1,8 @@
 """A small deterministic event loop for code agents, without sockets.
 
-The loop runs only when its owner pumps it. A pump runs callbacks until none is ready. The owner delivers one completion
-at a time and then pumps the loop. The order of deliveries therefore determines everything that the agent does. If the
-same completions are delivered in the same order, the agent makes the same calls.
+The loop runs only when its owner calls `pump`, which runs callbacks until none is ready. The owner delivers one
+completion at a time and then calls `pump`. The order of deliveries therefore determines everything that the agent does.
+If the same completions are delivered in the same order, the agent makes the same calls.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _Ts = TypeVarTuple("_Ts")
 
 
 MAX_CALLBACKS = 200_000
-"""Maximum number of callbacks in a row without an outside event. This many take a few tenths of a second."""
+"""Maximum number of callbacks in one call of `pump`. This many callbacks take a few tenths of a second."""
 
 
 class AgentLoop(asyncio.AbstractEventLoop):
     """An event loop that supports only tasks, futures and timers.
 
     Attributes:
-        now: Value of `time()` in seconds since the agent started, set by the owner.
+        now: Current value of `time()`, in seconds since the agent started. The owner sets it.
         is_pumping: Whether agent code is running.
-        ran_away: Whether the agent was stopped because it ran without ever waiting.
-        tasks: Tasks that are still referenced.
+        ran_away: Whether the agent was stopped because it never waited for anything.
+        tasks: Tasks that have not been garbage-collected.
     """
 
     def __init__(self, owner: AgentRuntime) -> None:
-        """Creates a loop for `owner`, which performs all operations outside of the loop."""
+        """Creates a loop. `owner` performs all operations outside of the loop."""
         self.now = 0.0
         self.is_pumping = False
         self.ran_away = False
@@ -85,7 +85,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
                 asyncio._enter_task(outer, outer_task)
 
     def let_go(self) -> None:
-        """Releases the ended agent, so that its objects are freed immediately. Later operations do nothing."""
+        """Drops references to the ended agent, so that its memory is freed immediately. Later operations do nothing."""
         self._owner = None
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -93,7 +93,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self.call_soon(lambda: self.create_task(generator.aclose()))
 
     def run_soon(self, handle: asyncio.Handle) -> None:
-        """Makes a handle ready, for example the handle of an expired timer."""
+        """Schedules a handle for the next call of `pump`, for example the handle of an expired timer."""
         self._ready.append(handle)
 
     def call_soon(

@@ -57,8 +57,8 @@ class HostFiles:
     """The content of a file (with an empty name) or of a directory.
 
     Attributes:
-        files: Relative path, permission bits and content of each file, without symbolic links and empty directories.
-            `None` if the files are larger than the limit.
+        files: Relative path, permission bits and content of each file. Symbolic links and empty directories are not
+            included. `None` if the files are larger than the limit.
     """
 
     files: tuple[tuple[str, int, bytes], ...] | None
@@ -131,7 +131,7 @@ def digest_of(path: Path) -> str:
 
 MAX_ENTRIES = 1_000_000
 MAX_MESSAGES = 30_000_000
-"""Upper bound on the total number of messages in all requests. An episode of 5000 steps reaches this bound."""
+"""Maximum total number of messages in all requests. An episode of 5000 steps reaches this limit."""
 
 _PYTHONS: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, NotImplementedError, EOFError),
@@ -141,7 +141,7 @@ _PYTHONS: tuple[type[Exception], ...] = (
 )
 _OURS = (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AresExpError))
 _RAISABLE = {kind.__name__: kind for kind in (*_PYTHONS, *_OURS)}
-"""Exceptions that a journal may raise in an agent: common Python exceptions and the exceptions of this package."""
+"""Exceptions that a replayed journal may raise in an agent: common Python exceptions, and those of this package."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -243,7 +243,7 @@ def decode_journal(lines: Iterable[bytes], *, started_at: float, seed: int, wher
 
 
 class _Decoder:
-    """Decoder that tracks calls, to check the type of each completion."""
+    """Decodes one journal. Tracks the calls, to check that each completion has the type that belongs to its call."""
 
     def __init__(self) -> None:
         self._kinds: dict[int, CallKind] = {}
