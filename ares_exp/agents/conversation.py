@@ -183,7 +183,6 @@ def _with_user_text(messages: Sequence[Message], text: str) -> list[Message]:
 
 
 def _chars(value: Any) -> int:
-    """Returns the total length of all strings in JSON-like data."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

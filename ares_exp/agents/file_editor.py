@@ -120,7 +120,6 @@ def _given(value: T | None, name: str, call: EditCall) -> T:
 
 
 def _text(result: ExecResult, path: str) -> str:
-    """Returns the content of a file from the result of the command that printed it."""
     if result.timed_out:
         raise EditError(f"{path} could not be read in time.")
     if result.exit_code != 0:

@@ -152,7 +152,6 @@ class McpTools:
         await self._send(server, {"jsonrpc": "2.0", "method": "notifications/initialized"}, None)
 
     async def _list(self, server: _Server) -> None:
-        """Requests the tools of a server."""
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await self._ask(server, "tools/list", {} if cursor is None else {"cursor": cursor})
@@ -178,7 +177,6 @@ class McpTools:
         self.definitions.append(function_tool(known_as, described, schema))
 
     async def _ask(self, server: _Server, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Sends a request and returns its result."""
         server.asked += 1
         number = f"ares-{server.asked}"
         said = await self._send(server, {"jsonrpc": "2.0", "id": number, "method": method, "params": params}, number)

@@ -136,7 +136,6 @@ def _of_order(source: str) -> list[str]:
 
 
 def _command(given: Any, number: int, is_last: bool, warnings: list[str]) -> Keys:
-    """Parses a command. Raises `ValueError` if it is malformed."""
     which = f"Command {number}"
     if not isinstance(given, dict):
         raise ValueError(f"{which} must be an object")
@@ -161,7 +160,6 @@ def _command(given: Any, number: int, is_last: bool, warnings: list[str]) -> Key
 
 
 def _closed(text: str, error: str) -> str | None:
-    """Appends missing closing braces to a reply."""
     missing = text.count("{") - text.count("}")
     is_cut = error.startswith((_NO_JSON, _NOTHING_FOUND))
     return text + "}" * missing if is_cut and missing > 0 else None

@@ -196,7 +196,6 @@ class ToolsAgent(ConversingAgent):
         )
 
     def _cut(self, text: str) -> str:
-        """Removes the middle of a long text."""
         most, half = self._options.max_output_chars, self._options.max_output_chars // 2
         if len(text) <= most:
             return text

@@ -312,5 +312,4 @@ class Line:
 
 
 def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the sampling parameters of the agent's client to fields of an `LLMRequest`."""
     return {_FORWARDED[name]: value for name, value in asked.items() if name in _FORWARDED and value is not None}

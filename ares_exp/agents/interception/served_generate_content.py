@@ -193,7 +193,6 @@ def _system_prompt(body: Mapping[str, Any], lose: Report) -> str | None:
 
 
 def _messages(contents: Sequence[Any], lose: Report) -> Iterator[dict[str, Any]]:
-    """Yields the messages. Function responses become separate messages."""
     number = 0
     open_calls: list[ToolCallData] = []
     for value in contents:

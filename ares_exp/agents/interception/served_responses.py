@@ -136,7 +136,6 @@ def _lifecycle(asked: Asked, status: str, number: int) -> bytes:
 
 
 def _item_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the types and fields of the events that build an item."""
     started = {**item, **{name: type(item[name])() for name in ("arguments", "input", "summary") if name in item}}
     if item["type"] == "message":
         started["content"] = []

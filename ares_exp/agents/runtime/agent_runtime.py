@@ -260,7 +260,6 @@ class AgentRuntime:
         self._on_change()
 
     def _pump(self) -> None:
-        """Runs the agent until it waits."""
         if self._agent_loop is not None:
             self._agent_loop.pump(self._clock_and_random)
         if self._ran is not None:

@@ -105,7 +105,6 @@ def _apart(was: str, now: str) -> tuple[str, str]:
 
 
 def _plain(data: Any) -> Any:
-    """Converts a value to JSON-ready data with masked secrets."""
     if isinstance(data, Mapping):
         return {str(key): _plain(value) for key, value in data.items()}
     if isinstance(data, list | tuple):

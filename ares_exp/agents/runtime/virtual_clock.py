@@ -74,8 +74,6 @@ class VirtualClockAndRandom:
 
 
 class _Here(threading.local):
-    """The clock and random generators of the agent that runs in this thread."""
-
     inside: VirtualClockAndRandom | None = None
 
 

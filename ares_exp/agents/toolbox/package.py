@@ -238,7 +238,6 @@ def _mini_swe_agent(machine: str, libc: Libc, python: str) -> Build:
 def _packed(
     name: str, title: str, licence: str, wires: tuple[str, ...], *specs: str, node: str = "22", python: str = "3.12"
 ) -> AgentPackage:
-    """Creates a package that is packed from pinned versions. The first spec determines the version of the agent."""
     version = re.split("==|@", specs[0])[-1]
     pack = Pack(specs, node=node, python=python)
     builds = tuple(Build(name, version, machine, "glibc", (pack,)) for machine in ("x64", "arm64"))
