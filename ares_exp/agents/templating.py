@@ -29,7 +29,7 @@ def compile_templates(folders: Sequence[Path], names: Sequence[str]) -> list[Tem
             template = environment.get_template(f"{name}.j2")
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
-                f"The agent's template {error.filename or name}, line {error.lineno}: {error.message}"
+                f"The template {error.filename or name} has an error in line {error.lineno}: {error.message}"
             ) from None
         template.globals = dict(template.globals)  # a chain of mappings takes longer to copy than everything else
         templates.append(template)

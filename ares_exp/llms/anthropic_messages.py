@@ -373,7 +373,7 @@ def _wire_blocks(content: Any, lose: Report) -> list[dict[str, Any]]:
         elif kind == "file":
             blocks.append(_wire_document(required(part, "file", Mapping)))
         else:
-            lose(f"`content[{kind}]`, which the Messages form does not have")
+            lose(f"`content[{kind}]`, which the Messages API does not have")
     return blocks
 
 

@@ -99,7 +99,7 @@ def request_to_body(
     if "metadata" in body:
         for key, value in body["metadata"].items():
             if not isinstance(value, str):
-                lose(f"`metadata.{key}`, a {type(value).__name__}: metadata on the wire is text only")
+                lose(f"`metadata.{key}` of type {type(value).__name__} (metadata on the wire is text)")
         body["metadata"] = {key: value for key, value in body["metadata"].items() if isinstance(value, str)}
     return body
 

@@ -104,7 +104,7 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
     messages = list(_messages(items, lose)) if isinstance(given, list) else [{"role": "user", "content": given}]
     check_keys(body, _REQUEST_KEYS, "request", lose)
     if optional(body, "store", bool):
-        lose("`store`, which asks to keep the response")
+        lose("`store`, which asks the provider to store the response")
     if set(list_of(body, "include", str) or ()) - {_INCLUDED}:
         lose(f"`include` of more than {_INCLUDED}")
     tools = tools_from_wire(body, lose)
@@ -147,7 +147,7 @@ def request_to_body(
                 body[name] = value
         for name in ("top_k", "stop_sequences"):
             if getattr(request, name) not in (None, ()):
-                lose(f"`{name}`, which the Responses form does not have")
+                lose(f"`{name}`, which the Responses API does not have")
         if request.stream:
             body["stream"] = True
         texts = {key: value for key, value in (request.metadata or {}).items() if isinstance(value, str)}
@@ -226,7 +226,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
         status = optional(body, "status", str)
         if status in ("failed", "cancelled"):
             raise WireFormatError(
-                f"Expected a complete response, got a response that {status}: {shorten(body.get('error'))}"
+                f"Expected a complete response, got the status {status!r} with the error {shorten(body.get('error'))}"
             )
         data: list[Piece] = []
         refused = False
@@ -391,7 +391,7 @@ def _wire_parts(content: Any, text_type: str, lose: Report) -> list[dict[str, An
             name = optional(file, "filename", str) or "file"
             parts.append({"type": "input_file", "filename": name, "file_data": required(file, "file_data", str)})
         else:
-            lose(f"`content[{kind}]`, which the Responses form does not have")
+            lose(f"`content[{kind}]`, which the Responses API does not have")
     return parts
 
 

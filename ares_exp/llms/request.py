@@ -23,7 +23,7 @@ class Message(dict[str, Any]):
     __slots__ = ()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a message of an LLMRequest cannot change: build a new dict from it")
+        raise TypeError("the messages of an LLMRequest are immutable: create a new dict instead")
 
     __setitem__ = __delitem__ = update = setdefault = pop = popitem = clear = __ior__ = _refuse
 

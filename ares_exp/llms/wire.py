@@ -44,7 +44,7 @@ def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = 
 
     def lose(what: str) -> None:
         if strict:
-            raise error(f"Cannot convert {what}. Remove it, or accept the loss with strict=False.")
+            raise error(f"Cannot convert {what}. Remove it, or drop it with strict=False.")
         message = f"Left out in conversion: {what}."
         report(message) if report else warnings.warn(message, UserWarning, stacklevel=3)
 

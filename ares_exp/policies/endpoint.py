@@ -347,8 +347,8 @@ class Endpoint:
     def _check_size(self, size: int) -> None:
         if size > self._max_response_bytes:
             raise MalformedResponseError(
-                f"Expected a response of at most {self._max_response_bytes} bytes from {self.base_url}, got "
-                "more. If responses are this large, raise policy.max_response_bytes."
+                f"The response from {self.base_url} has more than {self._max_response_bytes} bytes. To accept larger "
+                "responses, raise policy.max_response_bytes."
             )
 
     def _failure_in(self, body: Any) -> EndpointError | None:
@@ -373,7 +373,7 @@ class Endpoint:
             reason = error.response.reason_phrase
             return self._refused(request, error.status_code, error.body or reason, error.response.headers)
         if isinstance(error, TimeoutError):
-            return EndpointTimeoutError(f"{request} gave no response within {timeout_sec:g} s.", retryable=True)
+            return EndpointTimeoutError(f"{request} received no response within {timeout_sec:g} s.", retryable=True)
         if isinstance(error, APIConnectionError | _http_library().HTTPError | ClientError | OSError):
             *_, innermost = chain = list(_chain(error))
             why = self._shown(f"{type(innermost).__name__}: {innermost}")

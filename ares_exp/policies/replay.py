@@ -217,8 +217,8 @@ class _Replayed:
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:
             raise ReplayDivergenceError(
-                f"Recorded episode {self._episode.episode_id} has no response for this background request of the agent "
-                f"({conversation_of(asked)}). Run it with `agent.background_requests=observe`.",
+                f"Recorded episode {self._episode.episode_id} has no response for a background request of the agent "
+                f"({conversation_of(asked)}). Run the agent with `agent.background_requests=observe`.",
                 step=len(self.steps),
                 why="the agent sends more background requests than recorded",
             )

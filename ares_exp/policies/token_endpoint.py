@@ -173,7 +173,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
                         for one in (1.0, PROBED_TEMPERATURE)
                     ]
                 except (PolicyError, WireFormatError) as error:
-                    logger.info("The log-probabilities of the server could not be checked: %s", error)
+                    logger.info("Cannot check whether log-probabilities depend on the temperature: %s", error)
                     return False
                 finally:
                     await server.close()

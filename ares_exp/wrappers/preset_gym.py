@@ -163,8 +163,8 @@ class PresetGym(GymWrapper):
             )
         elif options or agent is not None or limits != EpisodeLimits() or seed or provide_solution:
             raise ConfigError(
-                f"Expected only `container`, `collector` and `render_mode` with the preset `{asked.name}`, "
-                "which was registered in Python: its function has no other arguments."
+                f"The preset `{asked.name}` was registered in Python, so it does not support the arguments `agent`, "
+                "`seed` and `provide_solution`, limits of the episode, or options of `env`. Remove these arguments."
             )
         environment = spec.get_env(selector=asked, container_factory=container_factory(container))
         if trajectory_dir is not None:

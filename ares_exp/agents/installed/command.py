@@ -121,8 +121,8 @@ class CommandRecipe:
                 raise PreflightError(f"Expected `agent.files` to name text files, got {file.path}: {error}") from None
             if file.fill and (size := len(self._texts[target].encode())) > MAX_FILLED_BYTES:
                 raise PreflightError(
-                    f"Expected a file with `fill: true` to have at most {MAX_FILLED_BYTES} bytes, got {size} in "
-                    f"{target}. Leave out `fill`."
+                    f"The file {target} in `agent.files` has {size} bytes, but with `fill: true` the limit is "
+                    f"{MAX_FILLED_BYTES}. Remove `fill`, or shorten the file."
                 )
         if self._mount is not None:
             if not self._mount.is_dir():

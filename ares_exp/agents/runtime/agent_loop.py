@@ -189,10 +189,10 @@ class AgentLoop(asyncio.AbstractEventLoop):
 def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(self: AgentLoop, *_: object, **__: object) -> NoReturn:
         error = NondeterministicCallError(
-            f"The code agent called `{name}` of its event loop. Its input must come through its "
-            "container and its LLM client, or its episode cannot be replayed. If the agent needs more, set "
-            "`deterministic = False` on its factory. Its episodes can then only be restored from a "
-            "state that the agent exports (`StatefulAgent`)."
+            f"The code agent called `{name}` of its event loop, which is not supported. An episode can only be "
+            "replayed if all input of its agent comes from the container and the LLM client. If the agent needs other "
+            "input, set `deterministic = False` on its factory. Its episodes can then only be restored from a state "
+            "that the agent exports (`StatefulAgent`)."
         )
         if self._owner is not None:
             self._owner.note_refusal(error)

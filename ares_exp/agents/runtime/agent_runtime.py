@@ -205,7 +205,7 @@ class AgentRuntime:
         self._started = self._outer.time() - elapsed_sec
         self._new = sorted(self._open.values(), key=lambda call: call.call_id)
         if busy := self.in_flight:
-            raise JournalError(f"The journal ends before the agent's call for {busy[0].kind} ends.")
+            raise JournalError(f"The journal ends before the result of the agent's {busy[0].kind} call.")
         self._dispatch()
 
     def rerun_finished_stage(self, agent: AgentStart) -> None:

@@ -86,7 +86,7 @@ class HostFiles:
         """
         if self.files is None:
             raise SnapshotUnsupportedError(
-                f"The agent has copied more than {MAX_BYTES:,} bytes at once out of its container. These bytes "
+                f"The agent has downloaded more than {MAX_BYTES:,} bytes at once from its container. These bytes "
                 "are not stored, so the agent cannot be run again. Read large files with commands in the "
                 "container."
             )
@@ -94,8 +94,8 @@ class HostFiles:
         for name, _, data in self.files:
             if known.found_in(data):
                 raise CaptureError(
-                    f"The agent has copied a file{f' {name!r}' if name else ''} out of its container that "
-                    "contains the value of a secret. The file cannot be stored."
+                    f"The agent has downloaded a file{f' {name!r}' if name else ''} from its container that contains "
+                    "the value of a secret. The file cannot be stored."
                 )
         return self.files
 

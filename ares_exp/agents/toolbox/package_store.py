@@ -186,7 +186,7 @@ def _seal(made: Path, build: Build, facts: dict[str, Any]) -> None:
     """Makes all files readable for everyone and read-only, and writes the manifest."""
     for path in made.rglob("*"):
         if path.is_symlink():
-            raise ToolboxError(f"The package of {build.name} has a link where a file was expected: {path.name!r}.")
+            raise ToolboxError(f"The package of {build.name} contains the link {path.name!r}. Expected a file.")
         if path.is_dir():
             path.chmod(0o755)
         else:

@@ -55,7 +55,7 @@ class KeptStates:
     def __post_init__(self) -> None:
         """Checks that either `layer` or `module` is set."""
         if (self.layer is None) == (self.module is None):
-            raise ValueError("expected one of `layer` and `module`")
+            raise ValueError("expected either `layer` or `module`")
 
 
 @settings(frozen=True, config={"extra": "forbid", "arbitrary_types_allowed": True})
@@ -76,7 +76,7 @@ class Hook:
     def __post_init__(self) -> None:
         """Checks that either `layer` or `module` is set."""
         if (self.layer is None) == (self.module is None):
-            raise ValueError("expected one of `layer` and `module`")
+            raise ValueError("expected either `layer` or `module`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def module_name(model: Any, layer: int | None, module: str | None) -> str:
         (name for name in names if re.search(rf"(^|\.)(layers|h|blocks|block)\.{number}$", name)), None
     )
     if found is None or not 0 <= number < count:
-        raise PreflightError(f"Expected one of the {count} layers of the model, got {layer}. Set `layer` or `module`.")
+        raise PreflightError(f"The model has {count} layers, but no layer {layer}. Set `layer` or `module`.")
     return found
 
 
