@@ -129,7 +129,7 @@ class ConversingAgent:
         self.format_errors = 0
 
     def set_context(self, context: AgentContext) -> None:
-        """Stores the context. The LLM gets its messages before the task, and descriptions of its skills."""
+        """Stores the context. The LLM gets the earlier messages before the task, and descriptions of the skills."""
         self._context = context
 
     async def _skills(self, template: Template, timeout_sec: float) -> str:

@@ -126,7 +126,7 @@ def _find_object(text: str) -> slice | None:
 
 
 def _of_order(source: str) -> list[str]:
-    """Returns a warning if the fields are not in the required order; otherwise an empty list."""
+    """Returns a list with a warning if the fields are not in the required order, otherwise an empty list."""
     matches = {name: re.search(rf'"{name}"\s*:', source) for name in _FIELDS}
     places = {name: match.start() for name, match in matches.items() if match is not None}
     found = sorted(places, key=lambda name: places[name])

@@ -134,7 +134,7 @@ def _content(content: Any) -> Any:
 
 
 def _value(value: Any) -> Any:
-    """Returns a copy of JSON-like data without `cache_control`, and with integral floats as integers."""
+    """Copies JSON-like data without `cache_control`. Converts integral floats to integers."""
     if isinstance(value, Mapping):
         return {key: _value(item) for key, item in value.items() if key != "cache_control"}
     if isinstance(value, list | tuple):

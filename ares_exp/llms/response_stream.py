@@ -85,7 +85,7 @@ class EventReader:
         self._data: list[bytes] = []
 
     def feed(self, part: bytes) -> Iterator[str]:
-        """Yields the data of the events that the next part of the stream completes."""
+        """Processes the next part of the stream. Yields the data of each event that is now complete."""
         first, *others = part.split(b"\n")
         self._line += first
         for line in others:

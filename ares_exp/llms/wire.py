@@ -63,14 +63,14 @@ def errors_as(kind: type[WireFormatError]) -> Iterator[None]:
 
 
 def required(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
-    """Returns the value of `key`, which has to exist and to have one of `types`."""
+    """Returns the value in the field `key`. The field has to exist, and its value has to have one of `types`."""
     if key not in mapping:
         raise WireFormatError(f"Expected a field `{key}`, got {shorten(mapping)}")
     return typed(mapping[key], key, *types)
 
 
 def optional(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
-    """Returns the value of `key`, which has to have one of `types`; `None` if it is missing or null."""
+    """Returns the value in the field `key`, which has to have one of `types`; `None` if it is missing or null."""
     return None if mapping.get(key) is None else typed(mapping[key], key, *types)
 
 

@@ -71,8 +71,8 @@ class AnthropicPolicy(EndpointPolicy):
 def mark_for_cache(body: dict[str, Any], mark: Mapping[str, Any]) -> None:
     """Sets cache breakpoints in a body, each with the value `mark`.
 
-    One breakpoint follows the system prompt and the tools, and the others follow the last user messages. The endpoint
-    allows four breakpoints, and at most three are used.
+    One breakpoint follows the system prompt and the tools. The other breakpoints follow the last user messages. At most
+    three breakpoints are set; the endpoint allows four.
     """
     if "system" in body:
         if isinstance(body["system"], str):

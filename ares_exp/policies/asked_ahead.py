@@ -100,7 +100,7 @@ def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], 
 
 
 class AskedAhead(Generic[T]):
-    """Sends the requests of one episode to its policy, with a bounded number of concurrent requests.
+    """Sends the requests of one episode to its policy, and limits the number of concurrent requests.
 
     Attributes:
         awaited: Call id of the request that the episode waits for.
@@ -137,7 +137,7 @@ class AskedAhead(Generic[T]):
         self.awaited: int | None = None
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
-        """Cancels requests that are no longer pending, and sends the requests after the first one ahead of time."""
+        """Cancels requests that are no longer pending. Sends all pending requests except the first ahead of time."""
         if not self.looks_ahead or self._closed:
             return
         self._pending = pending

@@ -55,7 +55,9 @@ class OpenAIPolicy(EndpointPolicy):
         return self._reasoning_field is not None
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Responds to one request like `EndpointPolicy.__call__`. Logs a warning if `send_reasoning` is set."""
+        """Responds to one request like `EndpointPolicy.__call__`. Warns if `send_reasoning` is set, because it has no
+        effect.
+        """
         if self._reasoning_field is not None:
             self._warn_once("policy.send_reasoning has no effect outside of episodes: use for_episode().")
         return await super().__call__(request)

@@ -78,7 +78,7 @@ _NOT_FOUND = "Check policy.model and policy.base_url."
 
 
 def status_of(error: Mapping[Any, Any]) -> int | None:
-    """Returns the HTTP status for an error object that arrived with status 200; `None` if it is not an error."""
+    """Returns the HTTP status for an error object that arrived with status 200; `None` if the object is no error."""
     named = [name for name in (error.get("code"), error.get("type")) if name is not None]
     for name in named:
         if isinstance(name, int):  # OpenRouter

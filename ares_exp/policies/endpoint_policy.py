@@ -178,7 +178,7 @@ class EndpointPolicy(Policy):
     strict: bool = True
 
     def __post_init__(self) -> None:
-        """Creates the endpoint, which connects at the first request."""
+        """Creates the endpoint. The first request opens its connections."""
         self.model_name = self.model
         self.knows_prices = bool(self.prices)
         self._extra_body = dict(self.extra_body or {})
@@ -274,7 +274,7 @@ class EndpointPolicy(Policy):
 
     @abstractmethod
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
-        """Returns the body of a request without `extra_body`. `episode` is the episode of the request, if known.
+        """Converts a request to a body, without `extra_body`. `episode` is the episode of the request, if it is known.
 
         Raises:
             UnsendableRequestError: The wire format cannot represent the request.
@@ -289,7 +289,7 @@ class EndpointPolicy(Policy):
         """
 
     def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
-        """Returns an assistant message with added reasoning: `pieces` of the response that the message repeats.
+        """Returns an assistant message, with the reasoning `pieces` of the response that it repeats.
 
         Default: adds only signed or encrypted reasoning, because endpoints require it.
         """
@@ -367,7 +367,7 @@ class EndpointPolicy(Policy):
         return replace(request, stream=False, **ours)
 
     def version_at(self, episode: EpisodeSpec) -> dict[str, Any]:
-        """Returns the version of the weights that respond now, and its origin, as fields of a response."""
+        """Returns the current version of the weights, and the origin of the version, as fields of a response."""
         version = episode.version()
         return {} if version is None else {"policy_version": version, "policy_version_from": "announced"}
 
@@ -437,7 +437,7 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential backoff with jitter that honours `Retry-After`. `EndpointPolicy` describes the first three fields."""
+    """Exponential backoff with jitter. Honours `Retry-After`. `EndpointPolicy` describes the first three fields."""
 
     max_retries: int
     base_sec: float

@@ -35,12 +35,12 @@ class ResponseDeadline:
         return self.timer.expired() and self._time_is_up_at <= self._given_up_at
 
     def extend(self, seconds: float) -> None:
-        """Extends the environment's limit by a wait of the policy for its endpoint, which does not count."""
+        """Extends the environment's limit by the time for which the policy waited for its endpoint."""
         self._time_is_up_at += seconds
         self._reschedule()
 
     def hold(self, seconds: float) -> None:
-        """Extends both limits by a time in which no request could be sent."""
+        """Extends both limits by the time in which no request could be sent."""
         self._given_up_at += seconds
         self.extend(seconds)
 
@@ -88,13 +88,13 @@ class EpisodeEvents:
         self.waits_for, self.since = what, time.monotonic()
 
     def waited(self, seconds: float) -> None:
-        """Adds the policy's wait for its endpoint, and extends the response's deadline by the same time."""
+        """Adds seconds for which the policy waited for its endpoint. Extends the response's deadline accordingly."""
         self.waited_sec += seconds
         if self.deadline is not None:
             self.deadline.extend(seconds)
 
     def held(self, seconds: float) -> None:
-        """Adds time in which the run was paused. It does not count towards time limits or as a stall."""
+        """Adds seconds for which the run was paused. They do not count towards time limits, and are not a stall."""
         self.held_sec += seconds
         self.since = time.monotonic()
         if self.deadline is not None:
@@ -102,7 +102,7 @@ class EpisodeEvents:
 
     @property
     def is_time_up(self) -> bool:
-        """Whether the environment's time limit passed while the response was awaited."""
+        """Whether the environment's time limit passed while the episode waited for the response."""
         return self.deadline is not None and self.deadline.is_time_up
 
     @property

@@ -1,4 +1,4 @@
-"""The replay policy, which responds from recorded episodes and compares the requests with the recorded ones."""
+"""The replay policy, which returns recorded responses, and compares each request with the recorded request."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ReplayPolicy(Policy):
         self._ran: dict[tuple[str, int], _Replayed] = {}
 
     async def preflight(self) -> None:
-        """Reads the recording. Raises `PreflightError` if it is missing or cannot be read."""
+        """Reads the recording. Raises `PreflightError` if the recording is missing or invalid."""
         one = self._episode_id
         try:
             stored = load(self._path, partial=one is not None, skip_broken=one is not None)

@@ -189,7 +189,7 @@ class AsyncGymWrapper:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Exits the wrapped environment with the exception, if any, which closes the environment."""
+        """Closes the wrapped environment by calling its `__aexit__` with the exception, if any."""
         await self._env.__aexit__(exc_type, exc, traceback)
 
 
@@ -296,7 +296,7 @@ class GymDriver(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Exits the environment with the exception, if any, which closes the environment."""
+        """Closes the environment by calling its `__aexit__` with the exception, if any."""
         await self._gym.__aexit__(exc_type, exc, traceback)
 
 

@@ -72,7 +72,7 @@ class PresetId:
         return found
 
     def __call__(self, tasks: Sequence[Any]) -> list[Any]:
-        """Selects tasks, so that this object is a `Selector`. Raises `PresetLookupError` if no task is selected."""
+        """Selects tasks as a `Selector`. Raises `PresetLookupError` if no task is selected."""
         try:
             picked = parse_position(self.position)(tasks) if self.position else list(tasks)
         except LookupError as error:

@@ -106,7 +106,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """Exits the wrapped environment with the exception, if any, which closes the environment."""
+        """Closes the wrapped environment by calling its `__aexit__` with the exception, if any."""
         self._end(lambda: self._gym.__aexit__(exc_type, exc, traceback))
         return False
 
@@ -188,7 +188,7 @@ class GymInThread:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Exits the environment with the exception, if any, which closes the environment."""
+        """Closes the environment by calling its `__aexit__` with the exception, if any."""
         await self._end(lambda: self._gym.__exit__(exc_type, exc, traceback))
 
     async def _end(self, farewell: Callable[[], object]) -> None:

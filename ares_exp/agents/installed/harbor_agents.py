@@ -138,7 +138,7 @@ class HarborEnvironment:
         timeout_sec: float | None = None,
         user: User | None = None,
     ) -> HarborResult:
-        """Runs a command. Variables with secrets of this machine are removed, unless they are from the config."""
+        """Runs a command. Removes variables that contain secrets of this machine, unless the config sets them."""
         from harbor.environments.base import ExecResult as HarborResult
 
         await self._upload_logs()

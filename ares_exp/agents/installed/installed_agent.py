@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 INSTRUCTION_FILE = f"{AGENT_DIR}/instruction.md"
 OUTPUT_FILE = f"{AGENT_DIR}/output.txt"
 SHOWN_BYTES = 4000
-"""Number of bytes at the end of the program's output that are kept after its exit."""
+"""Maximum number of bytes from the end of the program's output that are stored after its exit."""
 SHOWN_LINES = 20
 POLICY = "policy"
 """Model name for agents without a configured model name."""

@@ -103,7 +103,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Rejects a malformed HTTP request with an error of the first wire. Logs no traceback."""
+        """Rejects a malformed HTTP request in the error format of the first wire. Logs no traceback."""
         if status >= 500:
             return super().handle_error(request, status, exc, message)
         found = (message or "").strip().partition("\n")[0].replace(self.line.key, "***").partition(". Please")[0]

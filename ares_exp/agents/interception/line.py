@@ -94,7 +94,7 @@ class Conversation:
     turns: dict[str, Turn] = field(default_factory=dict)
 
     def is_repeated_by(self, request: LLMRequest) -> bool:
-        """Returns whether the request contains the last response. Returns `False` if one of them has tools."""
+        """Returns whether the request repeats the last response, and neither it nor the conversation has tools."""
         turn = self.turns.get(self.last.fingerprint)
         if self.has_tools or request.tools or turn is None or not turn.call.done() or turn.call.cancelled():
             return False
@@ -164,7 +164,7 @@ BackgroundRequests = Literal["observe", "answer"]
 
 RETRY_HEADER = "x-stainless-retry-count"
 MAIN_KEY = "main"
-"""Default conversation key, for a request without a header that names the conversation."""
+"""Conversation key of a request that has no header with a conversation name."""
 _FORWARDED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -176,7 +176,7 @@ _FORWARDED = {
     "top_k": "top_k",
     "topK": "top_k",
 }
-"""Fields of an `LLMRequest` by the names of sampling parameters on the wires."""
+"""Maps the names of sampling parameters on the wires to fields of `LLMRequest`."""
 
 _logger = logging.getLogger(__name__)
 

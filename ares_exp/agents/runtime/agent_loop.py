@@ -121,7 +121,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         *args: *_Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Schedules a callback at a time, as in any event loop."""
+        """Schedules a callback for a point in time, as in any event loop."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if self._owner is not None:
             self._owner.set_timer(handle)
@@ -146,7 +146,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """Runs a function in a thread. The function has to be pure, and `executor` has no effect."""
+        """Runs a function in a thread. The function has to be pure. `executor` is ignored."""
         if self._owner is None:
             raise EpisodeStateError("The agent phase has ended, so no more threads can start.")
         return self._owner.run_in_thread(func, args)

@@ -78,7 +78,7 @@ class AgentRuntime:
 
     @property
     def elapsed_sec(self) -> float:
-        """Seconds since the agent started, excluding the time in which it was stored in a snapshot."""
+        """Seconds since the agent started, without the time for which it was stored in a snapshot."""
         return self._outer.time() - self._started
 
     @property
@@ -156,7 +156,7 @@ class AgentRuntime:
             self._outer.call_soon(self._dispatch)
 
     async def cancel(self, grace_sec: float) -> None:
-        """Rejects new calls, cancels the agent, and waits for a bounded time until its commands have ended."""
+        """Rejects new calls, cancels the agent, and waits up to `grace_sec` for the end of the agent and its calls."""
         self._closed = True
         self.release()
         for task in list(self._agent_loop.tasks) if self._agent_loop is not None else [self.task]:
@@ -370,7 +370,7 @@ class AgentRuntime:
             call.work.cancel()
 
     def set_timer(self, handle: asyncio.TimerHandle) -> None:
-        """Schedules `AgentLoop.run_soon(handle)` and a pump for the time of the handle."""
+        """Schedules `AgentLoop.run_soon(handle)`, and then a call of `pump`, for the time of the handle."""
         assert self._agent_loop is not None
         call = self._ask("timer", round(handle.when() - self._agent_loop.now, 6))
         call.handle = handle

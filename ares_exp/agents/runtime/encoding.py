@@ -103,7 +103,7 @@ class HostFiles:
         """Writes the files to `path`.
 
         Raises:
-            SnapshotUnsupportedError: The name of a file leads out of `path`.
+            SnapshotUnsupportedError: The name of a file is a path outside of `path`.
         """
         for name, mode, data in self.to_keep():
             target = path / name if name else path
@@ -259,7 +259,7 @@ class _Decoder:
         if kind == "call":
             return self._call(call_id, data)
         if call_id not in self._kinds:
-            raise ValueError(f"there is no call {call_id} before it")
+            raise ValueError(f"there is no call {call_id} before this entry")
         if kind == "done":
             return self._completion(call_id, data)
         if kind == "unheard":
@@ -279,7 +279,7 @@ class _Decoder:
 
     def _call(self, call_id: int, data: Mapping[str, Any]) -> CallEntry:
         if call_id in self._kinds or call_id < 0:
-            raise ValueError(f"call {call_id} exists twice, or is negative")
+            raise ValueError(f"the call number {call_id} is negative or not unique")
         kind = data["k"]
         if kind not in ("llm", "exec", "upload", "download", "terminal", "timer", "thread"):
             raise ValueError(f"unknown kind of call {kind!r:.40}")
@@ -289,7 +289,7 @@ class _Decoder:
         keep = _checked(data["keep"], int)
         self._messages += keep + len(data["m"])
         if not 0 <= keep <= len(self._last_request) or self._messages > MAX_MESSAGES:
-            raise ValueError(f"keeps {keep} messages of {len(self._last_request)}, {self._messages} in all")
+            raise ValueError(f"keeps {keep} of {len(self._last_request)} messages; {self._messages} messages in all")
         new = tuple(_checked(one, str) for one in data["m"])
         self._last_request = (*self._last_request[:keep], *new)
         return CallEntry(call_id, kind, RequestPrint(_checked(data["s"], str), self._last_request))

@@ -33,7 +33,7 @@ class CallIdentities:
         self._known_objects: dict[int, tuple[Mapping[str, Any], str]] = {}
 
     def of(self, kind: CallKind, arguments: Any) -> Any:
-        """Returns the identity of a call: a `RequestPrint` for an LLM request, otherwise JSON-ready data."""
+        """Returns the identity of a call: a `RequestPrint` for an LLM request, JSON-ready data for other calls."""
         return self.of_request(arguments) if kind == "llm" else _plain(arguments)
 
     def of_request(self, request: LLMRequest) -> RequestPrint:

@@ -21,7 +21,7 @@ MOUNT_ROOT = "/opt/ares_exp"
 PACKAGE_NAME = r"^[a-z0-9][a-z0-9_-]{0,59}$"
 """Pattern of the names of packages."""
 USERS_PACK = ".pack"
-"""Suffix of the directory names of packs that a user created, in the cache."""
+"""Suffix of the names of directories in the cache that contain packs of the user."""
 GNU_MACHINES = {"x64": "x86_64", "arm64": "aarch64"}
 """Maps npm's names of architectures to GNU names."""
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}

@@ -154,7 +154,7 @@ class AgentStore:
         return found
 
     def use(self, build: Build) -> Installed | None:
-        """Returns a build like `find`, prevents its removal while this process runs, and records the time of use."""
+        """Returns a build like `find`. Prevents its removal while this process runs, and records the time of use."""
         if not self.place(build).is_dir():
             return None
         hold(self.folder)

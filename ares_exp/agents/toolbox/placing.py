@@ -40,7 +40,7 @@ class Placed:
     python: str = ""
 
     def path(self, *names: str) -> str:
-        """Returns a path in the container below the build's directory."""
+        """Returns the path in the container of a file in the build's directory."""
         return "/".join((self.build.target, *names))
 
 
