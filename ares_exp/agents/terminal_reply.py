@@ -166,7 +166,6 @@ def _closed(text: str, error: str) -> str | None:
 
 
 def _extracted(text: str, error: str) -> str | None:
-    """Finds the JSON object in a reply with surrounding text."""
     for found in _OBJECT.findall(text):
         try:
             json.loads(found)

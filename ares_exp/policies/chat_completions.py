@@ -55,9 +55,7 @@ class OpenAIPolicy(EndpointPolicy):
         return self._reasoning_field is not None
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Responds to one request like `EndpointPolicy.__call__`. Warns if `send_reasoning` is set, because it has no
-        effect.
-        """
+        """Responds to one request like `EndpointPolicy.__call__`. Warns that `send_reasoning` has no effect here."""
         if self._reasoning_field is not None:
             self._warn_once("policy.send_reasoning has no effect outside of episodes: use for_episode().")
         return await super().__call__(request)

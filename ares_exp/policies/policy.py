@@ -142,7 +142,7 @@ class Policy(LLMClient):
         Raises:
             ConfigError: The setting cannot be changed, or the value is not allowed.
         """
-        raise ConfigError(f"`policy.{name}` of this policy cannot change during the run. Set it when you resume the run.")
+        raise ConfigError(f"`policy.{name}` of this policy cannot change during the run. Set it when you resume.")
 
     async def close(self) -> None:
         """Releases connections. Idempotent."""

@@ -246,7 +246,6 @@ def _as_chat(body: Any) -> Any:
 
 
 def _completion(body: Any) -> LLMResponse:
-    """Converts the body of a completion to a response. Raises `WireFormatError` if the body is invalid."""
     choice = _choice(body)
     usage = optional(body, "usage", Mapping) or {}
     values: list[Any] | None = optional(optional(choice, "logprobs", Mapping) or {}, "token_logprobs", list)

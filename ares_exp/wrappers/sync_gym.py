@@ -91,7 +91,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         return self._gym.rendering()
 
     def close(self) -> None:
-        """Cancels calls of other threads, closes the environment, and ends the loop. Idempotent."""
+        """Cancels running calls of other threads, closes the environment, and ends the loop. Idempotent."""
         self._end(self._gym.close)
 
     def __enter__(self) -> GymWrapper:

@@ -27,7 +27,7 @@ class TrackedEnvironment(EnvironmentWrapper):
     """
 
     def __init__(self, env: MinimalEnvironment, tracker: Tracker) -> None:
-        """Wraps `env`, which the wrapper then owns, without starting anything."""
+        """Wraps `env`, which the wrapper then owns. Starts nothing."""
         super().__init__(env)
         self._tracker = SeveralTrackers({"tracker": tracker})
         self._events: EpisodeEvents | None = None
@@ -90,7 +90,7 @@ class TrackedEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the environment. If an episode is running, reports it with the exception, or as closed."""
+        """Closes the environment. If an episode is running, reports it with the exception, if any, or as closed."""
         self._end(Outcome.CLOSED if exc is None else None, failure=exc)
         await super().__aexit__(exc_type, exc, traceback)
 

@@ -332,7 +332,6 @@ class _Exchange:
 
 
 def _joined(events: list[bytes]) -> Iterator[bytes]:
-    """Yields the bytes of the events in larger chunks, to reduce the number of writes."""
     chunk: list[bytes] = []
     size = 0
     for event in events:

@@ -111,7 +111,6 @@ def _event(value: Mapping[str, Any]) -> bytes:
 
 
 def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """Returns the start of a block, and the deltas that complete it."""
     if block["type"] == "text":
         return {"type": "text", "text": ""}, _deltas("text_delta", "text", block["text"])
     if block["type"] == "thinking":
