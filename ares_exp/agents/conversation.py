@@ -54,7 +54,7 @@ CompactionKind = Literal["none", "drop_outputs", "summarise"]
 TEMPLATES = Path(__file__).parent / "context_templates"
 CHARS_PER_TOKEN = 4
 LEAST_MESSAGES = 4
-"""Minimum number of messages after the task to request a summary. A summary of fewer messages would not be shorter."""
+"""Minimum number of messages after the task for which a summary is requested, so that the summary is shorter."""
 KEPT_CHARS = 200
 """Maximum length in characters of outputs that are never dropped."""
 

@@ -47,8 +47,9 @@ class AgentRuntime:
         Args:
             journal: Journal to write to. It is empty, except for `replay`. `None` if the agent needs an ordinary event
                 loop and therefore cannot be run again.
-            on_llm: Called with each LLM call. The call waits until `deliver` is called with the response.
-            on_change: Called each time after the agent has run, or may have run.
+            on_llm: Function that is called with each LLM call. The call waits until `deliver` is called with the
+                response.
+            on_change: Function that is called each time the agent may have run.
         """
         self.journal = journal
         self.task: asyncio.Task[None] | None = None
@@ -88,7 +89,7 @@ class AgentRuntime:
 
     @property
     def open_calls(self) -> list[int]:
-        """Numbers of the calls that the agent waits for, sorted."""
+        """Sorted numbers of the calls for which the agent waits."""
         return sorted(self._open)
 
     @property
@@ -266,7 +267,7 @@ class AgentRuntime:
             self._has_run()
 
     def _has_run(self) -> None:
-        """Wakes `cancel`, which waits while the agent ends."""
+        """Notifies `cancel`, if it waits, that the agent has run."""
         if self._ran is not None and not self._ran.done():
             self._ran.set_result(None)
 

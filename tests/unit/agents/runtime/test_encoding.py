@@ -180,7 +180,7 @@ def test_expanded_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [line(t="call", id=0, k="llm", s="x", keep=0, m=["a"] * 20)]
     calls += [line(t="call", id=number, k="llm", s="x", keep=20, m=[]) for number in range(1, 6)]
     assert len(decoded(calls[:5]).entries) == 5
-    with pytest.raises(SnapshotMetadataError, match=r"entry 5 .* 120 in all"):
+    with pytest.raises(SnapshotMetadataError, match=r"entry 5 .* 120 messages in all"):
         decoded(calls)
 
 
