@@ -144,7 +144,7 @@ class EndpointPolicy(Policy):
         max_concurrency_per_episode: Maximum number of concurrent requests of one episode whose agent waits for several
             responses. With 1, requests are sent one after the other.
         max_response_bytes: Maximum size of a response in bytes.
-        preflight_timeout_sec: Time limit of `preflight` in seconds.
+        preflight_timeout_sec: Time limit in seconds of the check before the run (`preflight`).
         prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
             output_per_million_usd: 10}}`. Add `cached_per_million_usd` and `cache_write_per_million_usd` if the
             endpoint's cache has its own prices. Without a price, the cost is `usage.cost` from the endpoint, or 0.0,
