@@ -1,4 +1,4 @@
-"""The HTTP server of the rollout service. It checks keys, parses bodies and maps errors to statuses."""
+"""The HTTP server of the rollout service. It checks keys, parses bodies, and maps errors to HTTP statuses."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class HttpService:
         if self._key is None:
             name = (request.host or "").rpartition(":")[0] if ":" in (request.host or "") else request.host
             if name.strip("[]") not in LOOPBACK:
-                raise web.HTTPForbidden(text=f"Expected a request to a loopback address, got one to {request.host}.")
+                raise web.HTTPForbidden(text=f"Expected a request to a loopback address, not to {request.host}.")
             return
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if not hmac.compare_digest(given.encode(errors="replace"), self._key.encode()):
