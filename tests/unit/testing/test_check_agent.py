@@ -96,7 +96,7 @@ async def test_factory_may_be_a_local_class() -> None:
 
 async def test_stateful_agent_is_checked_by_its_state() -> None:
     assert await check_agent(StatefulAgentFactory(), replies=["a", "b", "done"]) == 3
-    with pytest.raises(DivergenceError, match=r"^Step 1: .*sends another request"):
+    with pytest.raises(DivergenceError, match=r"^Step 1: .*sends a different request"):
         await check_agent(ForgetfulAgentFactory(), replies=["a", "b", "done"])
 
 
