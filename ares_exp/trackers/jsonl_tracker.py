@@ -59,7 +59,7 @@ class JsonlTracker(TrackerBase):
         return self._writer.failures
 
     def start(self, run: RunInfo) -> None:
-        """Opens the file, or creates it if no earlier session has."""
+        """Opens the file of an earlier session, or creates a new file."""
         self._path, self._rows = RunDir(run.run_dir).metrics, EpisodeRows()
         path, rows = self._path, self._rows
         self._writer.start()

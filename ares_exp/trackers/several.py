@@ -36,7 +36,7 @@ class SeveralTrackers(TrackerBase):
 
     @property
     def failures(self) -> int:
-        """Number of failures so far: those that the trackers report, and calls that raised an exception."""
+        """Number of failures so far: failures that trackers report, and calls that raised an exception."""
         return len(self._failed) + sum(one.failures for one in self._trackers.values())
 
     @property

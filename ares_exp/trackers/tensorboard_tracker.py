@@ -28,9 +28,9 @@ _BINS = 30
 class TensorboardTracker(TrackerBase):
     """Writes event files below `tensorboard` in the run directory. To view them: `tensorboard --logdir outputs`.
 
-    Scalars of episodes have the number of finished episodes as their step, also in a resumed run. Scalars of a trainer
-    have the optimizer step, and scalars of the runner the number of seconds since the start of the run. At the end of
-    the run, totals and histograms over the attempts are added. Config and provenance are text entries.
+    The step of an episode's scalars is the number of finished episodes, also in a resumed run. The step of a trainer's
+    scalars is the optimizer step. The step of the runner's scalars is the number of seconds since the start of the run.
+    At the end of the run, totals and histograms over the attempts are added. Config and provenance are text entries.
     """
 
     @pydantic.validate_call

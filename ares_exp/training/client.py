@@ -479,7 +479,7 @@ def sampling_of(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _values(values: Sequence[T] | str, kind: str) -> Sequence[T]:
-    """Decodes base64 into numbers of the array type `kind`. Returns values that are not base64 unchanged."""
+    """Decodes base64 into numbers of the array type `kind`. Returns a sequence of numbers unchanged."""
     if not isinstance(values, str):
         return values
     unpacked: array[Any] = array(kind, base64.b64decode(values))

@@ -332,7 +332,7 @@ class _ConversationRows:
         return max((row for row in self.rows if row.is_start_of(prompt)), key=lambda row: len(row.ids), default=None)
 
     def _realigned(self, prompt: Sequence[int]) -> _Row | None:
-        """Cuts one row to a prefix of the prompt, and returns it. Returns `None` if too many tokens would be lost."""
+        """Cuts a row to its common prefix with the prompt, and returns it; `None` if too many tokens would be lost."""
         shared = [(len(row.ids) - _shared(row.ids, prompt), row) for row in self.rows]
         lost, row = min(shared, key=lambda item: item[0], default=(0, None))
         if row is None or lost > self._realign_tokens or len(row.ids) - lost <= row.starts[-1]:

@@ -110,8 +110,8 @@ def agent_loop_outputs(
         lost: Treatment of an episode without a reward. `mask` returns its rows with a mask of zeros; their reward
             of 0.0 still counts in the mean of verl's prompt group. `group` raises an error, so that verl drops the
             whole group.
-        global_step: The trainer's step, which is used as the policy version of rows without one. verl computes the age
-            of a row from it.
+        global_step: The trainer's step, which replaces a missing policy version. verl computes the age of a row from
+            the policy version.
 
     Raises:
         UntrainableError: The episode has no reward and `lost` is `group`, or a policy version is not an integer, or a

@@ -370,7 +370,7 @@ def _in_order(files: list[Path]) -> list[Path]:
     return sorted(files, key=lambda path: (is_shared(path), path.suffix != ZSTD, path))
 
 
-HELP = f"a file, a run directory, or either followed by /ID or the start of an id (TASK__1 is attempt 1); {MEANING}"
+HELP = f"a file or run directory, optionally with /ID or the start of an id (TASK__1 is attempt 1); {MEANING}"
 
 
 def chosen_episodes(path: Path) -> StoredEpisodes:

@@ -188,7 +188,7 @@ class SampledBody(Body):
             that the prompt is longer than the model's context.
         logprobs: Log-probability of each sampled token.
         version: Version of the weights. `null` uses the version that was current when the service returned the request.
-        stop: Reason for the end. `abort` means that the engine stopped early. The relay then requests the rest.
+        stop: Reason for the end. `abort` means that the engine stopped early. The relay requests the rest.
     """
 
     request_id: Annotated[str, Field(max_length=100)]

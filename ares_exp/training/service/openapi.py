@@ -96,7 +96,7 @@ OPERATIONS = (
         "requests",
         "GET",
         "/v1/requests",
-        "Returns LLM requests from the relay, to which the trainer samples the responses.",
+        "Returns LLM requests from the relay, for which the trainer samples the responses.",
         bodies.TokenRequests,
         query=bodies.RequestsQuery,
         errors=(404,),

@@ -431,7 +431,7 @@ class ServedRollouts:
         queue, most = self.options.queue, self.options.unacknowledged
         if count > queue:
             raise ConfigError(
-                f"Expected a submission of at most {queue} rollouts, got {count}. Divide it, or set `serve.queue`."
+                f"Expected a submission of at most {queue} rollouts, got {count}. Submit fewer, or set `serve.queue`."
             )
         if running + waiting + count > queue:
             raise FullError(f"{running + waiting} of at most {queue} rollouts are open (`serve.queue`).")
