@@ -1,7 +1,7 @@
 """The schema of the root config: type, default, range and description of each top-level key.
 
-The groups (`env`, `policy`, …) and the nodes `budget` and `retry` have a `_target_`, and the constructor of its class
-validates the arguments.
+The groups (`env`, `policy`, …) and the nodes `budget` and `retry` have a `_target_`. The constructor of the class that
+it names validates their arguments.
 """
 
 from __future__ import annotations

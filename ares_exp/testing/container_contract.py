@@ -78,7 +78,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _needs_isolation(factory: ContainerFactory) -> None:
-    """Skips a test if the containers are not isolated, because it would harm this machine or needs two containers."""
+    """Skips a test that would harm this machine or needs two containers, if containers are not isolated."""
     if not as_container_factory(factory).is_isolated:
         pytest.skip("the backend declares that its containers are not isolated")
 

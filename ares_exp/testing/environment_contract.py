@@ -41,7 +41,7 @@ class EnvironmentContract:
     """
 
     replies = ("Hm.",)
-    """The policy's responses. After the last response, they start again."""
+    """The policy's responses. After the last response, the policy starts again with the first."""
 
     max_steps = 40
     """Maximum number of steps in an episode with these replies. A longer episode is closed before its end."""

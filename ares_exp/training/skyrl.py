@@ -46,7 +46,7 @@ class EpisodeGenerator:
             key_env: Environment variable with the service's key.
             lost: Treatment of episodes without a reward, as for `generator_output`.
             step_wise: Whether the trainer is configured for step-wise training, as for `generator_output`.
-            submission: Other fields of the submissions, such as `limits`. `policy` replaces single fields of the policy.
+            submission: Other fields of the submissions, such as `limits`. Values in `policy` replace defaults.
         """
         self._url, self._engine, self._key_env = url, engine, key_env
         self._lost, self._step_wise = lost, step_wise

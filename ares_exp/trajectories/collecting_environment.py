@@ -37,7 +37,7 @@ from ares_exp.trajectories.records import (
 )
 
 END_TIMEOUT_SEC = 10.0
-"""Time limit in seconds for which a cancelled caller waits until the collectors have finished writing."""
+"""Maximum time in seconds that a cancelled caller waits until the collectors have finished writing."""
 ENDED_AT_ONCE = 4
 """Maximum number of threads that end episodes. If there are few threads, each thread can combine more disk syncs."""
 
@@ -78,7 +78,7 @@ class EpisodeEnds(GatheredCalls["_Ending"]):
 
 @dataclass(slots=True)
 class _Ending:
-    """The end of an episode: a function for each collector that ends the episode there, and the trajectories."""
+    """The end of an episode: functions that each end the episode in one collector, and the returned trajectories."""
 
     ends: Sequence[tuple[CollectorGuard, Callable[[], EpisodeTrajectory | None]]]
     kept: list[EpisodeTrajectory] = field(default_factory=list)

@@ -29,7 +29,7 @@ class EpisodeHandle:
         episode_id, task_name, start_time, metadata: Fields of `EpisodeTrajectory`.
         steps: Steps recorded so far. Steps with an equal message share one message object.
         encoder: Encoder of the steps.
-        unwritten: Error because of which steps are missing in the collector's file; `None` if no step is missing.
+        unwritten: Error that prevented writing a line to the collector's file; `None` if all lines were written.
     """
 
     episode_id: str
@@ -220,8 +220,8 @@ class EpisodeCollector(CollectorBase):
         """Appends the line of a step to the episode's file, unless an earlier line of the episode is missing.
 
         Raises:
-            OSError: This line or the first line of the episode could not be written. Raised once per episode, and not
-                if the file was removed. In both cases, `_ended` writes the whole episode again.
+            OSError: This line or the first line of the episode could not be written. Raised at most once per episode,
+                and not if the file was removed. `_ended` then writes the whole episode.
         """
         try:
             if handle.unwritten is None:

@@ -268,7 +268,7 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Differen
 
 
 def apart(was: str, now: str, *, width: int, before: int) -> tuple[int, str, str]:
-    """Returns an excerpt of each string around their first difference, and before them the index of their start."""
+    """Returns the start index of two excerpts around the first difference of two strings, and both excerpts."""
     start = max(0, _first_difference(was, now) - before)
     return start, was[start : start + width], now[start : start + width]
 
@@ -388,7 +388,7 @@ def is_request(observation: Any) -> bool:
 
 
 def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
-    """Returns how the request of step `number`, which must have one, differs from an earlier request."""
+    """Returns how the request of a step differs from an earlier request. The step `number` must have a request."""
     request = steps[number].observation or {}
     asked = [index for index in reversed(range(number)) if is_request(steps[index].observation)]
     last = (steps[asked[0]].observation or {}) if asked else {}

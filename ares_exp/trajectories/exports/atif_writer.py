@@ -223,7 +223,7 @@ class _AtifWriter:
     def _appended(
         self, messages: Sequence[Mapping[str, Any]], reply: Mapping[str, Any] | None
     ) -> Sequence[Mapping[str, Any]] | None:
-        """Returns the messages after the previous request and its reply; `None` if `messages` is no continuation."""
+        """Returns the messages after the previous request and its reply; `None` if `messages` starts differently."""
         length = len(self._messages)
         if messages[:length] != self._messages:
             return None

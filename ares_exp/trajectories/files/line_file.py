@@ -178,7 +178,7 @@ def write_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
 
 
 ASKING_LIMIT_SEC = 1.0
-"""Time limit in seconds for acquiring the lock while other processes call `has_writer`. Then no lock is held."""
+"""Time limit in seconds for acquiring the lock while processes call `has_writer`. After it, no lock is used."""
 
 
 class WriterLock:

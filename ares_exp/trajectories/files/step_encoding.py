@@ -133,7 +133,7 @@ class ConversationReader:
             self._nodes.append((parent, index))
 
     def conversation(self, node: int) -> FrozenList:
-        """Returns the messages of `node`. Raises `ValueError` if the node is missing, or the message limit exceeded."""
+        """Returns the messages of `node`. Raises `ValueError` if the node is missing or the limit is exceeded."""
         if type(node) is not int or not EMPTY <= node < len(self._nodes):
             raise ValueError(f"expected a conversation number below {len(self._nodes)}, got {node!r:.80}")
         at, tail = node, []
