@@ -74,7 +74,7 @@ def folder_url(folder: Path) -> str:
 
 
 def find_options(group: str, config_dirs: Sequence[Path] = ()) -> list[Option]:
-    """Lists the options of a group, first those of ares_exp. If several options have the same name, lists the first."""
+    """Lists the options of a group, first the options of ares_exp. Lists only the first option with a certain name."""
     found: dict[str, Option] = {}
     for option in _every_option(group, config_dirs):
         found.setdefault(option.name, option)

@@ -75,7 +75,7 @@ def import_name(part: object) -> str:
 
 
 class StandIn:
-    """An object that replaces a part and keeps its name in records and messages."""
+    """An object that replaces a part. Records and messages contain the name of the part."""
 
     def __init__(self, part: Any) -> None:
         self._part = part

@@ -143,7 +143,7 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
 
 
 def validate(config: Mapping[str, Any]) -> None:
-    """Checks the names and ranges of the top-level keys. Raises `ConfigError`. Composition has checked the types."""
+    """Checks the names and ranges of the top-level keys. Raises `ConfigError`. Hydra has already checked the types."""
     known = [item.name for item in fields(ExperimentConfig)]
     for name in config:
         if name not in known:

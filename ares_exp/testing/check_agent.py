@@ -190,7 +190,7 @@ class _Check:
             await again.cancel()
 
     async def _check_state(self, step: int, request: LLMRequest) -> None:
-        """Creates an agent from the state of the current agent, and compares the next requests of both."""
+        """Creates an agent from the state of the current agent, and compares the next requests of both agents."""
         agent, kind = self.host.agent, type(self.host.agent).__name__
         if not isinstance(agent, StatefulAgent):
             raise SnapshotUnsupportedError(

@@ -66,7 +66,7 @@ class SeveralTrackers(TrackerBase):
             self._guard(name, tracker.log_order, line)
 
     def finish(self, summary: RunSummary) -> None:
-        """Finishes all trackers concurrently. Abandons a tracker that exceeds `FINISH_TIMEOUT_SEC`."""
+        """Finishes all trackers concurrently. Stops waiting for a tracker after `FINISH_TIMEOUT_SEC`."""
         threads = [
             threading.Thread(target=self._guard, args=(name, tracker.finish, summary), name=name, daemon=True)
             for name, tracker in self._trackers.items()

@@ -70,7 +70,7 @@ class WandbRecord(pydantic.BaseModel, frozen=True):
         """Returns the record for a new session.
 
         A resumed run continues the W&B run of its earlier sessions. If a W&B sweep started the process, the session
-        belongs to the W&B run of the sweep. Otherwise it belongs to a new W&B run.
+        belongs to the W&B run of the sweep. Otherwise, the session belongs to a new W&B run.
         """
         # A Hydra sweep can run several jobs in this process, but the agent of a W&B sweep expects one run.
         wanted = sweep_run_id() if info.group is None else None

@@ -65,9 +65,9 @@ class WandbTracker(TrackerBase):
         tags: Tags of the W&B run.
         mode: `auto` uses the environment variable WANDB_MODE. If the variable is not set, the mode is `online` if W&B
             finds a key (WANDB_API_KEY, or the entry of `wandb login` in the netrc file), otherwise `offline`.
-        log_artifacts: Whether the task set, trajectories and snapshots become artifacts.
+        log_artifacts: Whether the task set, trajectories and snapshots are logged as artifacts.
         log_trajectories: Whether the table of episodes contains a readable page for each trajectory.
-        log_code: Whether the source files of this package become an artifact (with `log_artifacts`).
+        log_code: Whether the source files of this package are logged as an artifact (requires `log_artifacts`).
         task_set_limit_mb: Maximum size in MB of an uploaded task set. A larger task set is replaced by the tasks'
             digests.
         snapshots_limit_mb: Maximum size in MB of an uploaded snapshot store. A larger store is replaced by a file list.

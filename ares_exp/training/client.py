@@ -114,7 +114,7 @@ class Request(bodies.TokenRequestFacts):
 
 @dataclass(frozen=True)
 class Response:
-    """A response to a request of the relay. `SampledBody` describes the fields."""
+    """The response to an LLM request from the relay. `SampledBody` describes the fields."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -144,8 +144,8 @@ class Client:
 
         Args:
             url: URL of the service, such as `http://127.0.0.1:8300`.
-            key_env: Name of the environment variable that has the service's key; `None` if there is no key.
-            timeout_sec: Time limit for one response from the service, in seconds, in addition to a poll's wait.
+            key_env: Name of the environment variable that contains the service's key; `None` if there is no key.
+            timeout_sec: Time limit for one response from the service, in seconds. For a poll, its wait is added.
             retry_sec: Time limit for the retries of a call while the service is unreachable, in seconds.
             full_sec: Time limit for the retries of a call while the service is full, in seconds.
 
@@ -221,7 +221,7 @@ class Client:
         Args:
             submission: The submission.
             after: Cursor of the last episode that the caller already has.
-            acknowledge: Whether to acknowledge each episode when the next one is requested.
+            acknowledge: Whether to acknowledge each episode when the caller requests the next episode.
 
         Raises:
             ServiceError: The service rejected the request, or cannot be reached.

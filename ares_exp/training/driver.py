@@ -392,7 +392,7 @@ async def driven(
 
     Args:
         overrides: Overrides as on the command line. `attempts` has no effect.
-        policy: Policy to use instead of an option of `policy`. It is closed at the end of the run.
+        policy: Policy to use instead of an option of the group `policy`. It is closed at the end of the run.
         max_staleness: Maximum staleness of an episode, as for `EpisodeDriver`.
         config_dirs: Folders of options, as for `--config-dir`.
         quiet: Whether to print no progress and no summary.

@@ -39,7 +39,7 @@ class PolicyBody(Body):
     Attributes:
         mode: `endpoint` sends calls to `base_url`. `relay` passes them to the trainer with `GET /v1/requests`.
         wire: Format of the calls. `ids` continues conversations with token ids.
-        base_url: URL of the endpoint, including the version. Required by `endpoint`.
+        base_url: URL of the endpoint, including the version. Required if `mode` is `endpoint`.
         model: Name of the model.
         tokenizer: Directory or hub name of the tokenizer, for `ids`, `relay` and `on_abort: continue`. Defaults to
             `model`.

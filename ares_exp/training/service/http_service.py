@@ -50,7 +50,7 @@ class HttpService:
     """Serves the rollouts of a run over HTTP."""
 
     def __init__(self, rollouts: ServedRollouts, run: TrainedRun, key: str | None) -> None:
-        """Stores the arguments. With the key `None`, only requests to a loopback address are accepted."""
+        """Stores the arguments. If `key` is `None`, only requests to a loopback address are accepted."""
         self._rollouts = rollouts
         self._run = run
         self._key = key
@@ -95,7 +95,7 @@ class HttpService:
             return _error(500, type(error).__name__, str(error))
 
     def _check(self, request: web.Request) -> None:
-        """Rejects requests without the key, and requests that a web page sent, with an `HTTPException`."""
+        """Raises an `HTTPException` for requests without the key, and for requests that a web page has sent."""
         if "Origin" in request.headers:
             raise web.HTTPForbidden(text="Requests from web pages are not accepted. Send the request from a program.")
         if self._key is None:

@@ -49,7 +49,7 @@ class Service:
     """A trainer that runs the rollouts that other processes submit, until the run is interrupted.
 
     Attributes:
-        policy: Policy of the run, which responds to each rollout with its own endpoint.
+        policy: Policy of the run, which sends the LLM calls of each rollout to the rollout's endpoint.
         url: URL of the service; empty until it accepts requests.
     """
 
