@@ -64,7 +64,7 @@ network_mode = "no-network"
     "solution/solve.sh": "#!/usr/bin/env bash\nprintf 'alpha\\nbeta\\n' > /app/words\n",
     "tests/test.sh": """\
 #!/usr/bin/env bash
-# Reward 1 for both lines, 0.5 for the first alone, or with another behind it, else 0.
+# The reward is 1 if both lines are correct, 0.5 if only the first line is correct, otherwise 0.
 
 reward=0
 [ "$(head -n 1 /app/words 2>/dev/null)" != alpha ] || reward=0.5
