@@ -77,7 +77,7 @@ async def test_unrecordable_error_is_found() -> None:
 
 async def test_agent_that_waits_instead_of_ending_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(careless.NeverReturns, "made", 0)
-    with pytest.raises(DivergenceError, match=r"like the first run, which ended, but it waited"):
+    with pytest.raises(DivergenceError, match="first run of the agent ended, but the second run waited"):
         await check_agent(careless.NeverReturns, replies=["yes"] * 4)
 
 
@@ -105,7 +105,7 @@ async def test_nondeterministic_agent_without_state_cannot_be_checked() -> None:
         return careless.Now(**given)
 
     factory.deterministic = False  # type: ignore[attr-defined]
-    with pytest.raises(SnapshotUnsupportedError, match=r"must have get_state\(\)"):
+    with pytest.raises(SnapshotUnsupportedError, match=r"add get_state\(\)"):
         await check_agent(factory, replies=["yes"])
 
 

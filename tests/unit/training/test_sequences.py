@@ -294,14 +294,17 @@ def test_rewritten_history_becomes_skyrl_steps() -> None:
     assert output["trajectory_ids"] == ["a", "b", "b", "c"]
     assert output["is_last_step"] == [True, False, True, True]
     assert output["rewards"] == [1.0, 0.5, 0.5, 1.0]
-    with pytest.raises(UntrainableError, match=r"episode e2 \(task\), got more"):
+    with pytest.raises(UntrainableError, match=r"Episode e2 \(task\) has several rows"):
         generator_output([LINEAR, FORKED], step_wise=False)
     with pytest.raises(ValueError, match="Expected 2 trajectory ids, got 0"):
         generator_output([LINEAR, FORKED])
 
 
 def test_verl_needs_integer_policy_versions() -> None:
-    for call, message in ((Call([1], [2], version="v1"), "global steps of verl, got v1"), (Call([1], [2]), "got none")):
+    for call, message in (
+        (Call([1], [2], version="v1"), "global steps of verl, got v1"),
+        (Call([1], [2]), "has no policy"),
+    ):
         with pytest.raises(UntrainableError, match=message):
             agent_loop_outputs(sequences_of(episode([call])))
     [output] = agent_loop_outputs(sequences_of(episode([Call([1], [2])])), global_step=7)

@@ -113,7 +113,7 @@ def test_broken_step_is_reported_with_its_line(tmp_path: Path) -> None:
         (lambda text: '{"schema_version": "ATIF-v1.6", "steps": []}', "use the run that it was exported from"),
         (lambda text: text.replace('"task_name"', '"name"'), "task_name"),
         (lambda text: text.replace("\n,{", "\n{", 1).replace("{", "", 1), "."),
-        (lambda text: text + "{}\n", "has ended"),
+        (lambda text: text + "{}\n", "has already ended"),
     ],
 )
 def test_other_mistakes_are_reported(tmp_path: Path, change: object, what: str) -> None:
