@@ -100,7 +100,7 @@ class SubmissionBody(Body):
         encoding: Encoding of token lists. `packed` is base64 of little-endian int32 (ids), uint8 (mask) and float32.
         limits: Limits of each episode.
         max_staleness: Maximum age of the oldest response of an episode, in versions.
-        on_stale: Action if the oldest response exceeds this age. `replace` runs another attempt, and `report` returns
+        on_stale: Action if a response exceeds `max_staleness`. `replace` runs another attempt, and `report` returns
             the episode with the state `stale`.
         replace_failed: Maximum number of further attempts after a failed attempt.
         seed: Seed of the rollouts. `null` uses the seed of the run.
