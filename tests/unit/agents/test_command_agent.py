@@ -399,7 +399,7 @@ def test_remote_servers_are_in_the_mcp_file(transport: Any, kind: str) -> None:
         (["agent.files={/x: missing.py}"], "missing.py"),
         (["agent.files={x: missing.py}"], "start with `/` or `~/`"),
         (["agent.mount=nowhere"], "nowhere"),
-        (["agent.command='echo ${NAME}'"], r"Use `\$NAME` for a variable of the shell"),
+        (["agent.command='echo ${NAME}'"], r"Use `\$NAME` for a shell variable"),
         (["agent.keepalive_sec=0"], "keepalive_sec"),
         (["snapshot=every_step"], "resume="),
     ],
