@@ -410,7 +410,7 @@ class CodeEnvironment(EnvironmentBase):
             await self._requests_changed.wait()
 
     def hold_container(self) -> None:
-        """Keeps the container of each episode at LAST, until `release_container()`, `reset()` or `close()`."""
+        """Keeps the container after an episode reaches LAST, until `release_container()`, `reset()` or `close()`."""
         self._holds_container = True
 
     @property
@@ -568,7 +568,7 @@ class CodeEnvironment(EnvironmentBase):
         self._stepped_at = time.perf_counter()
 
     async def _rerun_finished_stages(self, container: Container) -> None:
-        """Replays the agents of past stages to restore their LLM requests, because journals contain only digests."""
+        """Replays the agents of past stages to recreate their LLM requests, of which journals store only digests."""
         for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
             if past.journal is None or not any(past.journal.steps()):
                 continue

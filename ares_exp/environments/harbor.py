@@ -37,7 +37,7 @@ class CheckedTask(Task, Protocol):
         ...
 
     def check_runnable(self, *, needs_solution: bool, supported: frozenset[str] | None) -> None:
-        """Raises `TaskError` if the task cannot be run. `supported`: the `AgentContext` parts that the agent supports."""
+        """Raises `TaskError` if the task cannot be run. `supported`: `AgentContext` parts that the agent supports."""
         ...
 
 

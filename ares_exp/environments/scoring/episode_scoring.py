@@ -82,7 +82,7 @@ def _cut_dir(files_dir: str) -> str:
 def _cut_script(files_dir: str) -> str:
     """Returns a script that copies files to a second directory, shortens large files there, and prints their names.
 
-    Small files are hard links. If there are no large files, the script does nothing and prints nothing.
+    Small files are hard links. If there are no large files, the script copies and prints nothing.
     """
     source, cut, part = shlex.quote(files_dir), shlex.quote(_cut_dir(files_dir)), MAX_AGENT_FILE_KB * 256
     copy = f'{{ head -c {part} "$0"; printf "\n[cut by ares_exp]\n"; tail -c {part} "$0"; }} >{cut}/"$0"; echo "$0"'
