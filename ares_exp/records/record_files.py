@@ -1,4 +1,4 @@
-"""Reading of JSON and YAML files from run directories and other places. The files are untrusted."""
+"""Functions that read untrusted JSON and YAML files, such as the files in run directories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_ERROR_CHARS = 300
 
 
 def read_record(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Reads the bytes of a file.
+    """Returns the bytes of a file.
 
     Raises:
         OSError: The file cannot be read, or is not a regular file.
@@ -68,5 +68,5 @@ def read_yaml(path: Path) -> Any:
 
 
 def broken(path: Path, expected: str, got: str) -> ConfigError:
-    """Creates the error for a file with unexpected content."""
+    """Creates the error for a file whose content is invalid."""
     return ConfigError(f"{path} is broken: expected {expected}, got {got}.")
