@@ -101,7 +101,7 @@ def read_asked(files: Path) -> list[Asked] | None:
         try:
             found.append(_ASKED.validate_json(line, strict=True))
         except ValidationError:
-            logger.warning("%s: line %d is invalid, and is ignored with all later lines", path, len(found) + 1)
+            logger.warning("%s: line %d is invalid. This line and all later lines are ignored.", path, len(found) + 1)
             break
     return found
 

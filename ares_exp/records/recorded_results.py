@@ -106,7 +106,9 @@ def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int,
             while line := lines.readline(MAX_ROW_BYTES + 1):
                 number += 1
                 if len(line) > MAX_ROW_BYTES or number > MAX_ROWS:
-                    raise ValueError(f"more than {MAX_ROW_BYTES:,} bytes in a line, or {MAX_ROWS:,} lines")
+                    raise ValueError(
+                        f"the line has more than {MAX_ROW_BYTES:,} bytes, or the file has more than {MAX_ROWS:,} lines"
+                    )
                 if not line.endswith(b"\n"):
                     return whole_bytes, True
                 take(json.loads(line, parse_constant=_refuse))
@@ -115,8 +117,8 @@ def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int,
         raise ConfigError(f"Cannot read {path}: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"{path}, line {number}: expected {what}, got something else: {error}. "
-            "Only an incomplete last line is ignored. Repair this line, or remove it to ignore its episode."
+            f"{path}, line {number}: cannot read {what}: {error}. Repair the line, or remove it to ignore its "
+            "episode. Only an incomplete last line is ignored automatically."
         ) from None
     return whole_bytes, False
 
@@ -143,13 +145,13 @@ def checked_result(data: Any) -> EpisodeResult:
     counts = (result.attempt, result.retry, result.num_steps, result.snapshots, result.snapshot_failures)
     troubles = (result.length_stops, result.format_errors)
     if not all(0 <= count < MAX_COUNT for count in (*counts, *tokens, *troubles)):
-        raise ValueError(f"a count is not between 0 and {MAX_COUNT:,}")
+        raise ValueError(f"a count is negative or too large (limit: {MAX_COUNT:,})")
     return result
 
 
 def _check_numbers(numbers: Iterable[float]) -> None:
     if not all(abs(number) < MAX_NUMBER for number in numbers):
-        raise ValueError(f"a number is not finite, or beyond {MAX_NUMBER:g}")
+        raise ValueError(f"a number is not finite or too large (limit: {MAX_NUMBER:g})")
 
 
 def _refuse(name: str) -> NoReturn:

@@ -36,7 +36,7 @@ RUN_FILES = ("trajectories.jsonl", "trajectories.jsonl.zst")
 """Files that collectors write in a run directory (see `conf/collector`)."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str)
 _appending = threading.Lock()
-USED = "The run directory {} already contains another run. Choose another one with `hydra.run.dir=…`."
+USED = "The run directory {} already contains another run. Choose another directory with `hydra.run.dir=…`."
 
 
 def dump_json(data: Any, *, indent: int | None = None) -> str:
@@ -271,7 +271,7 @@ def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
             if is_file(Path(value.strip("'\"")) / EPISODES):
                 return USED.format(value)
         except OSError as error:  # no permission, or the name is too long
-            return f"Cannot write a run to {value:.200}: {error.strerror}. Choose another place with `hydra.run.dir=…`."
+            return f"Cannot write a run to {value:.200}: {error.strerror}. Set another `hydra.run.dir=…`."
     return None
 
 
@@ -306,7 +306,7 @@ def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(
-            f"The {what} in {path} is running: another process runs it. Wait until it has ended."
+            f"The {what} in {path} is running in another process. Wait until the process has ended."
         ) from None
     except OSError:  # a file system without such locks
         return
@@ -371,7 +371,7 @@ class RunDir:
         except FileExistsError:
             raise ConfigError(USED.format(self.path)) from None
         except OSError as error:
-            raise ConfigError(f"Cannot write in the run directory {self.path}: {error.strerror}.") from None
+            raise ConfigError(f"Cannot write to the run directory {self.path}: {error.strerror}.") from None
         try:
             lock(descriptor, self.path)
             yield
@@ -386,9 +386,8 @@ class RunDir:
         )
         if links := [path.name for path in folders if path.is_symlink()]:
             raise ConfigError(
-                f"Expected no links among the folders in the run directory {self.path}, got "
-                f"{', '.join(links)}. Replace them with their targets, or set `hydra.run.dir=…` to a "
-                "directory on a disk with enough room."
+                f"The run directory {self.path} contains links instead of folders: {', '.join(links)}. Replace the "
+                "links with their targets, or set `hydra.run.dir=…` to a directory on a disk with enough space."
             )
 
     def discard(self) -> None:

@@ -64,7 +64,7 @@ class RunStorage:
         except OSError as error:
             self.close()
             raise ConfigError(
-                f"Expected {needed / 2**20:.1f} MiB of free disk space in the run directory "
+                f"Cannot reserve {needed / 2**20:.1f} MiB of free disk space in the run directory "
                 f"{self._run_dir.path}: {error.strerror}. Free some space, make the directory writable, or "
                 "use another disk."
             ) from None

@@ -84,7 +84,7 @@ def check_objective(name: str, *, attempts: int) -> None:
     if name not in (known := known_metrics(attempts)):
         raise ConfigError(
             f"There is no metric `objective={name}` with attempts={attempts}.{close_matches(name, known)} "
-            f"Expected one of {', '.join(name for name in known if not name.endswith(('_low', '_high')))}."
+            f"Choose one of {', '.join(name for name in known if not name.endswith(('_low', '_high')))}."
         )
 
 

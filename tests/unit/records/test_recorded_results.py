@@ -117,7 +117,7 @@ def test_added_scores_join_rows_or_name_their_line(line: str, tmp_path: Path) ->
     assert (row.reward, row.rewards) == (None, {"reward": 0.5, "judge": 0.25}), "the first value stays"
     with scores.open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(ConfigError, match=r"judge\.jsonl, line 3: expected the scores of an episode"):
+    with pytest.raises(ConfigError, match=r"judge\.jsonl, line 3: cannot read the scores of an episode"):
         read_results(tmp_path / "episodes.jsonl")
 
 
