@@ -1,4 +1,4 @@
-"""Templates in the `env` tables of task.toml: `${NAME}` and `${NAME:-default}`, resolved from the host's variables."""
+"""Templates `${NAME}` and `${NAME:-default}` in `env` tables of task.toml, which refer to variables of the host."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MIN_SECRET_LENGTH = 8
 
 
 def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Resolves the values of an `env` table that consist of one template. An empty variable counts as set.
+    """Replaces each value of an `env` table that is a template by the host's variable. An empty variable counts as set.
 
     `where` is the name of the table in messages, such as `task.toml: [verifier.env]`.
 
     Raises:
-        TaskError: An environment variable of the host is missing, or a name or value is not valid for a variable.
+        TaskError: An environment variable of the host is missing, or the table contains an invalid name or value.
     """
     resolved = {}
     for key, value in table.items():
@@ -37,9 +37,9 @@ def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str]
 
 
 def secret_values(tables: Iterable[Mapping[str, str]], *, host: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Returns the host values of the variables in `tables` that have sensitive-looking names, longest first.
+    """Returns the values of the host variables that `tables` refer to by a sensitive name, longest first.
 
-    Values of fewer than 8 characters are left out, because they may also occur by chance.
+    Values with fewer than 8 characters are omitted, because other texts may contain them by chance.
     """
     secrets = set()
     for table in tables:
