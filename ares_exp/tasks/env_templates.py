@@ -29,8 +29,8 @@ def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str]
         name, default = match.groups() if (match := _TEMPLATE.fullmatch(value)) else ("", value)
         if (found := host.get(name, default)) is None:
             raise TaskError(
-                f"{where} {key}: the host variable {name!r} is not set. Set it before the run, or give "
-                f"the template a default: ${{{name}:-…}}."
+                f"{where} {key}: the host variable {name!r} is not set. Set the variable before the run, or add "
+                f"a default to the template: ${{{name}:-…}}."
             )
         resolved[key] = found
     return resolved

@@ -49,13 +49,13 @@ def _check_header(name: str, value: str) -> None:
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError(f"expected a header name of letters, digits and hyphens, got {name!r}")
     if "\n" in value or "\r" in value:
-        raise ValueError(f"expected the value of header {name!r} on one line, got a line break")
+        raise ValueError(f"expected the value of header {name!r} to be on one line, got a line break")
     is_literal = bool(value.strip()) and not _REFERENCES_ONLY.fullmatch(value)
     has_default = any(_CREDENTIAL.search(variable) for variable in _DEFAULT.findall(value))
     if has_default or (_CREDENTIAL.search(name) and is_literal):
         raise ValueError(
-            f"header {name!r} looks like a credential: expected references to host variables only "
-            '(such as "Bearer ${API_KEY}"), got literal text'
+            f"header {name!r} looks like a credential. Replace its text with a reference to a host variable, "
+            'such as "Bearer ${API_KEY}"'
         )
 
 

@@ -102,7 +102,7 @@ def select(
         raise ConfigError(f"Expected env={preset} to have tasks, found none. Set env.path to a folder of tasks.")
     if tasks_selector is not None and not (entries := _as_strings(tasks_selector)):
         raise ConfigError(
-            f"Expected `env.tasks` to name tasks, got an empty list. Use env.tasks=null for all of env={preset}."
+            f"Expected `env.tasks` to name tasks, got an empty list. Use env.tasks=null for all tasks of env={preset}."
         )
     picked = list(tasks) if tasks_selector is None else _union(tasks, entries, preset)
     globs = _as_strings(exclude)

@@ -42,9 +42,7 @@ def load_task_set(path: str | Path, *, reward_key: str | None = None) -> tuple[l
     """
     root = Path(path).expanduser()
     if not root.is_dir():
-        raise TaskError(
-            f"{root}: expected a task or a folder of tasks, found no such directory. Set env.path=<directory>."
-        )
+        raise TaskError(f"{root}: no such directory. Set env.path=<directory> to a task or a folder of tasks.")
     if (root / TASK_TOML).exists():
         return [load_task(root, reward_key=reward_key)], {}
     tasks: dict[str, HarborTask] = {}

@@ -133,9 +133,9 @@ def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRo
         where = f"{source}: row {number}"
         row = parse_row(data, where)
         if row.instance_id in rows:
-            raise TaskError(f"{where}: an earlier row also has the name {row.instance_id!r}. Remove one of them.")
+            raise TaskError(f"{where}: an earlier row also has the name {row.instance_id!r}. Remove one of the rows.")
         if len(rows) == MAX_ROWS:
-            raise TaskError(f"{source}: expected at most {MAX_ROWS:,} rows, got more.")
+            raise TaskError(f"{source}: the data set has more than {MAX_ROWS:,} rows.")
         rows[row.instance_id] = row
     if not rows:
         raise TaskError(f"{source}: expected rows of SWE-bench, found none.")
@@ -153,7 +153,7 @@ def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
-                    raise TaskError(f"{path}: row {number}: expected at most {MAX_LINE_BYTES:,} bytes, got more.")
+                    raise TaskError(f"{path}: row {number}: the row has more than {MAX_LINE_BYTES:,} bytes.")
                 if line.strip():
                     yield number, json.loads(line)
     except OSError as error:
@@ -247,7 +247,7 @@ def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> l
         return parse_rows(read_row_file(rows), dataset.source)
     except ChildFailedError as error:
         raise PreflightError(
-            f"The data set {where} could not be loaded: its process {str(error).rstrip('.')}. Check the file or the "
+            f"The data set {where} could not be loaded: the process {str(error).rstrip('.')}. Check the file or the "
             "connection to the Hugging Face hub, or use `env.dataset=<a .jsonl file of its rows>`."
         ) from None
     finally:

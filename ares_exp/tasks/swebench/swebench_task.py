@@ -113,7 +113,7 @@ class SweBenchTask:
         if official_version() is None:
             raise UnsupportedTaskError(
                 f"{self.name}: grading needs the official harness, the package swebench (5 or newer), which is "
-                "not installed: `pip install 'ares-exp[swebench]'`."
+                "not installed. Run `pip install 'ares-exp[swebench]'`."
             )
         if needs_solution:
             self.stages[0].check_solution()

@@ -47,7 +47,7 @@ def check_git_url(url: str) -> str:
         parts = urlsplit(url)
         user, password, host = parts.username, parts.password, parts.hostname or ""
     except ValueError as error:
-        raise ValueError(f"expected the address of a git repository, got none ({error})") from None
+        raise ValueError(f"expected the address of a git repository, got an invalid URL ({error})") from None
     if password is not None or (user is not None and scheme in ("https", "http")):
         raise ValueError(
             f"expected a URL without a user name or password, got one for {host!r:.100}. Use git's credential helper "

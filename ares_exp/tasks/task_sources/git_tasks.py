@@ -129,7 +129,7 @@ class Repositories:
             return commit
         if ref is None:
             raise GitError(f"{url} has no commit on its default branch. Name a branch, a tag or a commit.")
-        raise GitError(f"{url} has no {ref!r}. Expected a branch, a tag, or all 40 digits of a commit.")
+        raise GitError(f"{url} has no branch or tag {ref!r}. Set a branch, a tag, or all 40 digits of a commit.")
 
     def _clone(self, url: str, ref: str, commit: str) -> str:
         """Clones a commit without files. Returns the cloned commit, which differs from `commit` if `ref` has moved."""

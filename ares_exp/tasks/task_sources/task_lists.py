@@ -112,7 +112,7 @@ def _refuse_equal_names(tasks: Sequence[TaskReference]) -> None:
     if twice := sorted(name for name, count in counted.items() if count > 1)[:SHOWN_PROBLEMS]:
         raise TaskError(
             f"Expected tasks with unique names, but several tasks have the name {', '.join(twice)}. A name is the "
-            f"last part of a task's path. Leave them out: env.exclude=[{','.join(twice)}]."
+            f"last part of a task's path. Exclude these tasks: env.exclude=[{','.join(twice)}]."
         )
 
 

@@ -122,7 +122,9 @@ async def _stop_main(container: Container) -> None:
     try:
         await container.service(MAIN_SERVICE).stop()
     except ContainerError as error:
-        _logger.warning("The agent's container continues to run while artifacts of services are collected: %s", error)
+        _logger.warning(
+            "The agent's container could not be stopped before artifacts of services are collected: %s", error
+        )
 
 
 def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:

@@ -40,7 +40,7 @@ def _read_bounded(path: Path) -> bytes:
     except OSError as error:
         raise VerifierOutputParseError(f"{path.name}: cannot be read: {error}.") from None
     if len(data) > MAX_REWARD_BYTES:
-        raise VerifierOutputParseError(f"{path.name}: expected at most {MAX_REWARD_BYTES} bytes, got more.")
+        raise VerifierOutputParseError(f"{path.name}: the file has more than {MAX_REWARD_BYTES} bytes.")
     return data
 
 

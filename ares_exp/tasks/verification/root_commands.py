@@ -111,7 +111,7 @@ async def stop_processes(container: Container) -> None:
     command = f"ours='{ours}'\n{_STOP}"
     result = await container.exec(command, user="root", cwd="/", timeout_sec=STOP_TIMEOUT_SEC, shell=PLAIN_SHELL)
     if result.exit_code != 0:
-        why = f"some still run after {STOP_TIMEOUT_SEC:g} s" if result.timed_out else result.output.strip()
+        why = f"some are still running after {STOP_TIMEOUT_SEC:g} s" if result.timed_out else result.output.strip()
         raise VerifierError(
             f"The processes of the container could not be stopped: {why}{fork_hint(why) or '.'} Remove "
             "`stop_processes` from [metadata] of the task.toml, or use another container."
@@ -146,7 +146,7 @@ async def reserve_log_dir(container: Container, folder: str, user: User | None) 
     number = found.output.strip()
     if found.exit_code != 0 or not number.isdecimal():
         raise ContainerError(
-            f"Expected `id -u` to print the number of the user {user!r}, got: {number}{fork_hint(number)}"
+            f"Expected `id -u` to print the numeric id of the user {user!r}, got: {number}{fork_hint(number)}"
         )
     if number != "0":
         await as_root(container, f"chown {number} {folder}", purpose=f"make the user {number} the owner of {folder}")

@@ -99,5 +99,5 @@ def _check(key: str, value: float | None) -> None:
         return
     expected = "a positive number" if is_multiplier else "a number of seconds, 0 or more"
     raise ConfigError(
-        f"Expected `{key}` to be {expected}, got {value}. Set {key}=<number>, or {key}=null for no limit."
+        f"Expected `{key}` to be {expected}, got {value}. Set {key}=<number>, or {key}=null to disable this setting."
     )
