@@ -51,7 +51,7 @@ def run_path(text: str | Path) -> Path:
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
-    """Yields the directories of runs and sweeps in `folder`, down to `depth`. Does not search in them."""
+    """Yields the directories of runs and sweeps in `folder`, down to `depth`, but not inside of these directories."""
     try:
         folders = [folder / entry.name for entry in os.scandir(folder) if entry.name[0] != "." and entry.is_dir()]
     except OSError:  # the folder is missing or not readable

@@ -65,7 +65,7 @@ LEAST_CHARS = 8
 """Minimum length of a secret that is masked in any text. Shorter secrets may also be ordinary words."""
 
 EPISODE_KEY_PREFIX = "ares-key-"
-"""Prefix of the API keys for third-party agents. Each key belongs to one episode. A pattern finds them in texts."""
+"""Prefix of the API keys for third-party agents. Each key belongs to one episode."""
 _EPISODE_KEY = re.compile(rf"{EPISODE_KEY_PREFIX}[0-9a-f]{{48}}")
 _EPISODE_KEY_BYTES = re.compile(_EPISODE_KEY.pattern.encode())
 

@@ -20,7 +20,7 @@ _MAX_ERROR_BYTES = 4096
 
 
 class ChildFailedError(Exception):
-    """The program failed. The message continues a sentence that starts with the program, such as "was stopped"."""
+    """The program failed. The message, such as "was stopped", has no subject, so that callers can add the program."""
 
 
 @dataclass(frozen=True, slots=True)

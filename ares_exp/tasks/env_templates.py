@@ -15,7 +15,7 @@ _MIN_SECRET_LENGTH = 8
 
 
 def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Replaces each value of an `env` table that is a template by the host's variable. An empty variable counts as set.
+    """Replaces the values of an `env` table that are templates by host variables. An empty variable counts as set.
 
     `where` is the name of the table in messages, such as `task.toml: [verifier.env]`.
 
@@ -37,7 +37,7 @@ def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str]
 
 
 def secret_values(tables: Iterable[Mapping[str, str]], *, host: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Returns the values of the host variables that `tables` refer to by a sensitive name, longest first.
+    """Returns the values of host variables that the templates in `tables` use under a sensitive name, longest first.
 
     Values with fewer than 8 characters are omitted, because other texts may contain them by chance.
     """

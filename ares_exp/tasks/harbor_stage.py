@@ -285,7 +285,7 @@ class HarborStage:
         )
 
     async def upload_tests(self, container: Container) -> None:
-        """Uploads the tests to `/tests` in the container. A file of the step replaces a file of the task.
+        """Uploads the tests to `/tests` in the container. Step files replace task files with the same path.
 
         Raises:
             AddTestsDirError: The tests cannot be copied.

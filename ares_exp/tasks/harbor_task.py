@@ -213,8 +213,8 @@ def load_task(path: str | Path, *, reward_key: str | None = None, links_within: 
     Args:
         path: The task directory.
         reward_key: Key of the reward in `reward.json`; see `choose_reward`.
-        links_within: Folder of tasks, to whose files links in the task may also point. `None` only allows links inside
-            the task.
+        links_within: Folder of tasks. Links in the task may also point into this folder. `None` only allows links
+            inside the task.
 
     Raises:
         TaskError: The directory is not a valid task. The message describes the error and its location.

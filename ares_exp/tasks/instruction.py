@@ -55,7 +55,7 @@ def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
     """Reads the messages of a prior conversation, oldest first; empty if the file does not exist. Blocking.
 
     System steps at the start are omitted, because they are the prompt of the recorded agent. A system step may report
-    that the agent replaced its context. It discards all earlier messages, and its results are the first new messages.
+    that the agent replaced its context. Such a step discards all earlier messages, and its results come first.
 
     Raises:
         TaskError: The file is not a valid ATIF document, or has no conversation.

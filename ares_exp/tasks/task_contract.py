@@ -80,7 +80,7 @@ class Stage(Protocol):
         verifier_network: Network of the container during verification.
         verifier_spec: Specification of the verifier's separate container; `None` if the verifier runs in the agent's
             container.
-        collect_timeout_sec: Time limit of `collect` in seconds. Later files are not collected.
+        collect_timeout_sec: Time limit of `collect` in seconds, after which the remaining files are not collected.
     """
 
     @property

@@ -214,7 +214,7 @@ def compose_file(folder: Path | None) -> Path | None:
 
 
 def check_definition_links(bounds: LinkBounds) -> None:
-    """Checks whether files that are read when a task is loaded or its image is built are links that leave the bounds.
+    """Checks the links among the files that are read when a task is loaded or its image is built.
 
     `tests/`, `solution/` and `steps/` are not checked. Other links in `environment/` are either copied into the image
     as links, or rejected by the backend that builds the image.

@@ -33,8 +33,8 @@ def load_task_set(path: str | Path, *, reward_key: str | None = None) -> tuple[l
         reward_key: Key of the reward in `reward.json`; see `choose_reward`.
 
     Returns:
-        The tasks, sorted by directory name. Then the name of each directory that is not a valid task, with the reason.
-        Plain files, and hidden directories without a task.toml, are ignored.
+        The tasks, sorted by directory name, and a mapping from the names of other directories to the reasons why they
+        are not valid tasks. Plain files, and hidden directories without a task.toml, are ignored.
 
     Raises:
         TaskError: The directory does not exist, or the task is invalid.

@@ -28,7 +28,7 @@ DIGITS = 10
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of a run, either with attempts without a reward (as 0) or without these attempts.
+    """The scores of a run. Attempts without a reward either count as 0 or are not included.
 
     Attributes:
         tasks: Number of tasks that have at least one included attempt.

@@ -77,7 +77,7 @@ def _is_scored(key: str, value: object) -> bool:
 
 
 def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -> float:
-    """Returns the number with the key `reward_key`. If this is `None`, uses the key `reward`, otherwise the only key.
+    """Returns the number with the key `reward_key`; if this is `None`, the number `reward` or the only number.
 
     Raises:
         VerifierOutputParseError: The key is missing, or no key is set and the choice is ambiguous.

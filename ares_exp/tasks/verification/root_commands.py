@@ -18,7 +18,7 @@ is_empty() { [ -d $1 ] && [ ! -L $1 ] && [ "$(ls -A $1 | wc -c)" -eq 0 ]; }
 gone() { [ ! -e $1 ] && [ ! -L $1 ]; }
 clear() { rm -rf $1 2>/dev/null; gone $1 || is_empty $1 || mv $1 $1.left-$$; }
 """
-"""Shell functions. If `clear` cannot remove a path, it empties it (mounted directories) or renames it (deep trees)."""
+"""Shell functions. `clear` removes a path; it only empties a mounted directory, and renames a very deep directory."""
 _RESERVE = """\
 umask 022
 close() { [ -O $1 ] || chown 0:0 $1; }

@@ -125,7 +125,7 @@ SOLVE_SCRIPT = "solve.sh"
 
 
 def find_solution(root: Path, folder: Path) -> Path:
-    """Returns the solution's directory, from the step's directory `folder` or otherwise from the task directory `root`.
+    """Returns the solution's directory in the step's directory `folder`, or otherwise in the task directory `root`.
 
     Raises:
         TaskError: The solution is missing, or its script is excluded from the upload.
