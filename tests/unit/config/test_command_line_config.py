@@ -76,7 +76,7 @@ def test_unwritable_directory_is_named_with_the_remedy() -> None:
     assert said.startswith("Cannot use outputs: Permission denied.")
     assert "hydra.run.dir=…" in said
     said = explain(OSError(28, "No space left on device"), ["seed=1", "hydra.run.dir=small/r"])
-    assert said.startswith("Cannot write a run to small/r: No space left on device. Set another")
+    assert said.startswith("Cannot write a run to small/r: No space left on device. Choose another place")
 
 
 @pytest.mark.parametrize(
