@@ -1,4 +1,4 @@
 """Snapshots: saved episodes that can be restored, forked, replayed and branched.
 
-This package imports containers, trajectories and the environment contract. Environments and runs import it.
+Imports containers, trajectories and the environment contract. Environments and runs import it.
 """

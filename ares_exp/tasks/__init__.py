@@ -1,4 +1,4 @@
 """Tasks (each with an instruction, a container and a verifier), with their formats, sources and verification.
 
-This package imports containers and trajectories. Agents, environments, runs and trackers import it.
+Imports containers and trajectories. Agents, environments, runs and trackers import it.
 """
