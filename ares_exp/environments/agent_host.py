@@ -94,7 +94,7 @@ def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
     if agent.state_version != state.version:
         raise SnapshotMismatchError(
             f"The snapshot has version {state.version!r:.40} of the agent's state, but {kind} supports version "
-            f"{agent.state_version!r}. Restore it with the earlier version of the agent."
+            f"{agent.state_version!r}. Restore the snapshot with the version of the agent that wrote it."
         )
     try:
         agent.set_state(state.data)
@@ -146,7 +146,7 @@ class AgentHost:
             env: Environment variables that are set for every command, in addition to the variables of the command.
             limit_commands: Whether the agent's own time limits on single commands apply.
             activity: Record to which every call to the container is added.
-            on_requests: Callback for changes of `pending` while a request is pending.
+            on_requests: Callback that is called if `pending` changes while a request is pending.
             background_client: LLM client for background requests (`Origin.is_background`); `None` makes all requests
                 observations.
         """
@@ -194,7 +194,7 @@ class AgentHost:
         timeout_sec: float | None,
         context: AgentContext = NO_CONTEXT,
     ) -> None:
-        """Starts the agent on `instruction`, with the extra data in `context`.
+        """Starts the agent with `instruction` and the additional data in `context`.
 
         The agent's time limit starts at this call.
         """
@@ -215,9 +215,9 @@ class AgentHost:
     ) -> None:
         """Replays an agent up to the end of its journal, without executing any call. See `start` for the arguments.
 
-        An agent without a journal is restored from its `state` instead. `timeout_sec` is the agent's whole time
-        limit, including the used time `elapsed_sec`. `originals` are recorded requests for messages; see
-        `JournalReplay`.
+        An agent without a journal is restored from its `state` instead. `timeout_sec` is the agent's total time
+        limit, of which it has already used `elapsed_sec`. `originals` contains the recorded requests by call id, which
+        are only needed for error messages.
 
         Raises:
             JournalError: The agent did not reach the end of its journal.
@@ -236,7 +236,7 @@ class AgentHost:
         self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
 
     def rerun_finished_stage(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
-        """Replays an agent that has ended, so that it repeats its LLM requests. The caller must cancel the agent.
+        """Replays an agent that has ended, to recreate its LLM requests. The caller must cancel the replayed agent.
 
         Raises:
             JournalError: The agent acted differently from its journal.
@@ -258,7 +258,7 @@ class AgentHost:
                 if not isinstance(self.agent, ContextualAgent):
                     kind = type(self.agent).__name__
                     raise AgentError(
-                        f"The task has parts other than its instruction, but {kind} has no set_context() for them."
+                        f"The task has more than an instruction, but {kind} has no set_context() for the other data."
                     )
                 self.agent.set_context(context)
             if state is None:
@@ -280,7 +280,7 @@ class AgentHost:
         If the request comes after the agent's time limit, the agent does not get a response; see `respond`.
 
         Raises:
-            AgentSetupTimeoutError: The agent sent no request within this time.
+            AgentSetupTimeoutError: The agent did not send a request in this time.
             AgentError, ContainerError: See `next_request`.
         """
         with suppress(TimeIsUpError):
@@ -293,7 +293,7 @@ class AgentHost:
         raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {self._timeout_sec:g} s.")
 
     async def next_request(self, *, late: bool = False) -> LLMRequest | None:
-        """Waits for the agent's next LLM call. Returns `None` if the agent has ended. `late` ignores the time limit.
+        """Waits for the agent's next LLM call. Returns `None` if the agent has ended. If `late`, ignores the limit.
 
         Raises:
             AgentError, ContainerError: The agent raised an exception, or its container failed.
@@ -333,7 +333,7 @@ class AgentHost:
         return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the agent's time limit by the time that the environment used, unless the limit has passed."""
+        """Extends the agent's time limit by the time that the environment needed, unless the limit has passed."""
         if self._deadline is not None and self._timer is not None and not self._time_is_up:
             self._timer.cancel()
             self._limit(self._deadline + seconds - self._loop.time())
@@ -388,13 +388,13 @@ class AgentHost:
 
     def _raise_if_failed(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
-            raise AgentError("The code agent was cancelled, but not by its environment.")
+            raise AgentError("The task of the code agent was cancelled, but the environment did not cancel it.")
         error = task.exception()
         if error is None and self._requests == 0:
             if self._has_responded_in_background:
                 raise NoRequestError(
-                    "The code agent sent only requests without tools, which do not become steps. Set "
-                    "agent.background_requests=observe to make them steps."
+                    "The code agent sent only background requests (requests without tools), which are not steps of the "
+                    "episode. To make them steps, set agent.background_requests=observe."
                 )
             raise NoRequestError("The code agent ended without an LLM request.")
         if error is None:

@@ -110,7 +110,7 @@ def _import_ares(timeout_sec: float) -> Any:
     )
     if "ares" not in sys.modules and importlib.util.find_spec("ares") is None:
         raise PreflightError(
-            f"env=ares needs the package martian-ares, which is not installed: pip install martian-ares. {hint}"
+            f"env=ares needs the package martian-ares, which is not installed. Run `pip install martian-ares`. {hint}"
         )
     imported: Future[Any] = Future()
 
@@ -134,9 +134,9 @@ def _import_ares(timeout_sec: float) -> Any:
 class AresEnvironment(EnvironmentBase):
     """Runs one task of a preset in an environment of the package.
 
-    The wrapped environment does not report which of its parts failed, so its exceptions propagate unchanged. An episode
-    that a limit of the run ends has no reward, because the wrapped environment cannot verify on request. If the wrapped
-    environment truncates the episode, the episode keeps its reward, which is the reward of the last step.
+    The wrapped environment does not report which of its parts failed, so its exceptions propagate unchanged. If a limit
+    of the run ends an episode, the episode has no reward, because the wrapped environment cannot score an unfinished
+    episode. If the wrapped environment itself truncates an episode, the reward is the reward of the last step.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -153,8 +153,8 @@ class AresEnvironment(EnvironmentBase):
     ) -> None:
         """Creates the environment, without starting anything.
 
-        `make` makes the wrapped environment. This function may block and download the task. `response` converts a
-        response to an action of this environment. `timeout_sec` limits each `reset` and `step`.
+        `make` creates the wrapped environment. It may block and download the task. `response` converts a response to
+        an action of the wrapped environment. `timeout_sec` limits each `reset` and `step`.
         """
         self._make = make
         self._respond = response
@@ -237,7 +237,7 @@ async def _leave(wrapped: Any) -> None:
 
 
 def request_from_ares(request: Any) -> LLMRequest:
-    """Converts a request from the package. Missing fields get their defaults."""
+    """Converts a request from the package. Missing fields get default values."""
     values = {name: getattr(request, name, default) for name, default in REQUEST_DEFAULTS.items()}
     if values["tools"] is not None:
         values["tools"] = [_tool(tool) for tool in values["tools"]]

@@ -78,7 +78,7 @@ class CodeEnvironment(EnvironmentBase):
     an action, it can be exported, restored in another environment, and forked.
 
     Attributes:
-        setup: Parts from which the episode is made.
+        setup: Factories, limits and other settings from which the episode is made.
         time_step, current_task, activity: See `EnvironmentBase`.
         truncated_by, limit_note, container_image, lineage, edits: See `EpisodeReport`.
         seed: Seed of the random values of the agent.
@@ -258,7 +258,7 @@ class CodeEnvironment(EnvironmentBase):
     async def _go_on(
         self, what: str, act: Callable[[], Coroutine[Any, Any, TimeStep[LLMRequest]]]
     ) -> TimeStep[LLMRequest]:
-        """Advances the running episode to its next time step with `act`. After a failure, releases the episode."""
+        """Calls `act` to advance the episode to its next time step. If the call fails, releases the episode."""
         with self._calls.during(what):
             if self._loop is not None and asyncio.get_running_loop() is not self._loop:
                 raise self._on_another_loop(what)
@@ -285,8 +285,8 @@ class CodeEnvironment(EnvironmentBase):
             SnapshotTimingError: The environment is not waiting for an action.
             SnapshotUnsupportedError: The agent or the container cannot be captured.
             CaptureError: The container's files could not be read.
-            SnapshotError: The store cannot be written, or already has a snapshot of this name.
-            ContainerError: The container is gone.
+            SnapshotError: The store cannot be written, or already contains a snapshot with this id.
+            ContainerError: The container no longer exists.
         """
         from ares_exp.environments.exporting import export_episode
 
@@ -320,7 +320,7 @@ class CodeEnvironment(EnvironmentBase):
             limits: Limits that truncate episodes; by default the recorded limits.
             output_dir: Directory for the verifier's files, or `None`.
             start: Whether the episode is restored in this call. If not, the first `reset()` restores the episode on its
-                event loop, and returns the pending time step. Use this for wrappers, whose users start with `reset()`.
+                event loop, and returns the pending time step. Use `False` if a wrapper calls `reset()` first.
 
         Raises:
             SnapshotError: The snapshot cannot be read or does not match the arguments, or the agent did not reach the
@@ -392,7 +392,7 @@ class CodeEnvironment(EnvironmentBase):
         )
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns the LLM calls that the agent awaits: first the observation, then the other calls in call order."""
+        """Returns the agent's pending LLM calls: first the observation, then the other calls in call order."""
         requests = []
         for call in self.host.pending if self.host is not None and self.time_step is not None else ():
             request = edited(call.arguments, self.edits, self.step_count)
@@ -401,7 +401,7 @@ class CodeEnvironment(EnvironmentBase):
         return tuple(requests)
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
-        """Waits until the awaited LLM calls differ from `known`, and returns them; see `pending_requests`."""
+        """Waits until the pending LLM calls differ from `known`, and returns them; see `pending_requests`."""
         while True:
             self._requests_changed.clear()
             pending = self.pending_requests()
@@ -410,7 +410,7 @@ class CodeEnvironment(EnvironmentBase):
             await self._requests_changed.wait()
 
     def hold_container(self) -> None:
-        """Keeps the container of each episode at LAST, until `release_container()`, `reset()` or `close()`."""
+        """Keeps the container after an episode reaches LAST, until `release_container()`, `reset()` or `close()`."""
         self._holds_container = True
 
     @property
@@ -440,7 +440,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds left of the agent's time limit; `None` if there is no limit or no episode in progress."""
+        """Seconds until the agent's time limit; `None` if no limit is set or no episode is running."""
         return self.host.time_left_sec if self.host is not None else None
 
     def grant_time(self, seconds: float) -> None:
@@ -464,7 +464,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
-        """Yields the pending time step. While the block runs, calls of other methods are rejected."""
+        """Yields the pending time step. While the block runs, calls to other methods are rejected."""
         time_step, busy = self.time_step, self._calls.in_progress
         if busy or self.host is None or time_step is None or time_step.last():
             state = "it has not been reset" if self.current_task is None else "its episode has ended"
@@ -550,7 +550,7 @@ class CodeEnvironment(EnvironmentBase):
             await container.set_network(self.stage.agent_network)
         if not isinstance(container, SnapshottableContainer):
             raise SnapshotUnsupportedError(
-                f"Containers of {self.setup.container_factory.name!r} cannot start with captured files."
+                f"A container of {self.setup.container_factory.name!r} cannot be started with files from a snapshot."
             )
         await self._rerun_finished_stages(container)
         host = self.host = self._make_host(container, journal)
@@ -568,7 +568,7 @@ class CodeEnvironment(EnvironmentBase):
         self._stepped_at = time.perf_counter()
 
     async def _rerun_finished_stages(self, container: Container) -> None:
-        """Replays the agents of past stages to restore their LLM requests, because journals contain only digests."""
+        """Replays the agents of past stages to recreate their LLM requests, of which journals store only digests."""
         for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
             if past.journal is None or not any(past.journal.steps()):
                 continue
@@ -684,7 +684,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:
-        """Raises `EpisodeStateError` if the environment was closed, in place of any error in the block."""
+        """Raises `EpisodeStateError` if the environment was closed during the block, instead of the block's error."""
         try:
             yield
         except Exception:

@@ -50,7 +50,7 @@ class Deadline:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Cancels the block at the deadline, and raises `DeadlinePassedError`. The deadline may be moved meanwhile."""
+        """Cancels the block at the deadline, which may still be moved, and raises `DeadlinePassedError`."""
         timer = asyncio.timeout_at(self._when())
         try:
             async with timer:
@@ -111,7 +111,7 @@ class EpisodeLimits:
     verify_on_truncation: bool = True
 
     def reached(self, usage: EpisodeUsage) -> LimitName | None:
-        """Returns a limit that `usage` has reached, so that no further step is allowed. Ignores time limits."""
+        """Returns the first limit that `usage` has reached; `None` if it has reached none. Ignores time limits."""
         used: tuple[tuple[LimitName, float, float | None], ...] = (
             ("steps", usage.num_steps, self.steps),
             ("tokens", usage.tokens, self.tokens),
@@ -120,8 +120,8 @@ class EpisodeLimits:
         return next((name for name, amount, limit in used if limit is not None and amount >= limit), None)
 
 
-GIVEN_UP = "{} has no `truncate(limit)` to score an unfinished episode, so it was closed without a reward"
-"""Note in the report of an episode without a reward, whose environment does not support `truncate`."""
+GIVEN_UP = "the episode has no reward, because {} has no `truncate(limit)` to score an unfinished episode"
+"""Note for the report of an episode that has no reward because its environment does not support `truncate`."""
 
 
 def limited(env: MinimalEnvironment, limits: EpisodeLimits, used: EpisodeUsage | None = None) -> EnvironmentBase:
@@ -193,13 +193,13 @@ class LimitedEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any]:
-        """Ends the episode. If the wrapped environment does not support this, closes it. The reward is then `None`."""
+        """Ends the episode. If the wrapped environment does not support this, closes it, and the reward is `None`."""
         if self._pending is None or self._pending.step_type == "LAST":
             raise no_episode(ended=self._pending is not None)
         return await self._cut_short(limit)
 
     async def _cut_short(self, limit: LimitName) -> TimeStep[Any]:
-        """Makes the environment end a waiting episode. If the environment does not support this, closes it."""
+        """Truncates the wrapped environment. If it does not support this, closes it without a reward."""
         if (last := await super().truncate(limit)) is None:
             return await self._give_up(limit)
         self._truncated_by, self._pending = limit, last

@@ -51,7 +51,7 @@ _MAX_PROCESSES = 100
 
 
 async def left_processes(container: Container) -> list[str]:
-    """Lists processes that commands have left running, as "PID COMMAND". Finds them by an environment variable."""
+    """Lists processes of past commands that still run, as "PID COMMAND". An environment variable identifies them."""
     listed = await container.exec(_PROCESSES, cwd="/", user="root", timeout_sec=10.0, shell="sh -c")
     return listed.output.splitlines()[:_MAX_PROCESSES] if listed.exit_code == 0 else []
 
@@ -65,7 +65,7 @@ NOT_CAPTURED = (
     "mounts: /proc, /sys, /dev (with /dev/shm), tmpfs and volumes",
 )
 
-THE_AGENT = "the agent, which is a process: no episode can continue from this snapshot"
+THE_AGENT = "the agent, because it is a process: no episode can continue from this snapshot"
 
 
 async def export_episode(
@@ -85,7 +85,7 @@ async def export_episode(
     snapshot_id = SnapshotStore.new_id() if snapshot_id is None else SnapshotStore.check_id(snapshot_id)
     if not isinstance(container, SnapshottableContainer):
         raise SnapshotUnsupportedError(
-            f"Containers of {episode.setup.container_factory.name!r} cannot be captured: they have no "
+            f"Containers of {episode.setup.container_factory.name!r} cannot be captured, because they have no "
             "`capture_changes`. Use container=docker or container=local."
         )
     store = SnapshotStore(output_dir)
@@ -93,7 +93,7 @@ async def export_episode(
         if host.runtime.journal is None and not isinstance(host.agent, StatefulAgent):
             raise SnapshotUnsupportedError(
                 f"The state of {type(host.agent).__name__} cannot be captured, because the agent is not deterministic "
-                "and has no get_state(). Add get_state() and set_state()."
+                "and has no get_state(). Add get_state() and set_state() to the agent."
             )
         await host.quiesce(QUIESCE_SEC)
     try:

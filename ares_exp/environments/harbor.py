@@ -37,7 +37,7 @@ class CheckedTask(Task, Protocol):
         ...
 
     def check_runnable(self, *, needs_solution: bool, supported: frozenset[str] | None) -> None:
-        """Raises `TaskError` if the task cannot be run. `supported` are the `AgentContext` parts of the agent."""
+        """Raises `TaskError` if the task cannot be run. `supported`: `AgentContext` parts that the agent supports."""
         ...
 
 
@@ -112,8 +112,8 @@ class HarborEnvironments(CodeEnvironments[HarborTask]):
 
         Args:
             path: Folder of tasks, or of one task. With `git_url`: folder of the task in the repository. With `repo`:
-                folder of tasks in the repository. With `registry`: folder that may be the target of links in its local
-                tasks. If no source of tasks is set, the bundled samples are used.
+                folder of tasks in the repository. With `registry`: folder into which links in the registry's local
+                tasks may point. If no source of tasks is set, the bundled samples are used.
             registry: Path of a `registry.json`; with `repo`, a path in the repository.
             dataset: Data set of the registry, `name[@version]`, such as `terminal-bench@2.0`. Without `registry` and
                 `repo`, Harbor's own registry is used.

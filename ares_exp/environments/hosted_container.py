@@ -30,7 +30,7 @@ class HostedContainer:
     """The `AgentContainer` of an agent. For an agent that is not deterministic, it is also a `ServingContainer`.
 
     Attributes:
-        died: Error of a call from the agent that failed because the container had died; `None` if no call did.
+        died: Error of the agent's call that failed because the container had died; `None` if there was no such call.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class HostedContainer:
 
         def compare(recorded: str | None) -> None:
             if digest_of(Path(source)) != recorded:
-                raise DivergenceError(f"The replayed agent uploads different files to {target} than before: {source}.")
+                raise DivergenceError(f"The replayed agent uploads {source} to {target}, but its files have changed.")
 
         await self._runtime.call("upload", {"target": str(target)}, lambda: self._upload(source, target), compare)
 
@@ -111,8 +111,8 @@ class HostedContainer:
 
         if not isinstance(self._container, TerminalContainer):
             raise ContainerError(
-                f"A {type(self._container).__name__} has no terminals. Use container=local, container=docker or "
-                "container=daytona, or another agent."
+                f"A {type(self._container).__name__} cannot open a terminal. Use container=local, container=docker or "
+                "container=daytona, or choose an agent that does not need a terminal."
             )
         with self._noting_death():
             opened = self._container.open_terminal(columns=columns, lines=lines, user=self._user, env=self._env)
@@ -128,8 +128,8 @@ class HostedContainer:
         """
         if self._runtime.journal is not None:
             raise EpisodeStateError(
-                "A deterministic agent cannot open a forwarded port: its requests are not in the journal, so it cannot "
-                "be run again. Set `deterministic = False` on its factory."
+                "A deterministic agent cannot open a forwarded port, because requests through the port are not in the "
+                "journal and cannot be replayed. Set `deterministic = False` on its factory."
             )
         if not isinstance(self._container, ServingContainer):
             raise PortForwardingError(

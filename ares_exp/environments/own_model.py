@@ -29,7 +29,7 @@ from ares_exp.records.run_storage import RunStorage
 MAX_SAID_CHARS = 2_000
 """Maximum length of a response's text in the record."""
 MAX_REPEATED_CHARS = 500
-"""Maximum number of characters of an invalid response that the next request to the model contains."""
+"""Maximum length of the excerpt from an invalid response in the next request to the model."""
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[T]):
-    """How a model's responses are parsed into answers.
+    """Functions and messages that convert a model's responses to answers.
 
     Attributes:
         parse: Function that parses the text of a response into an answer; returns `None` if the text is invalid.
@@ -96,7 +96,7 @@ class OwnModel:
         timeout_sec: float | None = None,
         error: type[VerifierError],
     ) -> None:
-        """Creates the model, which then owns `client`. Raises `ConfigError` if `client` runs the solutions of tasks."""
+        """Creates the model, which owns `client`. Raises `ConfigError` if `client` runs the solutions of tasks."""
         self.policy = as_policy(client)
         if self.policy.needs_solution:
             raise ConfigError(
@@ -115,7 +115,7 @@ class OwnModel:
         self._storage = storage
 
     def ask_elsewhere(self, elsewhere: ModelsElsewhere) -> None:
-        """Makes another process query the model and record the answers. Call it before `open`."""
+        """Makes another process query the model and record the answers. Must be called before `open`."""
         self._elsewhere = elsewhere
 
     async def open(self) -> None:
@@ -179,8 +179,8 @@ class OwnModel:
         """Appends a question to the record of an episode, even after Ctrl-C, because its answer was paid for.
 
         Raises:
-            StorageError: The question could not be written, and the run ends.
-            OSError: The question could not be written, and there is no run.
+            StorageError: The question could not be written. The run then ends.
+            OSError: The question could not be written, outside of a run.
         """
         if self._elsewhere is not None:
             await self._elsewhere.append(self.key, files, asked)
@@ -197,7 +197,7 @@ class OwnModel:
         """Sends a request with an episode's client, on the event loop of the model. The client's exceptions propagate.
 
         Raises:
-            StorageError: A write of the run failed earlier, so the request was not sent.
+            StorageError: The run has already failed to write a record, so the request was not sent.
         """
         if self._storage is not None:
             self._storage.check()
@@ -220,13 +220,13 @@ class OwnModel:
             self._calls, self._used = self._calls + calls, self._used + used
 
     def failed(self, error: BaseException, *, expected: str = "", unread: str | None = None) -> VerifierError:
-        """Makes the error for an exception of the client. `unread` is the text of an earlier invalid response."""
+        """Creates the error for an exception from the client. `unread` is the text of an earlier invalid response."""
         why = "" if unread is None else f" (an earlier response was invalid: expected {expected}, got {unread[:200]!r})"
         message = f"{type(error).__name__}: {self.message(error)}"
         return self.error(f"{self.name} (`{self.key}`) could not answer: {message}{why}")
 
     def unreadable(self, expected: str, said: list[str]) -> VerifierError:
-        """Makes the error for invalid responses."""
+        """Creates the error for the texts `said` of invalid responses."""
         texts = " and then ".join(repr(text[:200]) for text in said)
         return self.error(
             f"Expected {self._named} to respond with {expected}, got {texts}. Choose another model for `{self.key}`, "
@@ -243,7 +243,7 @@ class OwnModel:
 
 
 class EpisodeModel:
-    """An `OwnModel` as one episode uses it.
+    """The access of one episode to an `OwnModel`.
 
     Attributes:
         used: Tokens and cost of the questions that this object sent to the model.
@@ -263,8 +263,8 @@ class EpisodeModel:
 
         Raises:
             VerifierError: The client failed, timed out, or returned no valid response.
-            StorageError: The answer could not be recorded, and the run ends.
-            OSError: The answer could not be recorded, and there is no run.
+            StorageError: The answer could not be recorded. The run then ends.
+            OSError: The answer could not be recorded, outside of a run.
         """
         question = writable(question)
         if (known := await self._known(question, reading)) is not None:

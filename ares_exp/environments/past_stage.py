@@ -1,4 +1,4 @@
-"""The past of an episode: its finished stages, and the time steps recorded in its journals."""
+"""The history of an episode: its finished stages, and the time steps recorded in its journals."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def recorded_stage(past: PastStage, objects: ObjectStore) -> dict[str, Any]:
 
 
 def read_stage(data: Mapping[str, Any], objects: ObjectStore, where: str) -> PastStage:
-    """Reads the result of `recorded_stage`. Raises `SnapshotMetadataError` if its form is invalid. Blocking."""
+    """Reads the result of `recorded_stage`. Raises `SnapshotMetadataError` if `data` is invalid. Blocking."""
     try:
         recorded = pydantic.TypeAdapter(_Recorded).validate_python(data)
     except pydantic.ValidationError as error:
@@ -139,8 +139,8 @@ def _numbers(recorded: _Recorded) -> Iterator[float]:
 def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
     """Returns all time steps of a running episode, ending with the pending step.
 
-    Returns an empty sequence if its journals are incomplete. If there is no journal, the replayed steps (`ran`) are
-    available only until the episode takes its next step.
+    Returns an empty sequence if a journal is missing or incomplete. The only exception is an episode whose responses
+    were just replayed: its steps (`ran`) are available until the next step.
     """
     if len(episode.ran) == episode.step_count + 1:
         return episode.ran

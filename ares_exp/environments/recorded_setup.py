@@ -1,4 +1,4 @@
-"""Reading of an episode's facts, container, agent and task from a snapshot."""
+"""Functions that read the facts, container, agent and task of an episode from a snapshot."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def recorded_stages(snapshot: EnvironmentSnapshot, names: Sequence[str]) -> list
         raise SnapshotMetadataError(f"{where}: expected fewer than {len(names)} `past_stages`.")
     stages = [read_stage(one, snapshot.object_store, where) for one in recorded]
     if [stage.name for stage in stages] != list(names[: len(stages)]):
-        raise SnapshotMetadataError(f"{where}: expected `past_stages` in the order of the task's stages.")
+        raise SnapshotMetadataError(f"{where}: expected `past_stages` to be in the order of the task's stages.")
     counts = [0, *(stage.step_count for stage in stages), snapshot.step_count]
     if counts != sorted(counts):
         raise SnapshotMetadataError(f"{where}: expected `step_count` never to decrease in `past_stages`, got {counts}.")
@@ -104,10 +104,10 @@ def recorded_setup(
     *,
     is_task_given: bool,
 ) -> EpisodeParts:
-    """Makes the parts of an episode from the arguments. Parts that are `None` are taken from the snapshot.
+    """Returns the parts of an episode. Arguments that are `None` are replaced by the values in the snapshot.
 
-    For security, a snapshot cannot grant access to a network or to variables of this machine (for a task's solution).
-    The caller must pass the parts that have such access.
+    For security, a snapshot cannot grant access to a network, or to environment variables of this machine (which a
+    task's solution may need). The caller must pass the parts that have such access.
 
     Raises:
         SnapshotUnsupportedError: The container factory, the agent factory or the task must be passed.
@@ -116,7 +116,7 @@ def recorded_setup(
     facts = EpisodeFacts.of(snapshot)
     if facts.provide_solution and not is_task_given:
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: the episode had access to the task's solution. Pass `task`."
+            f"{snapshot.snapshot_dir}: the task is not loaded, because the episode had its solution. Pass `task`."
         )
     return EpisodeParts(
         as_container_factory(container_factory or recorded_container_factory(snapshot)),
@@ -132,8 +132,8 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
     """Creates the container factory that the snapshot records.
 
     Raises:
-        SnapshotUnsupportedError: The caller must pass a factory, because the snapshot has options that are not restored
-            from a file.
+        SnapshotUnsupportedError: The caller must pass a factory, because the snapshot has options that for security
+            are not restored from a file.
         SnapshotMetadataError: The recorded options are invalid.
     """
     name, options = snapshot.container_type, snapshot.container.get("options") or {}
@@ -172,7 +172,7 @@ def _harmless(factory: Any) -> frozenset[str]:
 
 
 def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mapping[str, Any], argument: str) -> Any:
-    """Makes a factory with its recorded options. Error messages tell the caller to pass `argument`."""
+    """Creates a factory with its recorded options. If this fails, the error suggests passing `argument`."""
     if factory is None:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: {name!r:.100} is not available in this installation. Pass `{argument}`."
@@ -204,7 +204,7 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
         )
     path, reward_key, extra = data.get("path"), data.get("reward_key"), data.get("extra_instructions", [])
     if not isinstance(path, str) or not isinstance(reward_key, str | None):
-        raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: expected a path in `task_data`.")
+        raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: expected `task_data` to contain a path.")
     if not isinstance(extra, list | tuple) or not all(isinstance(text, str) for text in extra):
         raise SnapshotMetadataError(
             f"{snapshot.snapshot_dir}: expected `extra_instructions` in `task_data` to be a list of strings."

@@ -49,10 +49,10 @@ class EpisodeStart(Protocol):
     """The recorded point from which an episode continues: a snapshot (`Continuation`), or a replay (`Rerun`)."""
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Sets the task (one of `tasks`) and the recorded state of an environment. Does not start the episode.
+        """Sets the recorded task and state of `episode`. The task is one of `tasks`. Does not start the episode.
 
         Raises:
-            SnapshotMismatchError: The recorded episode does not match the task, the agent or the solution.
+            SnapshotMismatchError: The task, the agent or the solution is missing or differs from the recording.
         """
         ...
 
@@ -100,7 +100,7 @@ class Rerun:
         self._report = report
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for another process, in which `report` is replaced with a log message."""
+        """Returns the state for pickling. In the other process, messages for `report` are logged instead."""
         return {**self.__dict__, "_report": logger.warning}
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
@@ -110,7 +110,7 @@ class Rerun:
             return
         task = next((task for task in tasks if task.name == self._task_name), None)
         if task is None:
-            raise SnapshotMismatchError(f"The recorded task {self._task_name!r:.100} is missing.")
+            raise SnapshotMismatchError(f"The environment does not have the recorded task {self._task_name!r:.100}.")
         episode.current_task, episode.seed = task, self._seed
         episode.lineage, episode.edits = self._lineage, self._edits
 
@@ -139,12 +139,12 @@ class Rerun:
             if step == self._step:
                 break
             if exchange is None or exchange.is_pending:
-                raise self._diverged(step, "it sends more requests of a conversation than were recorded")
+                raise self._diverged(step, "the agent sends more requests in a conversation than were recorded")
             recorded.use(asked)
             started = time.perf_counter()
             time_step = await episode.apply(exchange.response)
             if time_step.last():
-                raise self._diverged(step + 1, "it ended")
+                raise self._diverged(step + 1, "the episode ended")
             ran.append(_past_step(episode, time_step, exchange.response, started))
         episode.ran = tuple(ran)
         if differing:
@@ -207,7 +207,7 @@ class Continuation:
         self._on_release = on_release
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for another process, which reads the task again and does not call `on_release`."""
+        """Returns the state for pickling. The other process reads the task again, and does not call `on_release`."""
         return {**self.__dict__, "task": None, "_given_task": None, "_on_release": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -250,7 +250,7 @@ class Continuation:
         episode.edits = (*facts.edits, *self._edits)
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
-        """Starts the container with its files, and restores the agent to its recorded point; see `EpisodeStart`."""
+        """Starts the container with its captured files, and restores the agent; see `EpisodeStart`."""
         snapshot, facts = self.snapshot, EpisodeFacts.of(self.snapshot)
         changes, journal, state = await asyncio.to_thread(self._read)
         names = [stage.name for stage in episode.task.stages]
@@ -276,10 +276,10 @@ class Continuation:
 
         if [json.loads(line) for line in encode_messages(request.messages)] != self.snapshot.agent_messages:
             raise DivergenceError(
-                f"{self.snapshot.snapshot_dir}: the agent, restored from its state, sends a different request than "
-                f"before.{_hint(self.snapshot, factory)}",
+                f"{self.snapshot.snapshot_dir}: the request of the restored agent differs from the request in the "
+                f"snapshot.{_hint(self.snapshot, factory)}",
                 step=self.snapshot.step_count,
-                why="the agent, restored from its state, sends a different request",
+                why="the request of the restored agent differs from the request in the snapshot",
             )
 
     def _read(self) -> tuple[StoredChanges, Journal | None, AgentState | None]:
@@ -289,7 +289,7 @@ class Continuation:
         _ = snapshot.agent_messages  # a replayed agent does not need them, but the snapshot must be complete
         delta = get_delta(objects, snapshot.filesystem)
         if delta.base != snapshot.filesystem_base or len(delta.entries) != snapshot.filesystem_entries:
-            raise SnapshotMetadataError(f"{where}: the list of files does not match snapshot.json.")
+            raise SnapshotMetadataError(f"{where}: the recorded list of files does not match snapshot.json.")
         journal = state = None
         if snapshot.journal:
             if facts.agent_started_at is None:
@@ -311,8 +311,8 @@ class Continuation:
             raise SnapshotMetadataError(f"{where}: expected {snapshot.journal_entries} journal entries, found none.")
         else:
             raise SnapshotUnsupportedError(
-                f"{where}: no episode can continue from this snapshot. It has no state of the agent, because the agent "
-                "was a process. Use `branch_from=<run>/<episode>@<step>` to replay the recorded responses."
+                f"{where}: no episode can continue from this snapshot. The agent was a process, so its state was not "
+                "captured. Use `branch_from=<run>/<episode>@<step>` to replay the recorded responses."
             )
         return StoredChanges(delta, objects), journal, state
 
@@ -342,7 +342,7 @@ def _check_agent(snapshot: EnvironmentSnapshot, factory: AgentFactoryBase) -> No
     recorded, options = snapshot.agent.get("factory"), factory.options
     if recorded != import_name(factory):
         raise SnapshotMismatchError(
-            f"{snapshot.snapshot_dir}: expected an agent of {recorded!r:.100}, as in the snapshot, got "
+            f"{snapshot.snapshot_dir}: expected the agent factory {recorded!r:.100}, as in the snapshot, got "
             f"{import_name(factory)!r}."
         )
     was = recorded_agent_options(snapshot)

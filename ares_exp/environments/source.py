@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeParts:
-    """The parts from which a source makes the environment of one episode.
+    """The factories, limits and other settings from which a source makes the environment of one episode.
 
     Attributes:
         container_factory: Factory of the container.
@@ -43,8 +43,8 @@ class EpisodeParts:
             is true.
         episode_id: Id of the episode in its run; `None` outside of a run.
         attempt: Number of the attempt at the task, from 0.
-        background_client: LLM client for background requests from the agent, which are then not steps of the episode.
-            With `None`, background requests become observations.
+        background_client: LLM client that answers the agent's background requests, so that they do not become steps.
+            `None` makes them observations.
     """
 
     container_factory: ContainerFactoryBase
@@ -90,8 +90,8 @@ Report = Callable[[str], None]
 class EnvironmentSource(Protocol):
     """A task set, and the environments that run its tasks.
 
-    These members are required. `SourceBase` defines the optional members and their defaults: inherit from it, or
-    implement some of its members.
+    These members are required. `SourceBase` defines the optional members and their defaults. A source may inherit from
+    `SourceBase`, or implement only some of the optional members.
     """
 
     @property
@@ -111,7 +111,7 @@ class EnvironmentSource(Protocol):
         ...
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Checks that the tasks can be run with these parts. A run calls it before it starts any episode.
+        """Checks that the tasks can be run with `parts`. Called before any episode of a run starts.
 
         Raises:
             UserError: A task cannot be run. One message names every such task and the reason.
@@ -131,7 +131,7 @@ class SourceBase(EnvironmentSource):
 
     @property
     def needs_container(self) -> bool:
-        """Whether the environments need a container and a code agent. If not, these are not checked. Default: yes."""
+        """Whether the environments use a container and a code agent. Otherwise, these are not checked. Default: yes."""
         return True
 
     @property
@@ -164,7 +164,7 @@ class SourceBase(EnvironmentSource):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """Names of the parts whose model calls are recorded as `environment_usage` of the episodes. Default: empty."""
+        """Names of the components whose model calls count as `environment_usage` of the episodes. Default: empty."""
         return ()
 
     @property
@@ -184,7 +184,7 @@ class SourceBase(EnvironmentSource):
         """Drops all tasks except these. Default: drops nothing, so `check` checks all tasks that `load` selected."""
 
     async def preflight(self) -> None:
-        """Checks the resources of the source, apart from containers and agents. Called after `load`.
+        """Checks that the resources of the source are ready. Called after `load`; does not check containers or agents.
 
         Raises:
             PreflightError: A resource is not ready. The message suggests a fix.
@@ -195,10 +195,10 @@ class SourceBase(EnvironmentSource):
 
 
 class SelectingSource(SourceBase, Generic[T]):
-    """A source whose options `tasks`, `exclude` and `limit` select from a task set; see `select`."""
+    """A source with the options `tasks`, `exclude` and `limit`, which select tasks from a task set; see `select`."""
 
     def __init__(self, preset: str, *, tasks: Entries, exclude: str | Sequence[str] | None, limit: int | None) -> None:
-        """Stores the options. `preset` is the name of the environment, for messages."""
+        """Stores the options. `preset` is the value of `env`, for messages."""
         self._preset = preset
         self._selection: dict[str, Any] = {"tasks_selector": tasks, "exclude": exclude, "limit": limit}
         self._selected: dict[str, T] = {}
@@ -270,4 +270,4 @@ def choose_index(names: Sequence[str], options: Mapping[str, Any], generator: ra
     if wanted in names:
         return names.index(wanted)
     shown = ", ".join(names[:20])
-    raise ConfigError(f"Expected a task's name or its index below {len(names)}, got {wanted!r}. Tasks: {shown}.")
+    raise ConfigError(f"Expected the name of a task or an index below {len(names)}, got {wanted!r}. Tasks: {shown}.")

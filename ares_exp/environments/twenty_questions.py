@@ -60,7 +60,7 @@ class HiddenObject:
     Attributes:
         title: Name of the object.
         aliases: Other names, which are also correct guesses.
-        facts: True statements about the object for the oracle, with a few words each.
+        facts: True statements about the object for the oracle. Each has only a few words.
     """
 
     title: str
@@ -131,7 +131,7 @@ def oracle_request(hidden: HiddenObject, question: str) -> LLMRequest:
 
 
 def parse_answer(text: str) -> Answer | None:
-    """Parses an answer, and ignores a reason after it; `None` if the text is too long or starts differently."""
+    """Parses the answer at the start of a text; `None` if the text is too long or starts with something else."""
     if len(text) > MAX_ANSWER_CHARS or (match := _ANSWER.match(text.strip().replace("’", "'"))) is None:
         return None
     return Answer.YES if match[1] else Answer.UNKNOWN if match[2] else Answer.NO
@@ -147,7 +147,7 @@ READING = Reading(
 
 
 def oracle_model(client: Policy | LLMClient) -> OwnModel:
-    """Makes the oracle of many games. Raises `ConfigError` if the client runs the solutions of tasks."""
+    """Creates the oracle that all games share. Raises `ConfigError` if the client runs the solutions of tasks."""
     return OwnModel(client, name="The oracle", key="env.oracle", error=OracleResponseError, timeout_sec=TIMEOUT_SEC)
 
 
@@ -164,9 +164,9 @@ _SKIPPED = frozenset({
 class FactsOracle(Policy):
     """An oracle without a model. It answers yes or no if facts cover every significant word of a question.
 
-    A fact or name is false if other objects have it and the hidden object does not. If a question contains several
-    facts, the answer is yes if all are true. This oracle does not parse grammar, so use it only to try out the game and
-    for tests. If the results matter, use a model (`policy@env.oracle=…`).
+    A fact or a name is false if it belongs to another object but not to the hidden object. If a question contains
+    several facts, the answer is yes only if all of them are true. This oracle does not parse grammar, so use it only
+    for tests and for trying out the game. If the results matter, use a model (`policy@env.oracle=…`).
     """
 
     def __init__(self, objects: Sequence[HiddenObject] = ()) -> None:
@@ -280,8 +280,8 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             verify_on_truncation: Whether a truncated game has the reward 0.0. If not, it has no reward.
             seed: Seed for choosing objects.
             provide_solution: Whether the requests contain the winning reply in `metadata["solution"]`.
-            output_dir: Directory for the record of the oracle's answers (`oracle.jsonl`), or `None`. Answers that an
-                earlier episode recorded there are used again.
+            output_dir: Directory for the record of the oracle's answers (`oracle.jsonl`), or `None`. If an
+                earlier episode recorded answers there, they are reused.
 
         Raises:
             ConfigError: The list of objects is empty, `questions` is less than 1, or the oracle cannot answer
@@ -407,7 +407,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         return truncation(game.rewards.get("reward"))
 
     def _request(self, game: _Game, said: str) -> LLMRequest:
-        """Adds the message `said` for the policy to the conversation, and makes the next observation from it."""
+        """Adds the message `said` to the conversation, and returns the conversation as the next observation."""
         game.messages.append(Message(role="user", content=f"{said} ({self._questions - game.replies} left)"))
         rules = RULES.format(questions=self._questions, max_chars=MAX_CHARS)
         metadata = {"solution": f"Guess: {game.hidden.title}"} if self._provide_solution else None

@@ -1,8 +1,8 @@
-"""The record of an environment's model calls: `oracle.jsonl` in the files of an episode, with one line per question.
+"""The record of an environment's model calls: `oracle.jsonl` in an episode's directory, with one line per question.
 
-A line is written before the response is applied. The runner reads the usage of a lost episode from this record. The
-runner also copies the responses to the record of the next episode, where they are marked as `taken_over` and are not
-requested again. The record is untrusted and is read up to the first invalid line.
+A line is written before the environment uses the response. If an episode is lost, the runner reads its usage from this
+record. The runner also copies the responses to the record of the next episode of the attempt. They are marked there as
+`taken_over` and are not requested again. The record is untrusted and is read up to the first invalid line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ares_exp.records.results import EnvironmentUsage
 from ares_exp.records.run_dir import append_text, dump_json, open_regular
 
 RECORD = "oracle.jsonl"
-"""Name of the record in the directory of an episode's files."""
+"""File name of the record in an episode's directory."""
 MAX_BYTES = 32 * 2**20
 """Maximum number of bytes that are read from a record."""
 
@@ -38,15 +38,15 @@ class Asked:
 
     Attributes:
         task: Name of the task.
-        question: Question of the policy.
-        said: Text of each of the model's responses. The answer was parsed from the last text.
-        answer: Parsed answer, in the environment's terms; `None` if no response could be parsed.
+        question: The question, such as a question from the policy to the oracle.
+        said: Texts of the model's responses. The answer was parsed from the last text.
+        answer: The parsed answer as a string; `None` if no response could be parsed.
         model: Name of the model; `None` if unknown.
         prompt_tokens, generated_tokens: Total tokens of all responses.
         cost: Total cost of all responses, in US dollars.
         sec: Time from the question to the answer, in seconds.
-        taken_over: Whether an earlier episode made and paid for the call.
-        scorer: Name of the scorer that asked (a judge); `None` if the environment asked.
+        taken_over: Whether the responses were copied from an earlier episode, which paid for them.
+        scorer: Name of the scorer that asked the question; `None` if the environment asked it.
     """
 
     task: str
@@ -71,7 +71,7 @@ _ASKED = TypeAdapter(Asked)
 
 
 def append_asked(files: Path, asked: Iterable[Asked]) -> None:
-    """Appends lines to the record. The lines survive `kill -9` when this function returns. Blocking.
+    """Appends questions to the record. They survive `kill -9` after this function has returned. Blocking.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The record is unchanged.
@@ -83,9 +83,9 @@ def append_asked(files: Path, asked: Iterable[Asked]) -> None:
 
 
 def read_asked(files: Path) -> list[Asked] | None:
-    """Reads the record. Returns `None` if it is missing or unreadable. Blocking.
+    """Reads the record in `files`. Returns `None` if the record is missing or unreadable. Blocking.
 
-    An incomplete last line, which a killed process left, is ignored.
+    An incomplete last line, which a killed process may leave, is ignored.
     """
     path = files / RECORD
     try:
@@ -101,15 +101,15 @@ def read_asked(files: Path) -> list[Asked] | None:
         try:
             found.append(_ASKED.validate_json(line, strict=True))
         except ValidationError:
-            logger.warning("%s: line %d is invalid, and is ignored with all later lines", path, len(found) + 1)
+            logger.warning("%s: line %d is invalid. This line and all later lines are ignored.", path, len(found) + 1)
             break
     return found
 
 
 def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> None:
-    """Copies the questions and answers of an earlier episode to a new episode. Blocking.
+    """Copies answered questions from the record of an earlier episode to the record of a new episode. Blocking.
 
-    With `of_scorers`, only answers to scorers are copied, because other answers affect the course of the episode.
+    If `of_scorers`, copies only the questions of scorers, because the other answers affect the steps of the episode.
     """
     asked = [one for one in read_asked(earlier) or () if one.answer is not None and (one.scorer or not of_scorers)]
     if asked:
@@ -117,7 +117,7 @@ def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> Non
 
 
 def recorded_usage(files: Path) -> EnvironmentUsage | None:
-    """Sums the usage of the record, without responses that were taken over; `None` if there is no record. Blocking."""
+    """Sums the recorded usage, without responses that were taken over; `None` if there is no record. Blocking."""
     asked = read_asked(files)
     if asked is None:
         return None

@@ -1,4 +1,4 @@
-"""The name `latest`: the most recently started run or sweep below `outputs/` in the current directory.
+"""The name `latest`, which stands for the most recently started run or sweep in `outputs/`.
 
 The start time is the first `started` in `sessions.jsonl`, so that resuming, reading or copying a run does not make it
 newer. Runs without a start time (for example, merged runs) and the runs of `ares-exp task check` are ignored.
@@ -23,14 +23,14 @@ CHECKS = OUTPUTS / "task-check"
 """Folder of the runs of `ares-exp task check`."""
 MEANING = f"`{LATEST}` is the most recent run under {OUTPUTS}/"
 MAX_DEPTH = 4
-"""Maximum depth below `outputs` at which runs are searched for."""
+"""Maximum depth of the search for runs in `outputs`."""
 MAX_LINE = 1 << 20
 
 
 def run_path(text: str | Path) -> Path:
-    """Returns the path, with `latest` at its start replaced by the latest run. Prints the selected run to stderr.
+    """Replaces `latest` at the start of a path by the latest run, and prints the run to stderr.
 
-    A file or directory named `latest` takes precedence.
+    Returns other paths unchanged, and all paths if a file or directory with the name `latest` exists.
 
     Raises:
         ConfigError: The path starts with `latest`, and there is no run.
@@ -51,7 +51,7 @@ def run_path(text: str | Path) -> Path:
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
-    """Yields the directories of runs and sweeps below `folder`, without descending into them."""
+    """Yields the directories of runs and sweeps in `folder`, down to `depth`, but not inside of these directories."""
     try:
         folders = [folder / entry.name for entry in os.scandir(folder) if entry.name[0] != "." and entry.is_dir()]
     except OSError:  # the folder is missing or not readable
@@ -64,7 +64,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _started(place: Path) -> float | None:
-    """Returns the start of a run, or of the first job of a sweep, in epoch seconds; `None` if not recorded."""
+    """Returns the start time of a run, or of a sweep's first job, in epoch seconds; `None` if it is unknown."""
     if (place / SWEEP_RECORD).is_file():
         return min((time for job in _below(place, MAX_DEPTH) if (time := _started(job)) is not None), default=None)
     try:

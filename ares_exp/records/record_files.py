@@ -1,4 +1,4 @@
-"""Reading of JSON and YAML files from run directories and other places. The files are untrusted."""
+"""Functions that read untrusted JSON and YAML files, such as the files in run directories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_ERROR_CHARS = 300
 
 
 def read_record(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Reads the bytes of a file.
+    """Returns the bytes of a file.
 
     Raises:
         OSError: The file cannot be read, or is not a regular file.
@@ -26,7 +26,7 @@ def read_record(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise broken(path, f"at most {max_bytes:,} bytes", "more")
+        raise broken(path, f"at most {max_bytes:,} bytes", "a larger file")
     return data
 
 
@@ -40,7 +40,7 @@ def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
     try:
         found = json.loads(read_record(path, max_bytes=max_bytes))
     except (ValueError, RecursionError) as error:
-        raise broken(path, "JSON", str(error)) from error
+        raise broken(path, "JSON", f"invalid JSON ({error})") from error
     if not isinstance(found, dict):
         raise broken(path, "an object", f"a {type(found).__name__}")
     return found
@@ -61,12 +61,12 @@ def read_yaml(path: Path) -> Any:
         for event in yaml.parse(text, Loader=loader):  # checked first, because deep nesting crashes the C loader
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_YAML_DEPTH or isinstance(event, yaml.AliasEvent):
-                raise broken(path, f"at most {MAX_YAML_DEPTH} levels, and no aliases", "others")
+                raise broken(path, f"at most {MAX_YAML_DEPTH} levels and no aliases", "an alias or more levels")
         return yaml.load(text, Loader=loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise broken(path, "YAML", " ".join(str(error).split())[:MAX_ERROR_CHARS]) from error
+        raise broken(path, "YAML", f"invalid YAML ({' '.join(str(error).split())[:MAX_ERROR_CHARS]})") from error
 
 
 def broken(path: Path, expected: str, got: str) -> ConfigError:
-    """Creates the error for a file with unexpected content."""
+    """Creates the error for a file whose content is invalid."""
     return ConfigError(f"{path} is broken: expected {expected}, got {got}.")

@@ -1,4 +1,4 @@
-"""Reading of the results of a run: `episodes.jsonl` and `scores/`. The files are untrusted, so every row is checked."""
+"""Functions that read the results of a run from `episodes.jsonl` and `scores/`. The files are untrusted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ares_exp.records.run_summary import RunSummary
 MAX_ROWS = 2_000_000
 MAX_ROW_BYTES = 4 * 2**20
 MAX_NUMBER = 1e100
-"""Maximum value of recorded numbers. Their squares, and sums of their squares, are still finite."""
+"""Maximum value of recorded numbers, so that their squares and the sums of the squares are finite."""
 MAX_COUNT = 2**53
 """Maximum value of recorded counts. A float represents every integer up to this value."""
 
@@ -30,8 +30,8 @@ class RecordedResults:
 
     Attributes:
         results: Results of all episodes of all attempts, in the order in which they ended.
-        torn: Whether the last line is incomplete, because of a crash. Its result is not in `results`.
-        whole_bytes: Number of bytes of the complete lines.
+        torn: Whether the last line is incomplete because of a crash. `results` does not contain this line.
+        whole_bytes: Total size of the complete lines in bytes.
     """
 
     results: tuple[EpisodeResult, ...]
@@ -40,7 +40,7 @@ class RecordedResults:
 
 
 def read_results(path: Path) -> RecordedResults:
-    """Reads an `episodes.jsonl`. The scores of `ares-exp score` are added to the rewards of the episodes.
+    """Reads an `episodes.jsonl`. Adds the scores from `ares-exp score` to the rewards of the episodes.
 
     Raises:
         ConfigError: The file cannot be read, or a complete line is not a valid result. The message has the line number.
@@ -62,13 +62,13 @@ def read_sessions(run_dir: RunDir) -> Iterator[dict[str, Any]]:
 
 
 def last_attempts(run_dir: RunDir) -> int | None:
-    """Returns the number of attempts that the last session planned; `None` if not recorded."""
+    """Returns the number of attempts that the last session planned; `None` if it is not recorded."""
     planned = [line.get("attempts") for line in read_sessions(run_dir)]
     return next((one for one in reversed(planned) if isinstance(one, int) and one > 0), None)
 
 
 def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
-    """Reads the scores that `ares-exp score` added to a run after its end, by episode and name.
+    """Reads the scores that `ares-exp score` added to a finished run. Returns them by episode id and name.
 
     Raises:
         ConfigError: A file cannot be read, or a complete line is not a valid score. The message has the line number.
@@ -87,7 +87,7 @@ def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
 
 
 def with_added(rewards: Mapping[str, float], added: Mapping[str, float]) -> dict[str, float]:
-    """Returns the rewards of an episode, followed by the added rewards. Existing names keep their values."""
+    """Returns the rewards of an episode and the added rewards. An added reward does not replace an existing reward."""
     return {**rewards, **added, **rewards}
 
 
@@ -98,7 +98,7 @@ def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int,
         The number of bytes of the complete lines, and whether an incomplete line follows.
 
     Raises:
-        ConfigError: The file cannot be read, or a line is invalid. `what` names a valid line in the message.
+        ConfigError: The file cannot be read, or a line is invalid. In the message, `what` describes a valid line.
     """
     whole_bytes, number = 0, 0
     try:
@@ -106,7 +106,9 @@ def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int,
             while line := lines.readline(MAX_ROW_BYTES + 1):
                 number += 1
                 if len(line) > MAX_ROW_BYTES or number > MAX_ROWS:
-                    raise ValueError(f"more than {MAX_ROW_BYTES:,} bytes in a line, or {MAX_ROWS:,} lines")
+                    raise ValueError(
+                        f"the line has more than {MAX_ROW_BYTES:,} bytes, or the file has more than {MAX_ROWS:,} lines"
+                    )
                 if not line.endswith(b"\n"):
                     return whole_bytes, True
                 take(json.loads(line, parse_constant=_refuse))
@@ -115,8 +117,8 @@ def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int,
         raise ConfigError(f"Cannot read {path}: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"{path}, line {number}: expected {what}, got something else: {error}. "
-            "Only an incomplete last line is ignored. Repair this line, or remove it to ignore its episode."
+            f"{path}, line {number}: cannot read {what}: {error}. Repair the line, or remove it to ignore its "
+            "episode. Only an incomplete last line is ignored automatically."
         ) from None
     return whole_bytes, False
 
@@ -125,7 +127,7 @@ _COUNTS = tuple(field.name for field in fields(Usage))
 
 
 def is_countable(response: LLMResponse) -> bool:
-    """Returns whether the cost and usage of an untrusted response can be summed and recorded."""
+    """Returns whether the cost and usage of an untrusted response are valid numbers that can be summed."""
     counts = [getattr(response.usage, name) for name in _COUNTS]
     if not all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts):
         return False
@@ -133,7 +135,7 @@ def is_countable(response: LLMResponse) -> bool:
 
 
 def checked_result(data: Any) -> EpisodeResult:
-    """Parses a dict that `EpisodeResult.to_dict` returned. Raises `ValueError` for invalid fields and huge numbers."""
+    """Parses the output of `EpisodeResult.to_dict`. Raises `ValueError` for invalid fields and huge numbers."""
     result = EpisodeResult.from_dict(data)
     times = (result.started_at, result.finished_at, result.duration_sec, *result.phase_sec.values())
     used = result.environment_usage or EnvironmentUsage()
@@ -143,13 +145,13 @@ def checked_result(data: Any) -> EpisodeResult:
     counts = (result.attempt, result.retry, result.num_steps, result.snapshots, result.snapshot_failures)
     troubles = (result.length_stops, result.format_errors)
     if not all(0 <= count < MAX_COUNT for count in (*counts, *tokens, *troubles)):
-        raise ValueError(f"a count is not between 0 and {MAX_COUNT:,}")
+        raise ValueError(f"a count is negative or too large (limit: {MAX_COUNT:,})")
     return result
 
 
 def _check_numbers(numbers: Iterable[float]) -> None:
     if not all(abs(number) < MAX_NUMBER for number in numbers):
-        raise ValueError(f"a number is not finite, or beyond {MAX_NUMBER:g}")
+        raise ValueError(f"a number is not finite or too large (limit: {MAX_NUMBER:g})")
 
 
 def _refuse(name: str) -> NoReturn:
@@ -157,10 +159,10 @@ def _refuse(name: str) -> NoReturn:
 
 
 def recorded_summary(run_dir: RunDir) -> RunSummary | None:
-    """Reads the totals of a run so far. Returns `None` if the run was not started.
+    """Computes the current totals of a run from its files. Returns `None` if the run was not started.
 
     Raises:
-        ConfigError: A record is broken.
+        ConfigError: A file of the run is invalid.
     """
     if not run_dir.has_run or not run_dir.episodes.is_file():
         return None
@@ -194,7 +196,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def object_or_empty(path: Path) -> dict[str, Any]:
-    """Reads the JSON object in a file. Returns an empty object if the file is missing or broken."""
+    """Reads the JSON object in a file. Returns an empty object if the file is missing or invalid."""
     try:
         return read_object(path)
     except ConfigError:
@@ -202,7 +204,7 @@ def object_or_empty(path: Path) -> dict[str, Any]:
 
 
 def _planned(run_dir: RunDir, totals: Mapping[str, Any]) -> int:
-    """Returns the number of planned attempts, from the last summary or from the config; 0 if unknown."""
+    """Returns the number of planned attempts from the last summary or the config; 0 if the number is unknown."""
     if isinstance(planned := totals.get("planned"), int):
         return planned
     tasks = read_object(run_dir.provenance).get("tasks")

@@ -1,4 +1,4 @@
-"""The results of episodes, with their outcomes, errors and usage."""
+"""The results of episodes: outcomes, rewards, errors and usage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.validation import Text, validated
 
 _OF_AN_ATTEMPT = re.compile(r"(.+__\d+)__\w+")
-"""Pattern of an episode's id: the task, the attempt, and a suffix that is unique among the episodes of the attempt."""
+"""Pattern of an episode id: the task, the attempt, and a suffix that is unique for each episode of the attempt."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class EpisodeUsage:
         unanswered: Number of steps without a response, because the time limit was reached.
         prompt_tokens, generated_tokens: Total tokens of the responses.
         cost: Total cost of the responses, in US dollars.
-        length_stops: Number of responses that were cut off at the limit on generated tokens.
+        length_stops: Number of responses that were truncated at the limit on generated tokens.
     """
 
     num_steps: int = 0
@@ -58,7 +58,7 @@ class EpisodeUsage:
         return self.prompt_tokens + self.generated_tokens
 
     def add(self, action: LLMResponse | object | None) -> None:
-        """Counts one step and its response, if any. The cost of an action that is not an `LLMResponse` is unknown."""
+        """Counts one step, or an unanswered step for `None`. Only an `LLMResponse` has tokens and cost."""
         if action is None:
             self.unanswered += 1
             return
@@ -67,7 +67,7 @@ class EpisodeUsage:
             self.pay(action)
 
     def pay(self, response: LLMResponse) -> None:
-        """Counts the tokens and cost of a response, even if the episode does not receive it."""
+        """Counts the tokens and cost of a response, but no step."""
         self.prompt_tokens += response.usage.prompt_tokens
         self.generated_tokens += response.usage.generated_tokens
         self.cost += response.cost
@@ -106,17 +106,17 @@ class Outcome(StrEnum):
 
 
 UNFINISHED = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED})
-"""Outcomes of interrupted episodes, which are not a result of the attempt."""
+"""Outcomes of interrupted episodes. Such an episode is not a result of its attempt."""
 
 RESPONSES_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABANDONED})
-"""Outcomes after which the response log can be deleted: the attempt has a result, or starts from the beginning."""
+"""Outcomes after which the response log can be deleted, because no later episode replays the responses."""
 
 
 HOST_IMAGE = "host"
 """Value of `container_image` for a container that uses the files of this host."""
 
 MAX_MESSAGE = 20_000
-"""Maximum length of an error message, in characters, so that every row is small enough to be read back."""
+"""Maximum number of characters of an error message. It keeps every row small enough to be read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ class ErrorInfo:
     """An error, or the limit that truncated an episode.
 
     Attributes:
-        type: Class name of the exception; `limit` for a limit. For the limit `agent_exit`, the class name of its
-            exception.
+        type: Class name of the exception; `limit` for a limit. For the limit `agent_exit`, the class name of the
+            exception that the agent raised.
         message: Human-readable message.
         limit: Limit that was reached: `steps`, `time`, `tokens`, `cost`, `unknown`, or a name that the environment
             defines; `None` for an error.
@@ -137,7 +137,7 @@ class ErrorInfo:
 
     @classmethod
     def of_limit(cls, limit: str | None, note: str | None = None) -> Self:
-        """Creates the record of a limit, with an optional note. `None` means that the limit is unknown."""
+        """Creates the record of a limit, with an optional note. For `None`, the limit is recorded as `unknown`."""
         name = limit or "unknown"
         if name == "agent_exit" and note:
             return cls(AgentExitError.__name__, _bounded(note), name)
@@ -160,15 +160,15 @@ def _bounded(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Recorded responses from an earlier episode that were replayed instead of being requested from the policy.
+    """Responses of an earlier episode that were replayed instead of requested from the policy.
 
     Attributes:
-        episode_id: Id of the earlier episode, of the same attempt.
+        episode_id: Id of the earlier episode, which belongs to the same attempt.
         steps: Number of replayed responses, including the responses before a restored snapshot.
         prompt_tokens, generated_tokens, cost: Sums over the replayed responses, which are also in the totals of the
             earlier episode.
-        from_snapshot: Step at which a snapshot was restored; `None` if the episode was run again from the start.
-        diverged_at: First step whose request differs from the recorded request; `None` if all requests are equal.
+        from_snapshot: Step of the restored snapshot; `None` if the replay started at the first step.
+        diverged_at: First step whose request differs from the recorded request; `None` if no request differs.
     """
 
     episode_id: str
@@ -225,13 +225,13 @@ class AgentFacts:
         name: Name of the agent.
         version: Pinned version of the agent. For `agent=command`, the digest of the files in the container. `None` if
             no version is pinned.
-        requests: Number of HTTP requests for a response, including retries.
-        retries: Number of requests that asked for the same response again. They cause no further cost.
-        conversations: Names of the agent's conversations, in the order in which they started.
+        requests: Number of HTTP requests for responses, including retries.
+        retries: Number of repeated requests for the same response, which do not cause additional costs.
+        conversations: Names of the agent's conversations, in order of their first requests.
         dropped: Unsupported fields that were removed from the requests.
-        background_requests: Number of background requests, such as for titles, that the policy answered without a step.
+        background_requests: Number of background requests, such as requests for titles, which are not steps.
         refused: Number of HTTP requests that the LLM endpoint rejected, such as a request with a wrong key.
-        last_refusal: Method, path, status and reason of the last rejected request; `None` if there is none.
+        last_refusal: Method, path, status and reason of the last rejected request; `None` if none was rejected.
     """
 
     name: str
@@ -267,7 +267,7 @@ class StageResult:
         reward: Reward of the stage; `None` if the stage was not verified.
         rewards: All scores of the stage's verifier, by key.
         truncated_by: Limit that ended the stage; `None` if no limit was reached.
-        num_steps: Number of responses in the stage, plus one if the final response did not arrive in time.
+        num_steps: Number of responses in the stage, plus 1 if the last request got no response in time.
     """
 
     name: str
@@ -281,8 +281,8 @@ class StageResult:
 class EpisodeResult:
     """One line of `episodes.jsonl`: the result of one episode.
 
-    An attempt gets another episode after an error (`retry`), or when the run is resumed. Every episode keeps its line,
-    and the last episode is the result of the attempt.
+    After an error (`retry`), or when the run is resumed, another episode is started for the same attempt. The file
+    keeps the lines of all episodes. The last episode is the result of the attempt.
 
     Attributes:
         episode_id: Unique id of the episode, which is also the name of its trajectory file.
@@ -292,18 +292,17 @@ class EpisodeResult:
         outcome: Outcome of the episode.
         reward: Reward of the episode: the verifier's reward, or its weighted sum with the scorers' rewards. `None` if
             the episode has no reward, which is never recorded as 0.0.
-        rewards: All scores of the verifier, by key, and of the scorers, by name.
-        note: Explanation of a reward for tests that could not be run or graded, or of a missing reward after a limit.
+        rewards: All numbers from the verifier, by key, and from the scorers, by name.
+        note: Reason why the tests could not be run or graded, or why no reward exists after a limit; or `None`.
         error: Error of the episode, or the limit that truncated it.
-        num_steps: Number of steps after the first request: responses, and responses that did not arrive in time. The
-            `num_steps` of the trajectory also counts the record of the first request.
-        prompt_tokens, generated_tokens: Total tokens of the policy in the episode.
-        cost: Total cost of the policy in the episode, in US dollars.
+        num_steps: Number of steps after FIRST, including a step whose response did not arrive in time. The trajectory's
+            `num_steps` also counts FIRST.
+        prompt_tokens, generated_tokens: Total tokens of the policy's responses.
+        cost: Total cost of the policy's responses, in US dollars.
         length_stops: Number of responses that were cut off at the token limit (`finish_reason` is `length`).
-        format_errors: Number of responses that the agent could not use, if the agent counts them, as `agent=shell`
-            does.
-        started_at, finished_at: Times in epoch seconds, from the creation of the environment to the verdict. They equal
-            `start_time` and `end_time` of the trajectory.
+        format_errors: Number of responses that the agent could not use; 0 if the agent does not count them.
+        started_at, finished_at: Times of the creation of the environment and of the final verdict, in epoch seconds.
+            They equal `start_time` and `end_time` of the trajectory.
         phase_sec: Wall-clock seconds by phase: `start`, `agent`, `policy`, `verify`, `score` and `snapshot` (the wait
             for snapshots after a response).
         container_image: Origin of the container's files: the name of an image, or `HOST_IMAGE`. `None` if the container
@@ -313,9 +312,8 @@ class EpisodeResult:
         retry: Number of earlier episodes of this attempt.
         replayed: Responses that were replayed from an earlier episode; `None` if no responses were replayed.
         stages: Results of the stages; empty for a single-stage task.
-        environment_usage: Usage of the environment's model calls in this episode, in addition to the policy's usage.
-            `None` if the environment makes no model calls. Responses taken over from an earlier episode count only in
-            that episode.
+        environment_usage: Usage of the environment's model calls, in addition to the policy's usage. `None` without
+            such calls. Responses that were taken over from an earlier episode count only there.
         agent: Facts about an installed agent; `None` for other agents.
     """
 
@@ -387,7 +385,7 @@ class EpisodeResult:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Creates a result from its `to_dict` form. Ignores fields that this version does not know.
+        """Creates a result from the output of `to_dict`. Ignores unknown fields.
 
         Raises:
             ValueError: `data` is not a valid result. The message explains why.
@@ -397,17 +395,17 @@ class EpisodeResult:
 
 _FIELDS = tuple(field.name for field in fields(EpisodeResult))
 _MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage", "agent"})
-"""Fields of a row that are mappings or `None`. Each of their keys becomes a column."""
+"""Fields of a row that are mappings or `None`. In a table, each key of a mapping becomes a column."""
 
 
 def attempt_of(episode_id: str) -> str:
-    """Returns the common start of the ids of an attempt's episodes: the id without its unique suffix."""
+    """Returns an episode id without its unique suffix. All episodes of an attempt have this prefix."""
     found = _OF_AN_ATTEMPT.fullmatch(episode_id)
     return found[1] if found else episode_id
 
 
 def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]:
-    """Returns the last episode of every attempt, in the order in which the attempts first appear."""
+    """Returns the last episode of every attempt, in the order of the attempts' first episodes."""
     last: dict[tuple[str, int], EpisodeResult] = {}
     for result in results:
         slot = result.task_name, result.attempt
@@ -427,5 +425,5 @@ def reward_names(results: Iterable[EpisodeResult]) -> list[str]:
 
 
 def count_outcomes(results: Iterable[EpisodeResult]) -> dict[str, int]:
-    """Counts episodes by outcome. Omits outcomes that did not occur."""
+    """Returns the number of episodes by outcome, without outcomes that did not occur."""
     return dict(Counter(result.outcome.value for result in results))

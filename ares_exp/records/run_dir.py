@@ -1,4 +1,4 @@
-"""The run directory: the names of its files, functions that write files durably, and the handler of `run.log`."""
+"""The run directory: the paths of its files, functions that write files durably, and the handler of `run.log`."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ EPISODES = "episodes.jsonl"
 SCORES_SUFFIX = ".jsonl"
 """Suffix of the files in `scores/`. Each scorer has one file."""
 SWEEP_RECORD = "multirun.yaml"
-"""Hydra's record of a sweep. A folder that has this file is a sweep."""
+"""Hydra's record of a sweep. A folder that contains this file is a sweep."""
 STOP = "stop"
-"""Name of a file in a sweep's folder that ends its jobs. Users can create it with `touch`."""
+"""Name of a file in a sweep's folder that stops the jobs of the sweep. Users can create the file with `touch`."""
 RUN_FOLDERS = ("trajectories",)
 RUN_FILES = ("trajectories.jsonl", "trajectories.jsonl.zst")
-"""Files that the collectors write in a run directory (see `conf/collector`)."""
+"""Files that collectors write in a run directory (see `conf/collector`)."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str)
 _appending = threading.Lock()
-USED = "The run directory {} already contains another run. Choose another one with `hydra.run.dir=…`."
+USED = "The run directory {} already contains another run. Choose another directory with `hydra.run.dir=…`."
 
 
 def dump_json(data: Any, *, indent: int | None = None) -> str:
-    """Formats valid UTF-8 JSON without the values of sensitive environment variables."""
+    """Formats `data` as JSON that is valid UTF-8, and masks secrets (see `mask_known_secrets`)."""
     text = _ENCODER.encode(data) if indent is None else json.dumps(data, indent=indent, ensure_ascii=False, default=str)
     try:
         text.encode()
@@ -51,9 +51,9 @@ def dump_json(data: Any, *, indent: int | None = None) -> str:
 
 @contextmanager
 def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
-    """Opens a file for atomic writing. The file is replaced only if the body raises no exception.
+    """Opens a file for atomic writing. The file at `path` is replaced only if the block raises no exception.
 
-    By default (`sync`), the file survives a power cut when the block has ended. Its directory must exist.
+    If `sync`, the file survives a power cut after the block. The directory of the file must exist.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -74,13 +74,13 @@ def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a file atomically. The file survives a power cut when this function returns."""
+    """Writes a file atomically. The file survives a power cut after this function has returned."""
     with atomic_file(path) as file:
         file.write(text.encode(errors="backslashreplace"))
 
 
 def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
-    """Appends all JSON lines or none, durably. Only a crash of the machine can leave an incomplete last line.
+    """Appends all lines or none, durably, as JSON. Only a crash of the machine can leave an incomplete last line.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged.
@@ -89,10 +89,10 @@ def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
 
 
 def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
-    """Appends `text` atomically, in one write. The text survives the end of this process.
+    """Appends `text` atomically, in one write. The text survives if this process is killed afterwards.
 
-    Concurrent writes are not interleaved. Symbolic links are not followed. `flags` are further flags for `os.open`;
-    `os.O_CREAT` also creates a missing folder.
+    Concurrent writes are not interleaved. Symbolic links are not followed. `flags` are additional flags for `os.open`.
+    With `os.O_CREAT`, missing folders are created as well.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged.
@@ -105,13 +105,13 @@ def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
 
 
 def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool = False) -> None:
-    """Appends `text` like `append_text`. The text also survives a power cut when this function returns. Blocking.
+    """Appends `text` like `append_text`. The text survives a power cut after this function has returned. Blocking.
 
-    If the file may be new (`is_new`), its entry in its directory also survives.
+    `is_new` also syncs the directory, which is required if the file may be new.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged, unless another writer
-            appended to it meanwhile.
+            appended to the file at the same time.
     """
     data, path = text.encode(), str(path)
     descriptor = _open_to_append(path, flags)
@@ -133,7 +133,7 @@ def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool 
 
 class _Shared(threading.local):
     unsynced: dict[str, None] | None = None
-    """The paths that the thread syncs at the end of `syncing_together`; `None` outside of this context."""
+    """The paths that the thread must sync at the end of `syncing_together`; `None` outside of this context."""
 
 
 _shared = _Shared()
@@ -141,10 +141,10 @@ _shared = _Shared()
 
 @contextmanager
 def syncing_together() -> Iterator[None]:
-    """Delays the syncs of `append_durably` in this thread to the end of the block. Syncs each file and folder once.
+    """Delays the syncs of `append_durably` in this thread until the end of the block. Syncs each file and folder once.
 
     Raises:
-        OSError: A sync failed. A power cut can lose any text of the block.
+        OSError: A sync failed. A power cut may lose any text that was appended in the block.
     """
     paths: dict[str, None] = {}
     _shared.unsynced = paths
@@ -159,8 +159,8 @@ def syncing_together() -> Iterator[None]:
 class GatheredCalls(Generic[T]):
     """Passes items to a blocking function in threads, with at most `at_once` concurrent calls.
 
-    Items that are added while all threads are busy are passed to the next call together. All methods must be called on
-    one event loop.
+    Items that are added while all threads are busy are collected, and one call receives all of them. All methods must
+    be called on the same event loop.
     """
 
     def __init__(self, take: Callable[[Sequence[T]], None], *, at_once: int = 1) -> None:
@@ -172,7 +172,7 @@ class GatheredCalls(Generic[T]):
     def put(self, item: T) -> asyncio.Future[None]:
         """Adds an item, and returns the future of the call that receives it.
 
-        Do not cancel the future, because other items share the call.
+        Do not cancel the future, because the same call may receive other items as well.
         """
         self._items.append(item)
         if self._call is None or self._call.done():  # a done call was cancelled before it took items
@@ -186,7 +186,7 @@ class GatheredCalls(Generic[T]):
 
 
 def _sync_appended(descriptor: int, size: int) -> None:
-    """Syncs a file to disk. If the sync fails, removes the last `size` bytes, unless other text follows them."""
+    """Syncs a file to disk. If the sync fails, removes the appended `size` bytes, unless other text follows them."""
     try:
         os.fsync(descriptor)
     except OSError:
@@ -198,7 +198,7 @@ def _sync_appended(descriptor: int, size: int) -> None:
 
 
 def _write_whole(descriptor: int, data: bytes, path: Path | str) -> None:
-    """Appends all of the data to a file, or raises an `OSError` with the path and appends nothing."""
+    """Appends all of `data` to a file. If this fails, appends nothing and raises an `OSError` with the path."""
     with _appending:  # removing a partial write would also remove text that another thread appended after it
         try:
             written = os.write(descriptor, data)
@@ -258,7 +258,7 @@ def fresh_dir(path: str) -> str:
 
 
 def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
-    """Checks `hydra.run.dir=…` and `name=…` before Hydra uses them. Returns an error message, if any."""
+    """Checks the arguments `hydra.run.dir=…` and `name=…` before Hydra uses them. Returns an error message, if any."""
     if "resume=true" in (argument.lstrip("+").lower() for argument in argv):
         return None
     for argument in argv:
@@ -271,16 +271,16 @@ def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
             if is_file(Path(value.strip("'\"")) / EPISODES):
                 return USED.format(value)
         except OSError as error:  # no permission, or the name is too long
-            return f"Cannot write a run to {value:.200}: {error.strerror}. Choose another place with `hydra.run.dir=…`."
+            return f"Cannot write a run to {value:.200}: {error.strerror}. Set another `hydra.run.dir=…`."
     return None
 
 
 def is_file(path: Path) -> bool:
-    """Returns whether a regular file is at `path`.
+    """Returns whether `path` is a regular file.
 
     Raises:
-        OSError: The path cannot be reached, for example without permission. From Python 3.14 on, `Path.is_file` returns
-            `False` instead.
+        OSError: The path cannot be checked, for example because of missing permissions. `Path.is_file` does not raise
+            this error in Python 3.14 and newer.
     """
     try:
         return stat.S_ISREG(path.stat().st_mode)
@@ -293,9 +293,9 @@ def is_file(path: Path) -> bool:
 
 
 def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
-    """Locks an open file or folder until it is closed, or until this process ends.
+    """Locks an open file or folder until it is closed or this process ends.
 
-    Does nothing on file systems without such locks. `path` and `what` name the resource in the message.
+    Does nothing if the file system does not support locks. `path` and `what` are for the error message.
 
     Raises:
         ConfigError: Another process holds the lock.
@@ -306,7 +306,7 @@ def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(
-            f"The {what} in {path} is running: another process runs it. Wait until it has ended."
+            f"The {what} in {path} is running in another process. Wait until the process has ended."
         ) from None
     except OSError:  # a file system without such locks
         return
@@ -318,7 +318,7 @@ def is_run(folder: Path) -> bool:
 
 
 def resume_command(run_dir: Path, shown: Path | None = None) -> str:
-    """Returns the command that continues a run. `shown` is the directory in the command; by default `run_dir`."""
+    """Returns the command that continues a run. `shown` replaces `run_dir` in the command."""
     program = "ares-exp serve" if RunDir(run_dir).service.is_dir() else "ares-exp"
     return f"{program} resume={shlex.quote(str(shown or run_dir))}"
 
@@ -351,12 +351,12 @@ class RunDir:
 
     @property
     def has_run(self) -> bool:
-        """Whether a run was started here. A run that was killed before it wrote its config does not count."""
+        """Whether the directory contains a run. A run that was killed before it wrote its config does not count."""
         return self.config.exists()
 
     @contextmanager
     def owned(self, *, resume: bool = False) -> Iterator[None]:
-        """Creates the directory and its `episodes.jsonl`, and locks the directory for other processes.
+        """Creates the directory and its `episodes.jsonl`, and locks the directory against other processes.
 
         Raises:
             ConfigError: The directory contains another run (unless it is resumed), is used by another process, is not
@@ -371,7 +371,7 @@ class RunDir:
         except FileExistsError:
             raise ConfigError(USED.format(self.path)) from None
         except OSError as error:
-            raise ConfigError(f"Cannot write in the run directory {self.path}: {error.strerror}.") from None
+            raise ConfigError(f"Cannot write to the run directory {self.path}: {error.strerror}.") from None
         try:
             lock(descriptor, self.path)
             yield
@@ -379,16 +379,15 @@ class RunDir:
             os.close(descriptor)
 
     def _refuse_links(self) -> None:
-        """Raises `ConfigError` if a folder of the run is a link, because a run deletes files there."""
+        """Raises `ConfigError` if a folder of the run is a link, because a run deletes files in its folders."""
         folders = (
             *(self.trajectories, self.files, self.responses, self.snapshots, self.branch_point, self.tensorboard),
             *(self.control, self.scores, self.service),
         )
         if links := [path.name for path in folders if path.is_symlink()]:
             raise ConfigError(
-                f"Expected no links among the folders in the run directory {self.path}, got "
-                f"{', '.join(links)}. Replace them with their targets, or set `hydra.run.dir=…` to a "
-                "directory on a disk with enough room."
+                f"The run directory {self.path} contains links instead of folders: {', '.join(links)}. Replace the "
+                "links with their targets, or set `hydra.run.dir=…` to a directory on a disk with enough space."
             )
 
     def discard(self) -> None:
@@ -406,10 +405,10 @@ class RunDir:
                 folder.rmdir()
 
     def sweep_up(self) -> None:
-        """Removes temporary files of a process that was killed during an atomic write.
+        """Removes temporary files of processes that were killed during an atomic write.
 
-        Only the process that owns the directory may call this method. Skips the folders of tasks, snapshots
-        and trackers.
+        Only the process that owns the directory may call this method. The folders of tasks, snapshots and trackers
+        are skipped.
         """
         others = (self.files, self.snapshots, self.branch_point, self.tensorboard, self.path / "wandb")
         folders = [path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink()]
@@ -422,7 +421,7 @@ class RunDir:
         write_atomically(path, dump_json(data, indent=2) + "\n")
 
     def append_episodes(self, *rows: str) -> None:
-        """Appends rows, each encoded by `dump_json`, to `episodes.jsonl`, which `owned` has created.
+        """Appends rows to `episodes.jsonl`, which `owned` has created. `dump_json` must have encoded each row.
 
         Raises:
             OSError: The disk is full, the file is missing, or another write error occurred. The file is unchanged.
@@ -432,7 +431,7 @@ class RunDir:
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """Creates a temporary directory next to `out`, and renames it to `out` if the body raises no exception.
+    """Creates a temporary directory next to `out`, and renames it to `out` if the block raises no exception.
 
     Raises:
         ConfigError: `out` already exists.
@@ -452,9 +451,9 @@ def appearing(out: Path) -> Iterator[Path]:
 
 
 class RunLogHandler(logging.FileHandler):
-    """A file handler that never raises, so that a line that cannot be written does not make an episode fail.
+    """A log file handler that ignores write errors, so that they do not make an episode fail.
 
-    Links are not followed, because the directory of a resumed run is untrusted.
+    The handler does not follow links, because the directory of a resumed run is untrusted.
     """
 
     def _open(self) -> TextIOWrapper:
@@ -476,9 +475,9 @@ DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def open_beneath(root: int, path: str) -> Iterator[int]:
-    """Opens the directory `path` below the open directory `root`, one component at a time. Yields its file descriptor.
+    """Opens the directory `path` in the open directory `root`, one component at a time. Yields its file descriptor.
 
-    The path has the form `/a/b`, without `..`. The empty path is `root` itself.
+    `path` has the form `/a/b` and contains no `..`. An empty `path` means `root` itself.
 
     Raises:
         OSError: The directory is missing, or a component of the path is a link or not a directory.

@@ -1,4 +1,4 @@
-"""The storage of a run: it allocates disk space in advance, and ends the run at the first failed write."""
+"""The storage of a run, which allocates disk space in advance, and ends the run after the first failed write."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ares_exp.errors import ConfigError, StorageError
 from ares_exp.records.run_dir import RunDir, resume_command
 
 RESERVE_BYTES = 2**20
-"""Disk space that a run keeps in reserve for its totals."""
+"""Disk space in bytes that a run reserves for its totals."""
 RESERVE_BYTES_PER_EPISODE = 2**16
-"""Disk space that a run keeps in reserve for each concurrent episode: a response, a row and the end of a trajectory."""
+"""Disk space in bytes that a run reserves per concurrent episode, for a response, a row and a trajectory's end."""
 PROBE_BYTES = 2**16
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LOST_MOUNT = (errno.EIO, errno.ENODEV, errno.ENOTCONN, errno.ENXIO, errno.ESTALE)
 _STORAGE_ERRORS = (*_DISK_FULL, *_LOST_MOUNT, errno.EFBIG, errno.EROFS)
-"""Errors that come from a disk or a mount, whichever file was written."""
+"""Error numbers whose cause is a disk or a mount, and not the written file."""
 
 T = TypeVar("T")
 
@@ -31,9 +31,9 @@ T = TypeVar("T")
 class RunStorage:
     """Decides whether a run can still be recorded. Thread-safe.
 
-    The first failed write ends the run: no request is sent and no episode is started after it. At its start, a run
-    allocates a reserve of disk space: an open file without a name, which the kernel frees if the process is killed. The
-    first failed write frees the reserve, so that late responses, rows and totals still fit on a full disk.
+    The first failed write ends the run. After it, no request is sent and no episode is started. At its start, a run
+    reserves disk space with an open file without a name, which the kernel deletes if the process is killed. The first
+    failed write frees this reserve, so that late responses, rows and totals can still be written to a full disk.
 
     Attributes:
         failure: The error that ended the run; `None` while the run can be recorded.
@@ -64,7 +64,7 @@ class RunStorage:
         except OSError as error:
             self.close()
             raise ConfigError(
-                f"Expected {needed / 2**20:.1f} MiB of free disk space in the run directory "
+                f"Cannot reserve {needed / 2**20:.1f} MiB of free disk space in the run directory "
                 f"{self._run_dir.path}: {error.strerror}. Free some space, make the directory writable, or "
                 "use another disk."
             ) from None
@@ -88,10 +88,10 @@ class RunStorage:
             raise self.failure
 
     def write(self, write: Callable[[], T], path: Path | str) -> T:
-        """Calls a function that writes a record of the run, and calls it again if the first call fails.
+        """Calls `write`, which writes a record of the run. If this fails, frees the reserve and calls `write` again.
 
-        `write` writes everything or nothing. The second call can use the space of the reserve. `path` is for the
-        message.
+        `write` must write everything or nothing. `path` is for the error message. If the first call fails, the run
+        ends.
 
         Raises:
             StorageError: The record could not be written.
@@ -114,7 +114,7 @@ class RunStorage:
         return written
 
     def probe(self) -> None:
-        """Tests whether a small file can be written to the run directory. If not, ends the run. Blocking."""
+        """Writes a temporary file to the run directory. If this fails, ends the run. Blocking."""
 
         def write() -> None:
             with tempfile.TemporaryFile(dir=self._run_dir.path) as file:
@@ -125,7 +125,7 @@ class RunStorage:
                 self.write(write, self._run_dir.path)
 
     def causes(self, error: BaseException) -> bool:
-        """Returns whether a disk, a mount or a missing run directory caused an error. If so, ends the run."""
+        """Returns whether a disk, a mount or a missing run directory caused `error`. If so, ends the run."""
         for cause in _chain(error):
             if isinstance(cause, OSError) and (cause.errno in _STORAGE_ERRORS or self._missing() is not None):
                 self.fail(cause, self._run_dir.path)
@@ -169,7 +169,7 @@ class RunStorage:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception and its causes and contexts."""
+    """Yields `error`, then the exceptions that caused it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

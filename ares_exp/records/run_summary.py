@@ -22,11 +22,11 @@ class RunSummary:
         wall_sec: Wall-clock seconds of all sessions of the run.
         recording_failures: Number of rows, trajectories and metrics that could not be recorded.
         unwritten_rows: Number of results that are missing in `episodes.jsonl`.
-        snapshot_dir: Directory of the run's snapshots; `None` if the run does not take snapshots.
+        snapshot_dir: Directory of the snapshots; `None` if the run does not take snapshots.
         max_loop_lag_sec: Longest time for which the event loop was blocked, in seconds.
         threshold: Minimum reward of an attempt that passes.
-        must_pass: Whether every attempt is expected to pass, because the tasks' own solutions were run.
-        spenders: Descriptions of the components that made the model calls of `environment_usage`; empty if unknown.
+        must_pass: Whether every attempt should pass, because the run executed the tasks' own solutions.
+        spenders: Descriptions of the components whose model calls count as `environment_usage`; empty if unknown.
     """
 
     planned: int
@@ -44,7 +44,7 @@ class RunSummary:
 
     @property
     def final(self) -> tuple[EpisodeResult, ...]:
-        """The result of the last episode of each attempt."""
+        """The result of each attempt, which is the result of its last episode."""
         return final_results(self.results)
 
     @property
@@ -65,7 +65,7 @@ class RunSummary:
 
     @property
     def broken(self) -> tuple[EpisodeResult, ...]:
-        """The attempts that were expected to pass, but have a reward below the threshold."""
+        """The attempts that should pass (`must_pass`), but have a reward below the threshold."""
         scored = self.scored if self.must_pass else ()
         return tuple(one for one in scored if one.reward is not None and one.reward < self.threshold)
 
@@ -86,7 +86,7 @@ class RunSummary:
         return count_outcomes(self.final)
 
     def paid(self) -> dict[str, float]:
-        """Sums the policy's tokens and cost (in US dollars) over all episodes. Replayed responses count once."""
+        """Sums the policy's tokens and cost (in US dollars) over all episodes. A replayed response counts only once."""
         names = ("prompt_tokens", "generated_tokens", "cost")
         known = {result.episode_id for result in self.results}
         replayed = (result.replayed for result in self.results)

@@ -1,8 +1,8 @@
-"""Detection and masking of secrets, which keeps them off the disk and out of the logs.
+"""Functions that mask secrets, so that they are not written to disk or to logs.
 
-A value is masked if its key is sensitive, if it contains the value of a sensitive environment variable, or if it is the
-user part of a URL. Locations of secrets (`api_key_env`), token counts (`max_output_tokens`) and plain references
-(`${OPENAI_API_KEY}`) are not secrets and are not masked.
+A value is masked if its key is sensitive (such as `api_key`), if it contains the value of a sensitive environment
+variable, or if it is the user part of a URL. Locations of secrets (`api_key_env`), token counts
+(`max_output_tokens`) and plain references (`${OPENAI_API_KEY}`) are not secrets and are not masked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RepeatedWarnings(logging.Filter):
         self._more: Counter[tuple[str, str]] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether to show the record."""
+        """Returns whether the record is shown."""
         if record.levelno != logging.WARNING:
             return True
         kind = record.name, record.__dict__.get("kind") or kind_of(record)
@@ -44,14 +44,14 @@ class RepeatedWarnings(logging.Filter):
         return False
 
     def told(self) -> list[str]:
-        """Returns a line for each kind of warning that was repeated, and resets the counts."""
+        """Returns one line per kind of warning that was repeated, with its count. Resets the counts."""
         more, self._more = self._more, Counter()
         first = {kind: one_line(self._first[kind], SHOWN_CHARS) for kind in more}
         return [f"{count:,} more like this in run.log: {first[kind]}" for kind, count in more.items()]
 
 
 def kind_of(record: logging.LogRecord) -> str:
-    """Returns the kind of a record: its message format, and the first value if the format starts with it."""
+    """Returns the message format of a record. If the format starts with `%`, adds the first value without numbers."""
     template = str(record.msg)
     if not template.startswith("%"):
         return template
@@ -62,10 +62,10 @@ def kind_of(record: logging.LogRecord) -> str:
 MASK = "***"
 
 LEAST_CHARS = 8
-"""Minimum length of a secret that is masked everywhere. Masking shorter secrets would also mask ordinary words."""
+"""Minimum length of a secret that is masked in any text. Shorter secrets may also be ordinary words."""
 
 EPISODE_KEY_PREFIX = "ares-key-"
-"""Prefix of the API keys for third-party agents. Each key belongs to one episode, and is masked by its form."""
+"""Prefix of the API keys for third-party agents. Each key belongs to one episode."""
 _EPISODE_KEY = re.compile(rf"{EPISODE_KEY_PREFIX}[0-9a-f]{{48}}")
 _EPISODE_KEY_BYTES = re.compile(_EPISODE_KEY.pattern.encode())
 
@@ -103,13 +103,13 @@ def is_sensitive(key: str) -> bool:
 
 
 def scrub(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies a nested, JSON-ready config and masks its secrets. Only strings are masked."""
+    """Returns a copy of a nested, JSON-ready config with masked secrets. Only strings are masked."""
     copy: dict[str, Any] = _scrub(config, False, _known_secrets())
     return copy
 
 
 def mask_known_secrets(text: str) -> str:
-    """Masks API keys of episodes, protected values, values of sensitive environment variables, and their JSON forms."""
+    """Masks API keys of episodes, and protected or sensitive values, including their JSON-encoded forms."""
     if EPISODE_KEY_PREFIX in text:
         text = _EPISODE_KEY.sub(MASK, text)
     for secret in _known_secrets():
@@ -125,7 +125,7 @@ def mask_episode_keys(data: bytes) -> bytes:
 
 
 class KnownSecrets:
-    """The secrets that are known when this object is created, for searching in bytes.
+    """The secrets that are known when this object is created, for a search in bytes.
 
     Attributes:
         longest: Length of the longest secret in bytes; 0 without secrets.
@@ -142,7 +142,7 @@ class KnownSecrets:
 
 
 class SecretFilter(logging.Filter):
-    """Masks secrets of the environment and of the command line in log records, including tracebacks."""
+    """A log filter that masks secrets from environment variables and the command line, also in tracebacks."""
 
     def __init__(self, typed: Iterable[str] = ()) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def typed_secrets(overrides: Iterable[str]) -> list[str]:
 
 
 def scrub_argv(argv: Iterable[str]) -> list[str]:
-    """Copies command-line arguments and masks the values of sensitive `key=value` overrides."""
+    """Returns a copy of the command-line arguments, in which the values of sensitive overrides are masked."""
     known = _known_secrets()
     return [_scrub_argument(argument, known) for argument in argv]
 
@@ -206,7 +206,7 @@ def _in_json(secret: str) -> str:
 
 _protected: set[str] = set()
 _known: tuple[tuple[int, Mapping[Any, Any]], tuple[str, ...]] = ((-1, {}), ())
-"""Cache of the known secrets: number of protected values, environment, and the secrets found in them."""
+"""Cache of the known secrets, with the number of protected values and the environment at the time of the search."""
 
 
 def protect(values: Iterable[str]) -> None:
@@ -215,9 +215,9 @@ def protect(values: Iterable[str]) -> None:
 
 
 def _known_secrets() -> tuple[str, ...]:
-    """Returns protected and sensitive values, starting with the longest. Omits values that may be ordinary words.
+    """Returns the protected values and the values of sensitive variables, longest first, without short values.
 
-    The result is cached until the environment changes, because this function is called for every written line.
+    The result is cached until these values change, because this function is called for every written line.
     """
     global _known
     variables = getattr(os.environ, "_data", os.environ)  # comparing the undecoded variables takes half a microsecond

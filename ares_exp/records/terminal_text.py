@@ -1,4 +1,4 @@
-"""Output of text and tables on a terminal, with control sequences in untrusted text escaped."""
+"""Functions that print text and tables to a terminal. They escape control sequences in untrusted text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIPE_COLUMNS = 120
 HEAD_LINES, TAIL_LINES = 12, 4
 HEAD_CHARS, TAIL_CHARS = 400, 100
 JOINERS = "\u200c\u200d"
-"""Invisible but harmless characters that are parts of words and emojis."""
+"""Invisible but harmless characters, which occur in words and emojis."""
 _UNBROKEN = re.compile(r" (?=[·|] )|(?<=ares-exp) |(?<=\d) (?=\[)|(?<=,) (?=[-\d.e+]+\])")
 """Spaces at which lines are not wrapped: before a separator, after the command's name, and before or in an interval."""
 _BYTES = ("B", "kB", "MB", "GB", "TB")
@@ -56,13 +56,13 @@ def shown_path(path: Path) -> Path:
 
 
 def one_line(text: str, limit: int = 100) -> str:
-    """Returns the start of `text` on one line, with at most `limit` characters."""
+    """Joins the lines of `text`, and returns at most the first `limit` characters."""
     flat = printable(" ".join(text[: 4 * limit].split()))
     return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
 
 
 def collapsed(text: str, *, full: bool = False, head: int = HEAD_LINES, tail: int = TAIL_LINES) -> list[str]:
-    """Returns the printable lines of `text`. Omits the middle of long strings and lines, unless `full` is set."""
+    """Splits `text` into printable lines. Omits the middle of a long text and of long lines, unless `full` is set."""
     lines = text.split("\n")
     if not full and len(lines) > head + tail + 1:
         left_out = lines[head:-tail]
@@ -106,7 +106,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Formats a number with two decimals, small numbers with four, and large ones with three significant digits."""
+    """Formats a number with two decimals. Small numbers get four decimals, large numbers three significant digits."""
     if abs(value) >= 10_000:
         return f"{value:.3g}"
     return f"{value:.2f}" if value == 0 or abs(value) >= 0.01 else f"{value:.4f}"
@@ -121,7 +121,7 @@ def format_size(count: int) -> str:
 
 
 def count_of(number: int, thing: str, things: str | None = None) -> str:
-    """Formats a number with a noun: `1 episode`, `2,000 episodes`. `things` is the plural if it is irregular."""
+    """Formats a number with a noun: `1 episode`, `2,000 episodes`. `things` is an irregular plural."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
@@ -137,7 +137,7 @@ def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:
 
 
 def width_of(stream: TextIO) -> int:
-    """Returns the width that `draw` uses for `stream`: the terminal's width, the variable COLUMNS, or 80."""
+    """Returns the width of `stream` in `draw`: the terminal's width, the value of the variable COLUMNS, or 80."""
     from rich.console import Console
 
     return Console(file=stream).width
@@ -184,7 +184,7 @@ COLUMN_GAP = 3
 def columns_that_fit(
     columns: Mapping[str, Sequence[str]], width: int, *, leave_out: Sequence[str]
 ) -> dict[str, Sequence[str]]:
-    """Selects the columns of a table that fit into `width` characters. Columns are removed in the order `leave_out`."""
+    """Selects the columns of a table that fit into `width` characters. Removes columns in the order of `leave_out`."""
     fitting = dict(columns)
     widths = {name: max(map(len, (name, *cells))) + COLUMN_GAP for name, cells in columns.items()}
     for name in leave_out:
@@ -194,7 +194,7 @@ def columns_that_fit(
 
 
 def make_table(columns: Mapping[str, Sequence[str]], *, texts: Collection[str]) -> Table:
-    """Creates a table from printable cells. Wraps the columns in `texts`, and right-aligns the others."""
+    """Creates a table from printable cells. Columns in `texts` are wrapped, and other columns are right-aligned."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

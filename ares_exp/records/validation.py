@@ -1,6 +1,6 @@
-"""Validation of data from files: types of fields, and readable messages for pydantic's errors.
+"""Validation of data from files, with field types for dataclasses and readable messages for pydantic's errors.
 
-The types are annotations for dataclasses. Pydantic is imported when the first object is validated.
+Pydantic is only imported when the first object is validated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_INTEGER = 2**53
 
 
 class Exact:
-    """An annotation that requires the exact JSON type of a field, so that pydantic does not convert other values."""
+    """An annotation for a field that only accepts values of its exact JSON type, without conversion by pydantic."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Returns the schema of the field."""
@@ -53,7 +53,7 @@ _WORDS = {
 
 
 def validated(kind: type[T], data: Any) -> T:
-    """Creates an object of a dataclass from its JSON form. Fields that `kind` does not have are ignored.
+    """Creates an object of the dataclass `kind` from JSON-ready data. Unknown fields are ignored.
 
     Raises:
         ValueError: A field is missing or invalid. The message names the field.

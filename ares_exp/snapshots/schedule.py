@@ -1,4 +1,4 @@
-"""The `snapshot` group: when a run takes snapshots of its episodes, and which snapshots it keeps."""
+"""The `snapshot` group, which determines when a run takes snapshots and which snapshots it keeps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SnapshotSchedule:
     Attributes:
         output_dir: The snapshot store.
         timeout_sec: Time limit of one snapshot in seconds.
-        is_only_to_continue: Whether the only use of the snapshots is to continue episodes from them.
+        is_only_to_continue: Whether the snapshots are only used to continue episodes.
     """
 
     @validate_call
@@ -54,10 +54,10 @@ class SnapshotSchedule:
             every: Number of applied responses between two snapshots: 1 means every step, 5 means steps 0, 5, 10, …
                 Snapshots are taken while the environment waits for an action. `None` takes them only on request.
             keep: Number of latest snapshots to keep per episode; `None` keeps all.
-            success_reward: Minimum reward of the LAST step for which an episode's snapshots are deleted; `None` keeps
-                them.
-            timeout_sec: Time limit of a snapshot. A snapshot that exceeds it is cancelled, reported and counted as
-                failed.
+            success_reward: An episode's snapshots are deleted if the reward of its LAST step is at least this number.
+                `None` keeps them.
+            timeout_sec: Time limit of a snapshot in seconds. A snapshot that takes longer is cancelled, reported and
+                counted as failed.
             gc: Whether to remove the objects of deleted snapshots at the end of the run. Use `False` if several runs
                 write to one store.
         """
@@ -89,7 +89,7 @@ class SnapshotSchedule:
         return snapshot_ids[: -self._keep] if self._keep is not None else []
 
     def is_success(self, reward: float | None) -> bool:
-        """Returns whether the snapshots of an episode that ended with this reward are deleted."""
+        """Returns whether an episode with this reward is a success, so that its snapshots are deleted."""
         return self._success_reward is not None and reward is not None and reward >= self._success_reward
 
     def delete(self, snapshot_id: str) -> None:
@@ -98,7 +98,7 @@ class SnapshotSchedule:
         self._store.delete(snapshot_id)
 
     def collect_garbage(self) -> None:
-        """Removes objects that only deleted and failed snapshots needed, if `gc` is set. Blocking."""
+        """If `gc` is set, removes the objects that only deleted or failed snapshots needed. Blocking."""
         if self._gc and self._has_garbage:
             freed = self._store.gc(grace_sec=0.0)  # safe: writers hold the lock until their snapshot is committed
             if freed.skipped is not None:
@@ -107,7 +107,7 @@ class SnapshotSchedule:
     def report(self, what: str, error: Exception) -> None:
         """Logs a failure.
 
-        Only the first failure with each cause is logged as a warning, because on a full disk, every snapshot fails.
+        Only the first failure of each cause is logged as a warning, because on a full disk every snapshot fails.
         """
         self._has_garbage = True
         words = (word for word in str(error).split() if word.isalpha())  # no names, paths or numbers

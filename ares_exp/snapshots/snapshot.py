@@ -1,6 +1,6 @@
-"""Snapshots: `EnvironmentSnapshot` is the content of a snapshot.json, an environment mid-episode.
+"""`EnvironmentSnapshot`, the content of a snapshot.json, which describes an environment in the middle of an episode.
 
-A snapshot.json is untrusted data, so each field is checked when it is read.
+A snapshot.json is untrusted data, so every field is checked when the file is read.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.validation import Number, Table, Text, briefly, validated
 
 SCHEMA = (1, 1)
-"""The schema version of snapshot.json: major, minor."""
+"""The schema version of snapshot.json: the major and the minor number."""
 SNAPSHOT_FILE = "snapshot.json"
 OBJECTS = "objects"
 MAX_MESSAGES_BYTES = 256 * 2**20
 MAX_FILE_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
 MAX_INTEGER_BITS = 1000
-"""Maximum size of an integer, which still fits into a float. States of random generators contain long integers."""
+"""Maximum length of an integer, which a float can still approximate. States of random generators need long ones."""
 CHECKSUM = "checksum"
 _NOT_INCLUDED = (CHECKSUM, "snapshot_dir")
 _NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage", CHECKSUM)
@@ -52,27 +52,27 @@ _RESERVED = ("objects",)
 
 
 def check_id(snapshot_id: str, where: str | Path | None = None) -> str:
-    """Returns a snapshot id. Raises `SnapshotMetadataError` if it is not a plain file name that is safe in commands."""
+    """Returns a valid snapshot id unchanged. Raises `SnapshotMetadataError` if it is not a safe, plain file name."""
     if is_id(snapshot_id):
         return snapshot_id
     raise SnapshotMetadataError(
         f"{f'{where}: ' if where else ''}expected the id of a snapshot to be a plain file name of at most 200 letters, "
-        f"digits and any of _@+=,.- (not `objects`, and no dot first), got {briefly(snapshot_id)}."
+        f"digits and any of _@+=,.- (not `objects`, and without a dot at the start), got {briefly(snapshot_id)}."
     )
 
 
 def is_id(text: object) -> bool:
-    """Returns whether a value is a valid snapshot id."""
+    """Returns whether `text` is a valid snapshot id."""
     return isinstance(text, str) and _ID.fullmatch(text) is not None and text not in _RESERVED
 
 
 def new_id() -> str:
-    """Returns a new id: the time, so that ids sort, and random digits."""
+    """Returns a new id. It starts with the time, so that ids sort by age, and ends with random digits."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
 
 
 def step_of(snapshot_id: str) -> tuple[str, int] | None:
-    """Returns the episode and the step of an id; `None` if the id does not contain them."""
+    """Returns the episode id and the step in a snapshot id of the form `<episode_id>@<step>`; otherwise `None`."""
     found = _OF_EPISODE.fullmatch(snapshot_id)
     return (found[1], int(found[2])) if found else None
 
@@ -119,7 +119,7 @@ def _read(path: Path) -> bytes:
     except ValueError as error:  # a path with a null byte
         raise SnapshotMetadataError(f"Cannot read {str(path)!r}: {error}.") from None
     if len(text) > MAX_FILE_BYTES:
-        raise SnapshotMetadataError(f"{path}: expected at most {MAX_FILE_BYTES:,} bytes, got more.")
+        raise SnapshotMetadataError(f"{path}: the file has more than {MAX_FILE_BYTES:,} bytes.")
     return text
 
 
@@ -128,7 +128,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def check_json(data: Any, where: str) -> None:
-    """Raises `SnapshotMetadataError` for values that JSON cannot represent, huge numbers, and deep nesting."""
+    """Raises `SnapshotMetadataError` if `data` contains values that are not JSON, huge numbers, or deep nesting."""
     level: list[tuple[str, Any]] = [("", data)]
     for _ in range(MAX_DEPTH):
         below: list[tuple[str, Any]] = []
@@ -147,7 +147,7 @@ def check_json(data: Any, where: str) -> None:
         if not below:
             return
         level = below
-    raise SnapshotMetadataError(f"{where}: expected at most {MAX_DEPTH} levels of nesting, got more{_in(level[0][0])}.")
+    raise SnapshotMetadataError(f"{where}: the JSON has more than {MAX_DEPTH} levels of nesting{_in(level[0][0])}.")
 
 
 def _in(name: str) -> str:
@@ -169,18 +169,18 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 
 def with_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of the document with the checksum of its content."""
+    """Returns a copy of `data` with a checksum of its content."""
     return {**data, CHECKSUM: _checksum_of(data)}
 
 
 def check_checksum(data: Mapping[str, Any], where: str) -> None:
-    """Raises an error if the checksum of a document is missing or malformed, or differs from its content."""
+    """Raises an error if the checksum in `data` is missing or malformed, or does not match the content."""
     found = data.get(CHECKSUM)
     if not isinstance(found, str) or not found.startswith("sha256:"):
         raise SnapshotMetadataError(f"{where}: expected `{CHECKSUM}` to be sha256:…, got {briefly(found)}.")
     if found != _checksum_of(data):
         raise SnapshotCorruptError(
-            f"{where}: its content does not match its `{CHECKSUM}`, so it was changed or damaged after it was "
+            f"{where}: the content does not match the `{CHECKSUM}`, so the file was changed or damaged after it was "
             "written. Use another snapshot, or an undamaged copy of this one."
         )
 
@@ -190,7 +190,7 @@ def _checksum_of(data: Mapping[str, Any]) -> str:
 
 
 def absolute(path: Any) -> Path:
-    """Converts the field `snapshot_dir` to a path. Raises `ValueError` if it is not an absolute path."""
+    """Converts the value of `snapshot_dir` to a path. Raises `ValueError` if the value is not an absolute path."""
     try:
         if isinstance(path, str) and os.fsencode(path).startswith(b"/") and "\0" not in path:
             return Path(path)
@@ -241,7 +241,7 @@ class _PastStage(TypedDict):
 
 
 class _Episode(TypedDict, total=False):
-    """The finished stages, which contain digests of objects. `EpisodeFacts` validates the other fields on reading."""
+    """The field `past_stages` of the `episode` table, which contains digests. `EpisodeFacts` validates other fields."""
 
     past_stages: list[_PastStage]
 
@@ -258,29 +258,29 @@ EpisodeFields = Annotated[Mapping[str, Any], _like(_Episode)]
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSnapshot:
-    """An episode that is waiting for an action, with all the data needed to continue it in another process.
+    """A saved episode that waits for an action, with all data that another process needs to continue the episode.
 
-    Contents (files, the journal, messages) are objects in the `ObjectStore` next to `snapshot_dir`, named by their
-    digests. Mappings and sequences are plain JSON.
+    Files, journals and messages are stored as objects in the `ObjectStore` next to `snapshot_dir`. The fields contain
+    the digests of the objects. Mappings and sequences contain only JSON values.
 
     Attributes:
         snapshot_id: Name of the snapshot in its store.
-        created_at: Time of creation, in ISO 8601 and UTC, with the offset.
+        created_at: Time of creation in UTC, in ISO 8601 format with the offset.
         snapshot_dir: Directory from which the snapshot was read: `<store>/<snapshot_id>`.
         step_count: Number of time steps since FIRST.
-        step_limit: Number of steps at which the episode is truncated; `None` without a limit.
+        step_limit: Number of steps after which the episode is truncated; `None` for no limit.
         task_type: Type of the task, always `"harbor"`.
         task_data: Result of `Task.describe()`.
         container_type: Container backend: `"docker"`, `"local"`, ….
-        container_image: Source of the container's files; `None` if unknown.
+        container_image: Origin of the container's files, such as the name of an image; `None` if unknown.
         container_dockerfile_path: Dockerfile of the task; `None` without a Dockerfile.
         container_resources: `cpus`, `memory_mb`, `storage_mb` and `gpus`; `None` means unlimited.
         time_step: `step_type` (`"FIRST"` or `"MID"`), `reward` and `discount` of the pending time step.
-        message_objects: Lines with the pending request's messages; see `agent_messages`.
-        journal: Lines with the agent's calls to its environment and their results.
+        message_objects: Digests of the lines that encode the pending request's messages; see `agent_messages`.
+        journal: Digests of the lines that encode the agent's calls to its environment and their results.
         journal_entries: Number of lines in the journal.
-        filesystem: Lines with the delta of the container's files.
-        filesystem_base: Base of the delta.
+        filesystem: Digests of the lines that encode the delta, the changes to the container's files.
+        filesystem_base: Identity of the original files to which the delta applies.
         filesystem_entries: Number of paths in the delta.
         filesystem_bytes: Total size of the files in the delta, in bytes.
         container: `options`, `workdir`, `env_names`, and state that is not captured: `processes` and `not_captured`.
@@ -405,7 +405,7 @@ class EnvironmentSnapshot:
 
     @property
     def agent_messages(self) -> list[dict[str, Any]]:
-        """The messages of the pending request, oldest first. Every access reads them from the store.
+        """The messages of the pending request, oldest first. Every access reads the messages from the store.
 
         Raises:
             SnapshotCorruptError: The objects of the messages are missing or damaged.
@@ -420,16 +420,16 @@ class EnvironmentSnapshot:
 
     @property
     def is_restorable(self) -> bool:
-        """Whether an episode can continue from the snapshot, because it has the agent's journal or state."""
+        """Whether an episode can continue from the snapshot. This requires the agent's journal or state."""
         return bool(self.journal) or self.agent.get("state") is not None
 
     @property
     def past_journals(self) -> list[list[str]]:
-        """The journals of the finished stages of the task, each like `journal`."""
+        """The journals of the finished stages of the task. Each journal is a list of digests, like `journal`."""
         return [stage["journal"] for stage in self.episode.get("past_stages", ())]
 
     def objects(self) -> tuple[str, ...]:
-        """Returns the digests in the fields, without duplicates. Digests of the files' contents are in the delta."""
+        """Returns the digests in the fields, without duplicates. The digests of file contents are in the delta."""
         state = self.agent.get("state")
         past = (digest for journal in self.past_journals for digest in journal)
         named = (*self.journal, *past, *self.message_objects, *self.filesystem, *([state] if state is not None else []))
@@ -454,7 +454,7 @@ def _file_at(path: Path) -> Path:
 
 
 def encode(data: Mapping[str, Any], path: Path) -> bytes:
-    """Returns the text of a snapshot.json with masked secrets, and with the checksum of the masked content.
+    """Masks the secrets in `data`, adds the checksum of the result, and encodes it as the text of a snapshot.json.
 
     Raises:
         SnapshotError: The text exceeds `MAX_FILE_BYTES`, so it could not be read again.
@@ -470,7 +470,7 @@ def encode(data: Mapping[str, Any], path: Path) -> bytes:
 
 
 def encode_messages(messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
-    """Encodes messages as lines for `ObjectStore.put_lines`, with masked secrets."""
+    """Encodes messages as lines for `ObjectStore.put_lines`, and masks secrets in them."""
     return [dump_json(message).encode() for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""The snapshotting environment, which takes snapshots of any exportable environment while the policy computes."""
+"""The snapshotting environment, which takes snapshots of another environment while the policy computes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 CANCEL_GRACE_SEC = 3.0
-"""Time limit, in seconds, for the clean-up of a cancelled snapshot if a cancellation also ends the episode."""
+"""Time limit in seconds for the clean-up of a cancelled snapshot if the episode is also cancelled."""
 
 UNWIND_SEC = 600.0
-"""Time limit, in seconds, for the clean-up of a snapshot in all other cases. The environment waits for the clean-up."""
+"""Time limit in seconds for the clean-up of a snapshot that timed out. The environment waits for the clean-up."""
 
 
 class SnapshottingEnvironment(EnvironmentWrapper):
-    """Wraps an environment and exports it according to a schedule. Data passes through unchanged.
+    """Wraps an environment, and exports it according to a schedule. Actions and time steps are not changed.
 
-    A snapshot starts when `reset()` or `step()` has returned FIRST or MID, and is taken while the policy computes. The
-    next call waits for it. A failed snapshot never changes the episode; it is reported and counted. Cancelling a call,
-    or leaving the context because of a cancellation, cancels the snapshot in progress. If the episode ends in any
-    other way, the snapshot is completed first.
+    A snapshot starts after `reset()` or `step()` has returned FIRST or MID, and is taken while the policy computes. The
+    next call waits until the snapshot is complete. A failed snapshot is reported and counted, but never changes the
+    episode. If a call or the episode is cancelled, the snapshot in progress is cancelled as well. If the episode ends
+    in any other way, the snapshot is completed first.
 
     Attributes:
-        snapshots: Names of the episode's kept snapshots, `<episode_id>@<step>`, oldest first.
+        snapshots: Ids `<episode_id>@<step>` of the episode's snapshots in the store, oldest first.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
     """
 
@@ -54,7 +54,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self.snapshot_failures = 0
 
     def report(self) -> EpisodeReport:
-        """Returns the wrapped environment's report with the snapshots. Phase `snapshot` is the wait for snapshots."""
+        """Returns the wrapped environment's report with the snapshots. Phase `snapshot` is the time spent waiting."""
         report = super().report()
         return replace(
             report,
@@ -103,7 +103,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return snapshot
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
-        """Waits for the snapshot in progress, then forks the wrapped environment. The branches are not snapshotted."""
+        """Waits for the snapshot in progress, then forks the wrapped environment. The forks do not take snapshots."""
         await self.wait_for_snapshot()
         return await super().fork(n, diversify=diversify)
 
@@ -116,7 +116,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
             self._loop.call_soon_threadsafe(self._want)
 
     async def wait_for_snapshot(self) -> None:
-        """Waits for the snapshot in progress, for a bounded time. If the wait is cancelled, cancels the snapshot."""
+        """Waits for the snapshot in progress, up to a time limit. If the wait is cancelled, cancels the snapshot."""
         capture = self._capture
         if capture is None:
             return
@@ -144,7 +144,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Completes the snapshot in progress (cancels it after a cancellation), then leaves the wrapped environment."""
+        """Completes the snapshot in progress, or cancels it after a cancellation. Then leaves the environment."""
         try:
             if isinstance(exc, asyncio.CancelledError | KeyboardInterrupt):
                 await self._abandon_snapshot()
@@ -212,7 +212,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self._schedule.report(what, error)
 
     async def _abandon_snapshot(self) -> None:
-        """Cancels the snapshot in progress, and waits for its clean-up. The snapshot does not appear in the store."""
+        """Cancels the snapshot in progress, and waits for its clean-up. An incomplete snapshot is not in the store."""
         capture, self._capture = self._capture, None
         if capture is not None:
             capture.cancel()

@@ -1,8 +1,8 @@
 """The snapshot store: a directory of snapshots, and the objects that they share.
 
 ```
-<path>/objects/ab/cdef…             contents, each once (ares_exp.containers.filesystem.stored_objects)
-<path>/<snapshot_id>/snapshot.json  a snapshot, always complete: all of its objects are written first
+<path>/objects/ab/cdef…             an object, named by its digest (ares_exp.containers.filesystem.stored_objects)
+<path>/<snapshot_id>/snapshot.json  a snapshot, which is written after all of its objects
 <path>/.tmp-…                       a leftover of a killed process; `gc` removes it
 <path>/.lock                        the lock: shared for writers, exclusive for `gc`
 ```
@@ -48,7 +48,7 @@ TEMPORARY = ".tmp-"
 """Prefix of the names of directories that are being written or removed."""
 LOCK_FILE = ".lock"
 WRITER_WAITS_SEC = 120.0
-"""Time in seconds that a writer waits for a garbage collection to end. A collection takes less time."""
+"""Time limit in seconds of a writer that waits for a garbage collection. Collections normally take less time."""
 COLLECTOR_WAITS_SEC = 1.0
 MAX_PROBLEMS = 20
 _PAUSE_SEC = 0.005
@@ -62,7 +62,7 @@ class Verification:
     Attributes:
         snapshot_id: Id of the snapshot.
         objects: Number of objects that the snapshot needs, including the objects of its files.
-        bytes: Size of these objects on the disk, including objects shared with other snapshots.
+        bytes: Size of these objects on disk, including objects that are shared with other snapshots.
         problems: The first `MAX_PROBLEMS` problems, one sentence each. Empty if the snapshot is complete.
     """
 
@@ -79,11 +79,11 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class RemovedObjects:
-    """The objects and directories that were removed or, in a dry run, can be removed.
+    """The objects and directories that were removed or, in a dry run, would be removed.
 
     Attributes:
         objects: Number of objects.
-        bytes: Size of the objects on the disk.
+        bytes: Size of the objects on disk.
         directories: Number of temporary directories.
         skipped: Reason why the collection was skipped, as a sentence; `None` if it ran.
     """
@@ -95,7 +95,7 @@ class RemovedObjects:
 
 
 class SnapshotStore:
-    """Snapshots in a directory. Safe for several threads and processes. Methods are blocking: call them in a thread."""
+    """The snapshots in a directory. Safe for several threads and processes. All methods block."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -113,7 +113,7 @@ class SnapshotStore:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Prevents garbage collection while the objects of a new snapshot are stored, until its `commit`.
+        """Prevents garbage collection during the block, in which the objects of a snapshot are stored and committed.
 
         Creates the store if it is missing. Several writers may use this context at the same time.
 
@@ -137,8 +137,8 @@ class SnapshotStore:
             The snapshot as it can be read from the store.
 
         Raises:
-            SnapshotError: The id exists, an object is missing, or the snapshot cannot be written.
-            SnapshotMetadataError: A field has a value that could not be read back.
+            SnapshotError: The id already exists, an object is missing, or the snapshot cannot be written.
+            SnapshotMetadataError: A field has an invalid value.
         """
         target = self._directory(snapshot.snapshot_id)
         temporary = self.path / f"{TEMPORARY}{secrets.token_hex(8)}"
@@ -148,7 +148,7 @@ class SnapshotStore:
                 if not self.objects.keep(digest):
                     raise SnapshotError(
                         f"Cannot write {self.path / snapshot.snapshot_id}: its object {digest} is not in the store. "
-                        "Put objects inside `writing()`, and commit before it ends."
+                        "Store the objects and call `commit` in the same `with store.writing():` block."
                     )
             if sync:
                 self.objects.sync()
@@ -163,7 +163,7 @@ class SnapshotStore:
                     temporary.rename(target)
                 except OSError:
                     if os.path.lexists(target):
-                        raise SnapshotError(f"Expected a new id, but {target} already exists.") from None
+                        raise SnapshotError(f"Cannot write the snapshot, because {target} already exists.") from None
                     raise
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -193,7 +193,7 @@ class SnapshotStore:
         return snapshot
 
     def nearest(self, episode_id: str, step: int) -> EnvironmentSnapshot | None:
-        """Returns the last snapshot of an episode at or before `step`; `None` if no episode can continue from it.
+        """Returns the last snapshot of an episode at or before `step`; `None` if there is none that can be continued.
 
         Raises:
             SnapshotError: The snapshot cannot be read.
@@ -204,14 +204,16 @@ class SnapshotStore:
         return nearest if nearest is not None and nearest.is_restorable else None
 
     def not_found(self, wanted: str) -> str:
-        """Returns the error message for an unknown id. It lists existing ids."""
+        """Returns the error message for an unknown id, which lists similar ids."""
         ids = [name for name in self.ids() if is_id(name)]
         close = difflib.get_close_matches(wanted, ids[:1000], n=3, cutoff=0.5) or ids[:3]
-        there = f"its snapshots ({len(ids)}) include {', '.join(close)}" if ids else "the store is empty"
+        there = (
+            f"the store has other snapshots ({len(ids)}), such as {', '.join(close)}" if ids else "the store is empty"
+        )
         return f"There is no snapshot {wanted} in {self.path}: {there}."
 
     def ids(self) -> Sequence[str]:
-        """Returns the sorted ids of the snapshots without opening them; empty if the store is missing.
+        """Returns the sorted ids of the snapshots without reading the snapshots; empty if the store does not exist.
 
         Raises:
             SnapshotError: The directory cannot be read.
@@ -236,7 +238,7 @@ class SnapshotStore:
         return in_order(found)
 
     def delete(self, snapshot_id: str) -> None:
-        """Removes a snapshot, valid or damaged. Its objects remain until `gc`.
+        """Removes a snapshot, which may be damaged. Its objects remain until `gc` is called.
 
         Raises:
             SnapshotNotFoundError: The store has no snapshot with this id.
@@ -251,14 +253,14 @@ class SnapshotStore:
             _remove(removed)
 
     def beyond(self, episode_id: str, keep: int) -> Sequence[str]:
-        """Returns the ids of an episode's snapshots except its last `keep`, ordered by step."""
+        """Returns the ids of all snapshots of an episode except the last `keep` snapshots, ordered by step."""
         steps = {name: found for name in self.ids() if (found := step_of(name)) is not None and found[0] == episode_id}
         return sorted(steps, key=lambda name: steps[name][1])[: max(0, len(steps) - keep)]
 
     def verify(self, snapshot_id: str, *, deep: bool = True) -> Verification:
-        """Verifies all objects that a snapshot needs. Returns the problems instead of raising them.
+        """Verifies all objects that a snapshot needs. Returns the problems that it finds, and does not raise them.
 
-        If `deep` is false, only checks that the contents of files exist, without reading them.
+        If `deep` is false, the contents of files are not read. Only their existence is checked.
         """
         problems: list[str] = []
         needed: dict[str, int | None] = {}
@@ -283,14 +285,14 @@ class SnapshotStore:
     def gc(
         self, *, grace_sec: float = GRACE_SEC, dry_run: bool = False, without: Collection[str] = ()
     ) -> RemovedObjects:
-        """Removes unneeded objects and leftovers of killed processes that are older than the grace time.
+        """Removes unneeded objects, and temporary directories of killed processes, that are older than the grace time.
 
         Removes nothing while another process writes to the store. Also removes nothing if a snapshot cannot be read,
         because the objects of this snapshot are unknown.
 
         Args:
-            grace_sec: Age in seconds below which objects and directories are kept.
-            dry_run: Whether to remove nothing.
+            grace_sec: Minimum age in seconds of objects and directories that are removed.
+            dry_run: Whether to only count the objects and directories, without removing them.
             without: Ids of snapshots that are treated as removed.
 
         Raises:
@@ -349,7 +351,7 @@ class SnapshotStore:
 
 
 def in_order(snapshots: Iterable[EnvironmentSnapshot]) -> Sequence[EnvironmentSnapshot]:
-    """Sorts snapshots, oldest first."""
+    """Sorts snapshots by time of creation, then by step."""
     return sorted(snapshots, key=lambda each: (datetime.fromisoformat(each.created_at), each.step_count))
 
 
@@ -362,7 +364,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _told(path: Path, deed: str) -> Iterator[None]:
-    """Turns an `OSError` into a `SnapshotError` that names the action and the path."""
+    """Converts an `OSError` in the block to a `SnapshotError` that names the action (`deed`) and the path."""
     try:
         yield
     except OSError as error:
@@ -378,7 +380,7 @@ def _noted(problems: list[str]) -> Iterator[None]:
 
 
 def _check_lines(objects: ObjectStore, snapshot: EnvironmentSnapshot, problems: list[str]) -> None:
-    """Checks the journals, the messages and the agent's state."""
+    """Checks the journals, the messages and the agent's state. Adds the errors to `problems`."""
     with _noted(problems):
         lines = objects.get_lines(snapshot.journal)
         _expect(snapshot, "journal_entries", snapshot.journal_entries, len(lines))
@@ -387,9 +389,7 @@ def _check_lines(objects: ObjectStore, snapshot: EnvironmentSnapshot, problems: 
                 try:
                     json.loads(line)
                 except (ValueError, RecursionError):
-                    raise SnapshotCorruptError(
-                        f"Expected JSON in line {number} of the journal, got something else."
-                    ) from None
+                    raise SnapshotCorruptError(f"Line {number} of the journal is not valid JSON.") from None
     with _noted(problems):
         decode_messages(objects.get_lines(snapshot.message_objects), "The snapshot")
     with _noted(problems):
@@ -412,14 +412,14 @@ def _chunk_sizes(delta: Delta, snapshot: EnvironmentSnapshot) -> dict[str, int]:
 def _expect(snapshot: EnvironmentSnapshot, name: str, said: object, found: object) -> None:
     if said != found:
         where = snapshot.snapshot_dir / SNAPSHOT_FILE
-        raise SnapshotCorruptError(f"{where}: `{name}` is {said!r}, but its objects contain {found!r}.")
+        raise SnapshotCorruptError(f"{where}: `{name}` is {said!r}, but the objects of the snapshot contain {found!r}.")
 
 
 @contextmanager
 def _shared_lock(store: Path) -> Iterator[None]:
-    """Holds the writers' lock of a store. Several writers can hold this lock at the same time, and can nest it.
+    """Holds the writers' lock of a store. Several writers can hold the lock at the same time, and can acquire it again.
 
-    If the file system has no such locks, no lock is held and no collection is allowed.
+    If the file system does not support locks, writers run without a lock, and garbage collections fail.
 
     Raises:
         SnapshotError: A garbage collection did not end in time.
@@ -427,14 +427,14 @@ def _shared_lock(store: Path) -> Iterator[None]:
     with _held(store, fcntl.LOCK_SH, WRITER_WAITS_SEC) as held:
         if not held:
             raise SnapshotError(
-                f"Cannot write to {store}: it has been locked by a garbage collection for {WRITER_WAITS_SEC:g} s."
+                f"Cannot write to {store}: a garbage collection has locked the store for {WRITER_WAITS_SEC:g} s."
             )
         yield
 
 
 @contextmanager
 def exclusive_lock(store: Path) -> Iterator[bool]:
-    """Locks a store for garbage collection. Yields `False` if a process is writing to it, so the lock failed."""
+    """Locks a store for garbage collection. Yields `False` if the lock failed because a process writes to the store."""
     with _held(store, fcntl.LOCK_EX, COLLECTOR_WAITS_SEC) as held:
         yield held
 

@@ -1,4 +1,4 @@
-"""Programs in other processes, with limits on time and output. The programs are killed when this process dies."""
+"""Child processes with limits on time and output. They are killed when this process dies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MAX_ERROR_BYTES = 4096
 
 
 class ChildFailedError(Exception):
-    """The program failed. The message is phrased to follow the name of the program, such as "was stopped"."""
+    """The program failed. The message, such as "was stopped", has no subject, so that callers can add the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The exit code of a program, everything that it wrote to stdout, and the last lines that it wrote to stderr."""
+    """The exit code of a program, its complete stdout, and the last lines of its stderr."""
 
     exit_code: int
     output: bytes
@@ -47,7 +47,7 @@ class ChildProcess:
     def run(self, command: Sequence[str], *, env: Mapping[str, str], timeout_sec: float) -> Ended:
         """Runs a program to its end, with an empty stdin and only the variables in `env`. Blocking.
 
-        After `timeout_sec`, the program's process group is killed.
+        The program's process group is killed after `timeout_sec`.
 
         Raises:
             ChildFailedError: The program was stopped, took too long, or printed too much.
@@ -97,7 +97,7 @@ class ChildProcess:
             raise ChildFailedError(f"failed: {ended.errors[-1] if ended.errors else f'exit code {ended.exit_code}'}")
 
     def stop(self) -> None:
-        """Kills the running program, and prevents the start of further programs. Called from another thread."""
+        """Kills the running program, and prevents the start of other programs. Call it from another thread."""
         with self._lock:
             self.stopped.set()
             running = self._running
@@ -105,7 +105,7 @@ class ChildProcess:
             self._kill(running)
 
     def _kill(self, process: subprocess.Popen[bytes], why: threading.Event | None = None) -> None:
-        """Kills the process group once. While its stdin is open, no other process group can have the same id."""
+        """Kills the process group, if it was not killed before. While stdin is open, no other group can have the id."""
         assert process.stdin is not None
         with self._lock:
             if not process.stdin.closed:

@@ -1,4 +1,4 @@
-"""Templates in the `env` tables of task.toml: `${NAME}` and `${NAME:-default}`, resolved from the host's variables."""
+"""Templates `${NAME}` and `${NAME:-default}` in `env` tables of task.toml, which refer to variables of the host."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MIN_SECRET_LENGTH = 8
 
 
 def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Resolves the values of an `env` table that consist of one template. An empty variable counts as set.
+    """Replaces the values of an `env` table that are templates by host variables. An empty variable counts as set.
 
     `where` is the name of the table in messages, such as `task.toml: [verifier.env]`.
 
     Raises:
-        TaskError: An environment variable of the host is missing, or a name or value is not valid for a variable.
+        TaskError: An environment variable of the host is missing, or the table contains an invalid name or value.
     """
     resolved = {}
     for key, value in table.items():
@@ -29,17 +29,17 @@ def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str]
         name, default = match.groups() if (match := _TEMPLATE.fullmatch(value)) else ("", value)
         if (found := host.get(name, default)) is None:
             raise TaskError(
-                f"{where} {key}: the host variable {name!r} is not set. Set it before the run, or give "
-                f"the template a default: ${{{name}:-…}}."
+                f"{where} {key}: the host variable {name!r} is not set. Set the variable before the run, or add "
+                f"a default to the template: ${{{name}:-…}}."
             )
         resolved[key] = found
     return resolved
 
 
 def secret_values(tables: Iterable[Mapping[str, str]], *, host: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Returns the host values of the variables in `tables` that have sensitive-looking names, longest first.
+    """Returns the values of host variables that the templates in `tables` use under a sensitive name, longest first.
 
-    Values of fewer than 8 characters are left out, because they may also occur by chance.
+    Values with fewer than 8 characters are omitted, because other texts may contain them by chance.
     """
     secrets = set()
     for table in tables:

@@ -1,4 +1,4 @@
-"""The table `[environment]` of task.toml, with image, resources, network, tool servers and health check."""
+"""The table `[environment]` of task.toml, which sets image, resources, network, tool servers and health check."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class McpServer(TomlTable):
 
 
 def _check_header(name: str, value: str) -> None:
-    """Rejects invalid headers, and credentials in plain text."""
+    """Raises `ValueError` for an invalid header, and for a credential in plain text."""
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError(f"expected a header name of letters, digits and hyphens, got {name!r}")
     if "\n" in value or "\r" in value:
-        raise ValueError(f"expected the value of header {name!r} on one line, got a line break")
+        raise ValueError(f"expected the value of header {name!r} to be on one line, got a line break")
     is_literal = bool(value.strip()) and not _REFERENCES_ONLY.fullmatch(value)
     has_default = any(_CREDENTIAL.search(variable) for variable in _DEFAULT.findall(value))
     if has_default or (_CREDENTIAL.search(name) and is_literal):
         raise ValueError(
-            f"header {name!r} looks like a credential: expected references to host variables only "
-            '(such as "Bearer ${API_KEY}"), got literal text'
+            f"header {name!r} looks like a credential. Replace its text with a reference to a host variable, "
+            'such as "Bearer ${API_KEY}"'
         )
 
 
@@ -74,10 +74,10 @@ def _size_mb(key: str, text: str) -> int:
 
 
 def translate_legacy_sizes(table: object) -> object:
-    """Replaces `memory = "2G"` with `memory_mb = 2048`, and `storage` similarly. Drops sizes that are not strings.
+    """Replaces `memory = "2G"` with `memory_mb = 2048`, and similarly `storage`. Drops old keys that are not strings.
 
     Raises:
-        ValueError: The string is not a size, or contradicts the value of the new key.
+        ValueError: The string is not a size, or differs from the value of the new key.
     """
     if not isinstance(table, Mapping):
         return table
@@ -104,14 +104,14 @@ def _topology(text: str) -> str:
 
 
 class Tpu(TomlTable):
-    """The key `tpu`, with the type of an accelerator and the topology of its chips."""
+    """The key `tpu`, which sets the type of an accelerator and the topology of its chips."""
 
     type: Annotated[str, Field(min_length=1)]
     topology: Annotated[str, AfterValidator(_topology)]
 
 
 class HealthCheck(TomlTable):
-    """The key `healthcheck`, with a command that must succeed before the agent starts."""
+    """The key `healthcheck`, which sets a command that must succeed before the agent starts."""
 
     command: str
     interval_sec: Seconds = 5.0
@@ -153,7 +153,7 @@ class EnvironmentSection(TomlTable):
 
     @property
     def network(self) -> NetworkPolicy:
-        """The effective network policy, which takes the legacy key `allow_internet` into account."""
+        """The network policy that follows from `network_mode`, `allowed_hosts` and the old key `allow_internet`."""
         legacy_off = self.allow_internet is False and not {"network_mode", "allowed_hosts"} & self.model_fields_set
         mode: NetworkMode = "no-network" if legacy_off else self.network_mode
         return NetworkPolicy(mode, frozenset(self.allowed_hosts or ()))

@@ -42,7 +42,7 @@ class HarborTask:
 
     Attributes:
         path: Absolute path of the task directory.
-        bounds: Folders to which links in the task may point.
+        bounds: Folders to which symbolic links in the task may point.
         config: Content of task.toml.
         stages: One stage per step; one stage for a task without steps.
         warnings: Messages for the user about ignored or outdated keys in task.toml.
@@ -67,7 +67,7 @@ class HarborTask:
 
     @cached_property
     def context(self) -> AgentContext:
-        """The parts of the task that the agent gets in addition to the instruction. Reads a file on first access."""
+        """The data that the agent gets in addition to the instruction. The first access reads a file."""
         environment = self.config.environment
         return AgentContext(
             messages=read_prior_context(self.stages[0].folder / TRAJECTORY),
@@ -76,7 +76,7 @@ class HarborTask:
         )
 
     def with_extra_instructions(self, texts: Sequence[str]) -> HarborTask:
-        """Returns the task with these strings appended to the instruction of every step, each after a blank line."""
+        """Returns a copy of the task. `texts` are appended to every step's instruction, each after a blank line."""
         stages = (replace(stage, instruction="\n\n".join((stage.instruction, *texts))) for stage in self.stages)
         return replace(self, stages=tuple(stages), extra_instructions=(*self.extra_instructions, *texts))
 
@@ -113,7 +113,7 @@ class HarborTask:
 
     @cached_property
     def digest(self) -> str:
-        """`sha256:` and the hex digest of the task's content. Reads every file on first access."""
+        """`sha256:` and the hex digest of the task's content. The first access reads every file."""
         return content_digest(self.bounds)
 
     def describe(self) -> Mapping[str, Any]:
@@ -133,7 +133,7 @@ class HarborTask:
         }
 
     def check_runnable(self, *, needs_solution: bool = False, supported: frozenset[str] | None = None) -> None:
-        """Checks the task for errors that would otherwise occur during an episode. Starts nothing.
+        """Checks the task for errors that an episode would otherwise encounter. Does not start anything.
 
         Args:
             needs_solution: Whether the policy runs the task's own solution.
@@ -177,19 +177,19 @@ class HarborTask:
         return longest_sec(self.config.environment.healthcheck)
 
     async def set_up(self, container: Container) -> None:
-        """Makes the log directories, copies the files for a prebuilt image, and waits for the health check."""
+        """Creates the log directories, copies files if the image is prebuilt, and waits for the health check."""
         await as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}", purpose="create the log directories")
         here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
         if here.exit_code != 0:  # every command of the agent would fail in the same way
             raise ContainerStartError(
-                f"Task {self.name}: {here.output.strip()}. Create it in the Dockerfile (WORKDIR)."
+                f"Task {self.name}: {here.output.strip()}. Create the directory in the Dockerfile (WORKDIR)."
             )
         await upload_image_files(container, self._environment_dir, self.config.environment)
         if self.config.environment.healthcheck is not None:
             await await_health(self.config.environment.healthcheck, container)
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """Combines the verdicts of the steps. `multi_step_reward_strategy` selects their mean, or the last verdict."""
+        """Returns the mean of the steps' verdicts or the last verdict; see `multi_step_reward_strategy`."""
         if not self.config.steps or self.config.multi_step_reward_strategy == "final":
             return verdicts[-1]
         return overall_verdict(verdicts, reward_key=self.reward_key)
@@ -213,7 +213,7 @@ def load_task(path: str | Path, *, reward_key: str | None = None, links_within: 
     Args:
         path: The task directory.
         reward_key: Key of the reward in `reward.json`; see `choose_reward`.
-        links_within: Folder of tasks with shared files, to which links in the task may point. `None` allows only links
+        links_within: Folder of tasks. Links in the task may also point into this folder. `None` only allows links
             inside the task.
 
     Raises:
@@ -241,7 +241,7 @@ def load_task(path: str | Path, *, reward_key: str | None = None, links_within: 
 
 
 def empty_instructions(stages: Sequence[HarborStage]) -> list[Path]:
-    """Returns the paths of the instructions without text."""
+    """Returns the paths of instruction files that contain no text."""
     return [stage.folder / INSTRUCTION for stage in stages if not stage.instruction.strip()]
 
 

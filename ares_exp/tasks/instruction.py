@@ -15,7 +15,7 @@ _CANARY = re.compile(r"(?=.*canary)(?:#.*|<!--.*-->)", re.I | re.S)
 
 
 def strip_canary(text: str) -> str:
-    """Removes canary lines and then blank lines from the start of a text.
+    """Removes canary lines, and then blank lines, from the start of a text.
 
     A canary line is a one-line HTML comment, or a line that starts with `#`, and contains the word "canary". It marks
     the file as unsuitable for training, and is not meant for the agent.
@@ -29,7 +29,7 @@ def strip_canary(text: str) -> str:
 
 
 def read_instruction(path: Path, bounds: LinkBounds) -> str:
-    """Reads an instruction as the agent sees it. Raises `TaskError` if this fails."""
+    """Reads an instruction without its canary lines. Raises `TaskError` if this fails."""
     try:
         return strip_canary(bounds.read_text(path))
     except FileNotFoundError:
@@ -54,8 +54,8 @@ TRAJECTORY = "trajectory.json"
 def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
     """Reads the messages of a prior conversation, oldest first; empty if the file does not exist. Blocking.
 
-    System steps at the start are left out, because they are the prompt of the recorded agent. A system step that
-    reports a replaced context discards all earlier messages, and its results are the first new messages.
+    System steps at the start are omitted, because they are the prompt of the recorded agent. A system step may report
+    that the agent replaced its context. Such a step discards all earlier messages, and its results come first.
 
     Raises:
         TaskError: The file is not a valid ATIF document, or has no conversation.

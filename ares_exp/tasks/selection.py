@@ -21,7 +21,7 @@ SHOWN_NAMES = 20
 
 
 class Named(Protocol):
-    """Anything that has a name."""
+    """An object with a name."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -35,7 +35,7 @@ Entries = str | int | Sequence[str | int] | None
 def parse_position(text: str) -> Callable[[Sequence[Item]], list[Item]]:
     """Parses an index `5`, a slice `0:10`, `5:`, `:10`, `::2`, or a shard `@2/8` (the third of eight).
 
-    Shards are consecutive items, and their lengths differ by at most one.
+    A shard consists of consecutive items. The sizes of shards differ by at most one item.
 
     Returns:
         A function that selects the items of a list. It raises `LookupError` if no item is selected.
@@ -82,15 +82,15 @@ def select(
     limit: int | None = None,
     preset: str = "harbor",
 ) -> list[T]:
-    """Selects at most `limit` tasks that match an entry and are not excluded, in the order of the set.
+    """Returns at most `limit` tasks that match an entry and are not excluded, in the order of the set.
 
     Args:
-        tasks: The whole set.
+        tasks: All tasks of the set.
         tasks_selector: One or several entries: a name or shell-style glob (case-sensitive), or a position (see
             `parse_position`). The name of a task takes precedence over a position. `None` selects all tasks.
         exclude: Names or globs of tasks to leave out. A glob without a match causes a warning.
-        limit: Maximum number of tasks. The first tasks are kept.
-        preset: Name of the environment, for messages.
+        limit: Maximum number of tasks. Further tasks are dropped.
+        preset: Value of `env`, for messages.
 
     Raises:
         ConfigError: An entry is malformed or out of range, no entry matches a task, or no task is left. The message
@@ -102,7 +102,7 @@ def select(
         raise ConfigError(f"Expected env={preset} to have tasks, found none. Set env.path to a folder of tasks.")
     if tasks_selector is not None and not (entries := _as_strings(tasks_selector)):
         raise ConfigError(
-            f"Expected `env.tasks` to name tasks, got an empty list. Use env.tasks=null for all of env={preset}."
+            f"Expected `env.tasks` to name tasks, got an empty list. Use env.tasks=null for all tasks of env={preset}."
         )
     picked = list(tasks) if tasks_selector is None else _union(tasks, entries, preset)
     globs = _as_strings(exclude)

@@ -1,4 +1,4 @@
-"""The `Task` protocol, which describes one problem in any format, and the data that its agent gets."""
+"""The protocol `Task`, which describes one problem in any format, and the data for its agent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ares_exp.tasks.environment_section import McpServer
 class AgentContext:
     """Parts of a task that its agent gets in addition to the instruction.
 
-    An agent factory lists the names of the parts that it supports in `supports: frozenset[str]`. Its agents have
-    `set_context(context)`, which is called before `run`. A task that needs unsupported parts is rejected.
+    The attribute `supports: frozenset[str]` of an agent factory contains the names of the supported parts. Its agents
+    have `set_context(context)`, which is called before `run`. A task that needs unsupported parts is rejected.
 
     Attributes:
         messages: A conversation that the agent continues, oldest message first.
@@ -56,7 +56,7 @@ class Verdict:
 
     Attributes:
         reward: The number that becomes the episode's reward.
-        rewards: All numbers from the verifier by key, from which `reward` is chosen.
+        rewards: All numbers from the verifier, by key. `reward` is chosen from them.
         note: Reason why the tests could not be run or graded; otherwise `None`.
     """
 
@@ -66,7 +66,7 @@ class Verdict:
 
 
 class Stage(Protocol):
-    """One instruction and its verification. Most tasks have one stage. A multi-step task has several in one container.
+    """One instruction and its verification. Most tasks have one stage. A multi-step task has one stage per step.
 
     Attributes:
         name: Name of the stage, unique within its task; empty for a single stage.
@@ -80,7 +80,7 @@ class Stage(Protocol):
         verifier_network: Network of the container during verification.
         verifier_spec: Specification of the verifier's separate container; `None` if the verifier runs in the agent's
             container.
-        collect_timeout_sec: Number of seconds after which `collect` leaves out the remaining files.
+        collect_timeout_sec: Time limit of `collect` in seconds, after which the remaining files are not collected.
     """
 
     @property
@@ -116,7 +116,7 @@ class Stage(Protocol):
         ...
 
     def solution_env(self) -> Mapping[str, str]:
-        """Returns the environment variables of the solution script. They may be secret, and are never recorded.
+        """Returns the environment variables of the solution script. Their values may be secret and are never recorded.
 
         Raises:
             TaskError: A required environment variable of the host is missing.
@@ -124,7 +124,7 @@ class Stage(Protocol):
         ...
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Uploads the solution to the container, ready to run as `/solution/solve.sh`. Returns its `solution_env`.
+        """Uploads the solution to the container, where `/solution/solve.sh` runs it. Returns its `solution_env`.
 
         Raises:
             TaskError: The task has no solution.
@@ -133,7 +133,7 @@ class Stage(Protocol):
         ...
 
     async def collect(self, container: Container, target: Path | None) -> None:
-        """Copies the stage's artifacts out of the agent's container. Missing artifacts are recorded, but not an error.
+        """Copies the stage's artifacts out of the agent's container. A missing artifact is recorded without an error.
 
         Args:
             container: The agent's container, in which the agent's processes have ended.
@@ -145,10 +145,10 @@ class Stage(Protocol):
         ...
 
     async def clear(self, container: Container) -> Sequence[str]:
-        """Removes the agent's files from the verifier's directories. Called if both use the same container.
+        """Removes the agent's files from the verifier's directories, if the agent and the verifier share a container.
 
         Returns:
-            Directories that were emptied. The caller must restore the files that the container's image has in them.
+            Directories that were emptied. The caller must restore the files that the image contains there.
 
         Raises:
             VerifierError: Processes of the agent could not be stopped.
@@ -157,7 +157,7 @@ class Stage(Protocol):
         ...
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Copies the artifacts that `collect` left in `artifacts` to the verifier's separate container.
+        """Copies the artifacts that `collect` saved in `artifacts` to the verifier's separate container.
 
         Raises:
             ContainerError: The container failed.
@@ -188,7 +188,7 @@ class Task(Protocol):
     Attributes:
         name: Name of the task in selections, records and reports, unique within its task set.
         container_spec: Specification of the agent's container.
-        stages: At least one stage. Stages run one after the other in the same container, each with a new agent.
+        stages: One or more stages, which run one after the other in the same container. Each stage has a new agent.
         context: Parts of the task that the agent gets in addition to its instruction.
         set_up_timeout_sec: Time limit of `set_up` in seconds.
     """
@@ -213,7 +213,7 @@ class Task(Protocol):
         ...
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """Computes the verdict on the episode from the verdicts on its stages (at least one)."""
+        """Computes the verdict on the episode from the verdicts on its stages, of which there is at least one."""
         ...
 
     def describe(self) -> Mapping[str, Any]:

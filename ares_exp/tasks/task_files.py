@@ -1,4 +1,4 @@
-"""The files of a task, which are validated, uploaded, and part of its digest."""
+"""Functions that validate and upload the files of a task, and compute their digest."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class UploadFilter:
     """The files of a task that a `.harborignore` excludes from uploads, from validation and from the content digest.
 
     `.harborignore` has the syntax of `.gitignore`. It is read in `tests/`, `solution/`, `steps/*/tests/`,
-    `steps/*/solution/` and their subdirectories. Each file applies to its directory and to subdirectories, whose own
-    rules take precedence. The contents of an excluded directory, and links to an excluded path, are also excluded.
+    `steps/*/solution/` and their subdirectories. Each file applies to its directory and all subdirectories. Rules
+    in a subdirectory take precedence. The contents of an excluded directory, and links to an excluded path, are also
+    excluded.
     """
 
     def __init__(self, root: Path) -> None:
@@ -80,7 +81,7 @@ class UploadFilter:
 
 
 def _matches(ruling: list[tuple[Path, GitIgnoreSpec]], path: Path, *, is_directory: bool) -> bool:
-    """Returns whether a path is excluded by the nearest rules that match it."""
+    """Returns whether the nearest rule that matches the path excludes it. `ruling` is ordered from the root down."""
     for folder, rules in reversed(ruling):
         said = rules.check_file(path.relative_to(folder).as_posix() + "/" * is_directory).include
         if said is not None:
@@ -90,7 +91,7 @@ def _matches(ruling: list[tuple[Path, GitIgnoreSpec]], path: Path, *, is_directo
 
 @asynccontextmanager
 async def uploadable(root: Path, folder: Path) -> AsyncIterator[Path]:
-    """Yields `folder` of the task `root` for an upload. If files are excluded, yields a temporary copy without them."""
+    """Yields a folder of the task `root` for an upload. If files are excluded, yields a copy without these files."""
     if not await asyncio.to_thread(lambda: any(IGNORE_FILE in names for _, _, names in os.walk(folder))):
         yield folder
         return
@@ -125,13 +126,13 @@ def _kept(folder: Path, chosen: UploadFilter) -> Iterator[Path]:
 _FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")
 _GITIGNORE = ".gitignore"
 TOP_FILES = (*_FILES, _GITIGNORE)
-"""Names of the files that are read in the root of a task directory."""
+"""Names of the files that are read from the root of a task directory."""
 _FOLDERS = ("environment", "tests", "solution", "steps")
 _DEFAULT_IGNORES = ("__pycache__/", "*.py[cod]", "*.sw[op]", "*~", ".DS_Store")
 
 
 def content_digest(bounds: LinkBounds) -> str:
-    """Computes the digest (`sha256:` and hex digits) of the relative paths and contents of `digested_files`.
+    """Returns the digest of a task: `sha256:` and the hash of the relative paths and contents of `digested_files`.
 
     File modes and empty directories are ignored.
     """
@@ -144,11 +145,11 @@ def content_digest(bounds: LinkBounds) -> str:
 
 
 def digested_files(bounds: LinkBounds) -> list[str]:
-    """Lists the files that the digest of a task covers, as sorted relative paths.
+    """Returns the sorted relative paths of the files that the digest of a task covers.
 
-    Files that the task's `.gitignore` or a `.harborignore` excludes are left out. Without a `.gitignore`, bytecode
-    caches, editor backups and `.DS_Store` are left out. Links that leave the bounds are left out, because a build
-    context contains only the links, not their targets.
+    Files that the task's `.gitignore` or a `.harborignore` excludes are omitted. Without a `.gitignore`, bytecode
+    caches, editor backups and `.DS_Store` are omitted. Links that leave the bounds are also omitted, because a build
+    context only contains such links, not their targets.
 
     Raises:
         OSError: The `.gitignore` of the task cannot be read.
@@ -177,18 +178,18 @@ def _present(root: Path) -> Iterator[str]:
 
 
 def with_files(content: str, texts: Mapping[str, str]) -> str:
-    """Appends the digests of additional files to a task's content digest. `texts` are their contents, by file name."""
+    """Appends digests of additional files to a task's content digest. `texts` maps file names to contents."""
     digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
     return f"{content} {json.dumps(digests, sort_keys=True)}" if digests else content
 
 
 def content_of(recorded: str | None) -> str | None:
-    """Returns the content digest of a task from a recorded result of `with_files`."""
+    """Returns the content digest of a task without the digests that `with_files` appended."""
     return recorded.partition(" ")[0] if isinstance(recorded, str) else recorded
 
 
 def changed_files(before: str | None, now: str | None) -> list[str]:
-    """Lists the additional files that two recorded digests cover, and whose contents differ."""
+    """Returns the names of additional files that both digests cover, but with different contents."""
     old, new = _files(before), _files(now)
     return [name for name in old if name in new and old[name] != new[name]]
 
@@ -208,15 +209,15 @@ _READ_BEFORE_A_BUILD = (*CONTAINER_DEFINITIONS, ".dockerignore")
 
 
 def compose_file(folder: Path | None) -> Path | None:
-    """Returns the path of the Docker Compose file in a folder; `None` if it does not exist."""
+    """Returns the path of the Docker Compose file in a folder; `None` if the folder has no such file."""
     return folder / COMPOSE if folder is not None and (folder / COMPOSE).is_file() else None
 
 
 def check_definition_links(bounds: LinkBounds) -> None:
-    """Checks the links of the files that are read when a task is loaded or its image is built.
+    """Checks the links among the files that are read when a task is loaded or its image is built.
 
-    `tests/`, `solution/` and `steps/` are not checked. Other links in `environment/` are copied into the image as
-    links, or rejected by the backend that builds the image.
+    `tests/`, `solution/` and `steps/` are not checked. Other links in `environment/` are either copied into the image
+    as links, or rejected by the backend that builds the image.
 
     Raises:
         TaskError: A link leaves the bounds.
@@ -259,7 +260,7 @@ def _require(path: Path, meaning: str) -> None:
 def _require_test_script(
     root: Path, config: TaskToml, verifier: VerifierSection, chosen: UploadFilter, *own: Path
 ) -> None:
-    """Checks that a tests directory contains the test script, unless the verifier's separate image contains it."""
+    """Checks that the task contains a test script, unless the image for the verifier's container contains the tests."""
     name = "test.bat" if config.environment.os == "windows" else "test.sh"
     folders = [*own, root / "tests"]
     own_mode = verifier.environment_mode or ("separate" if verifier.environment else config.verifier.mode)
@@ -274,7 +275,7 @@ def _require_test_script(
 
 
 def require_uploaded(script: Path, chosen: UploadFilter) -> None:
-    """Raises `TaskError` if a script is excluded from the upload."""
+    """Raises `TaskError` if a `.harborignore` excludes the script from the upload."""
     if chosen.excludes(script):
         raise TaskError(
             f"{script}: this script is needed in the container, but a {IGNORE_FILE} excludes it from the upload."
@@ -282,7 +283,7 @@ def require_uploaded(script: Path, chosen: UploadFilter) -> None:
 
 
 def check_links(folder: Path, bounds: LinkBounds, chosen: UploadFilter) -> None:
-    """Checks every symbolic link in `folder` that is uploaded. Dangling links are allowed inside the bounds.
+    """Checks all symbolic links in `folder` that are uploaded. A link may point to a missing file inside the bounds.
 
     Raises:
         TaskError: A link points outside of the bounds, or links to directories form a cycle.
@@ -305,7 +306,7 @@ def check_links(folder: Path, bounds: LinkBounds, chosen: UploadFilter) -> None:
 
 
 async def upload_image_files(container: Container, folder: Path, environment: EnvironmentSection) -> None:
-    """Copies the task's `environment/` (`folder`) to the working directory, if the task has a prebuilt image.
+    """Copies the task's `environment/` (`folder`) to the container's working directory, if the image is prebuilt.
 
     Raises:
         ContainerStartError: The container has no working directory.

@@ -1,4 +1,4 @@
-"""Task sets, which are folders of Harbor tasks or single tasks."""
+"""Task sets: folders of Harbor tasks, and single tasks."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _URL = re.compile(r"(https?:)/+", re.IGNORECASE)
 
 
 class Select(Protocol):
-    """A function that selects tasks of a set by their names."""
+    """A function that selects tasks from a set by their names."""
 
     def __call__(self, tasks: Sequence[T], /) -> list[T]: ...  # noqa: D102
 
 
 def load_task_set(path: str | Path, *, reward_key: str | None = None) -> tuple[list[HarborTask], dict[str, str]]:
-    """Loads `path`: one task if it contains a task.toml, otherwise the tasks in its direct subdirectories.
+    """Loads the task at `path` if it contains a task.toml, otherwise the tasks in the direct subdirectories of `path`.
 
     Args:
-        path: A directory, in which `~` is expanded. Links in its tasks may point to other places in the directory.
-        reward_key: Key of the reward in `reward.json`, if it is neither `reward` nor the only key.
+        path: A directory. `~` is expanded. Links in a task may point to files anywhere in this directory.
+        reward_key: Key of the reward in `reward.json`; see `choose_reward`.
 
     Returns:
-        The tasks, sorted by directory name, and the reason for each directory without a valid task, by name. Plain
-        files, and hidden directories without a task.toml, are ignored.
+        The tasks, sorted by directory name, and a mapping from the names of other directories to the reasons why they
+        are not valid tasks. Plain files, and hidden directories without a task.toml, are ignored.
 
     Raises:
         TaskError: The directory does not exist, or the task is invalid.
@@ -42,9 +42,7 @@ def load_task_set(path: str | Path, *, reward_key: str | None = None) -> tuple[l
     """
     root = Path(path).expanduser()
     if not root.is_dir():
-        raise TaskError(
-            f"{root}: expected a task or a folder of tasks, found no such directory. Set env.path=<directory>."
-        )
+        raise TaskError(f"{root}: no such directory. Set env.path=<directory> to a task or a folder of tasks.")
     if (root / TASK_TOML).exists():
         return [load_task(root, reward_key=reward_key)], {}
     tasks: dict[str, HarborTask] = {}
@@ -64,7 +62,7 @@ def load_task_set(path: str | Path, *, reward_key: str | None = None) -> tuple[l
 
 
 class TaskFolder:
-    """A local folder of tasks, or one task, as a source of tasks.
+    """A source of tasks: a local folder of tasks, or a single task.
 
     Attributes:
         path: The folder that contains all tasks.
@@ -100,11 +98,11 @@ class TaskFolder:
         return select(tasks)
 
     def stop(self) -> None:
-        """Does nothing, because `load` is fast. Other sources stop a `load` in another thread."""
+        """Does nothing, because `load` is fast. In other sources, this method stops a `load` in another thread."""
 
 
 def refuse_url(option: str, path: Path | None, remedy: str) -> None:
-    """Raises `ConfigError` if the path of `env.<option>` is a URL. `remedy` is the suggested fix."""
+    """Raises `ConfigError` if `path`, the value of `env.<option>`, is a URL. `remedy` is the suggested fix."""
     if path is not None and (found := _URL.match(str(path))) is not None:
         url = f"{found[1]}//{str(path)[found.end() :]}"  # as a path, it has lost a slash
         raise ConfigError(f"Expected `env.{option}` to be a path, got the URL {url}: {remedy}.")

@@ -71,7 +71,7 @@ Artifacts = tuple[
 
 
 class CollectHook(TomlTable):
-    """An entry of `[[verifier.collect]]`, which is a command to run before artifacts are collected."""
+    """An entry of `[[verifier.collect]]`: a command that runs before the artifacts are collected."""
 
     command: str
     service: str = MAIN_SERVICE
@@ -82,7 +82,7 @@ class CollectHook(TomlTable):
 TASK_TOML = "task.toml"
 
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
-"""The known versions of the format."""
+"""The supported versions of the format."""
 
 VerifierMode = Literal["shared", "separate"]
 
@@ -102,7 +102,7 @@ class Author(TomlTable):
 
 
 class PackageSection(TomlTable):
-    """The table `[task]` with the task's identity as a package."""
+    """The table `[task]`, which describes the task as a package."""
 
     name: Annotated[str, AfterValidator(_package_name)]
     version: Annotated[str, Field(min_length=1)] | None = None
@@ -112,14 +112,14 @@ class PackageSection(TomlTable):
 
 
 class AgentSection(PhaseTable):
-    """The table `[agent]` with settings of the agent phase. Without `timeout_sec`, the phase has no time limit."""
+    """The table `[agent]`, which configures the agent phase. Without `timeout_sec`, the phase has no time limit."""
 
     timeout_sec: Seconds | None = None
     user: User | None = None
 
 
 class VerifierSection(PhaseTable):
-    """The table `[verifier]` with settings of the tests."""
+    """The table `[verifier]`, which configures the tests."""
 
     timeout_sec: Seconds = 600.0
     env: EnvVars = Field(default_factory=dict)
@@ -136,12 +136,12 @@ class VerifierSection(PhaseTable):
 
     @property
     def mode(self) -> VerifierMode:
-        """`shared` if the tests run in the agent's container, or `separate` if they run in a separate container."""
+        """`shared` if the tests run in the agent's container; `separate` if they run in a separate container."""
         return self.environment_mode or ("separate" if self.environment is not None else "shared")
 
 
 class SolutionSection(TomlTable):
-    """The table `[solution]` with the environment variables of the solution script."""
+    """The table `[solution]`, which sets the environment variables of the solution script."""
 
     env: EnvVars = Field(default_factory=dict)
 
@@ -186,14 +186,14 @@ class TaskToml(TomlTable):
 
 @dataclass(frozen=True, slots=True)
 class ParsedToml:
-    """A task.toml as raw data, and validated."""
+    """The raw and the validated content of a task.toml."""
 
     raw: Mapping[str, Any]
     config: TaskToml
 
 
 def parse_task_toml(text: str, *, path: Path) -> ParsedToml:
-    """Parses and validates the text of a task.toml. Raises `TaskError`, which names `path` and each invalid field."""
+    """Parses and validates the text of a task.toml. Raises a `TaskError` that names `path` and each invalid field."""
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -219,7 +219,7 @@ def read_task_toml(path: Path, bounds: LinkBounds) -> ParsedToml:
 
 
 def refusals(config: TaskToml) -> list[str]:
-    """Lists the unsupported features of the task, each with the field that requires it."""
+    """Returns the unsupported features of the task, each with the field that requires it."""
     tables: list[tuple[str, EnvironmentSection | None]] = [("environment", config.environment)]
     tables.append(("verifier.environment", config.verifier.environment))
     tables += [(f"steps[{i}].verifier.environment", step.verifier.environment) for i, step in enumerate(config.steps)]
@@ -233,7 +233,7 @@ def refusals(config: TaskToml) -> list[str]:
 
 
 def warnings_of(parsed: ParsedToml) -> list[str]:
-    """Describes keys of task.toml that are unknown, have no effect, or have names from old versions of the format."""
+    """Returns warnings about keys of task.toml that are unknown, have no effect, or have an old name."""
     found = [f"unknown key {key} is ignored" for key in parsed.config.unknown_keys()]
     if "version" in parsed.raw:
         found.append("version is the old name of schema_version")

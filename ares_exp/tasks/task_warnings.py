@@ -1,4 +1,4 @@
-"""Warnings about many tasks. Each kind of warning is reported once, with the number of affected tasks."""
+"""Warnings about many tasks. Each kind of warning is only reported once, with the number of affected tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TaskWarnings:
             self._kinds.setdefault(kind, []).append((task_name, text))
 
     def tell(self, report: Callable[[str], None], what: str = "tasks") -> None:
-        """Reports all collected warnings about `what`, and clears them. Task names that the report omits are logged."""
+        """Reports and removes all collected warnings about `what`. If the report omits task names, they are logged."""
         kinds, self._kinds = self._kinds, {}
         for told in kinds.values():
             names = list(dict.fromkeys(name for name, _ in told))
@@ -47,7 +47,7 @@ class TaskWarnings:
 
 
 def refusal(problems: Mapping[str, str], selected: int) -> str:
-    """Describes the problems of some of the selected tasks, by name, and how to run the other tasks."""
+    """Returns a message with the problems of tasks, by task name, and with the option that runs the other tasks."""
     shown = list(problems.values())[:SHOWN_PROBLEMS]
     if len(problems) > len(shown):
         shown.append(f"… and {len(problems) - len(shown)} more.")
@@ -61,7 +61,7 @@ def _nameless(text: str, name: str) -> str:
 
 
 def _joined(told: list[tuple[str, str]]) -> str:
-    """Merges the sentences of one kind into one sentence, which lists the distinct numbers and leaves out names."""
+    """Merges sentences of one kind into one sentence that shows their numbers, but no task names."""
     texts = [_nameless(text, name) for name, text in told]
     numbers = [list(dict.fromkeys(column)) for column in zip(*map(_NUMBER.findall, texts), strict=True)]
     parts = _NUMBER.split(texts[0])

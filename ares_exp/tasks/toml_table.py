@@ -1,4 +1,4 @@
-"""The validation of tables of task.toml, with error messages and types that several tables share."""
+"""The validation of the tables of task.toml, and the types and error messages that several tables share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _not_negative(seconds: float) -> float:
 
 
 Seconds = Annotated[float, AfterValidator(_not_negative)]
-"""A time in seconds, which may be 0 or infinite. Harbor also accepts negative values."""
+"""A duration in seconds, which may be 0 or infinite. Unlike in Harbor, it must not be negative."""
 
 User = str | int
 EnvVars = dict[str, str]
@@ -32,14 +32,14 @@ EnvVars = dict[str, str]
 class TomlTable(BaseModel):
     """Base class of the tables of task.toml.
 
-    A number may be written as a string, but a string must not be written as a number. Unknown keys have no effect, and
-    `unknown_keys` lists them.
+    A number may be given as a string, but a string must not be given as a number. Unknown keys have no effect and are
+    listed by `unknown_keys`.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     def unknown_keys(self) -> list[str]:
-        """Lists the dotted names of unknown keys in this table and in nested tables."""
+        """Returns the dotted names of unknown keys in this table and its nested tables."""
         return [*(self.model_extra or {}), *_unknown_below(self)]
 
 
@@ -55,7 +55,7 @@ def _unknown_below(table: TomlTable) -> Iterator[str]:
 
 
 def explain(error: ValidationError, raw: object, *, root: str = "task.toml") -> str:
-    """Describes every invalid field of `raw`: name, expected value, actual value. `root` is the name of `raw`."""
+    """Describes each invalid field of `raw`: its name, expected value and actual value. `root` is the name of `raw`."""
     by_field: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False):
         field = _field(item["loc"], raw, missing=item["type"] == "missing") or root
@@ -89,7 +89,7 @@ AllowedHost = Annotated[str, AfterValidator(normalise_host)]
 
 
 class PhaseTable(TomlTable):
-    """A table that may override the network of one phase (`[agent]`, `[verifier]`)."""
+    """A table that may set the network of one phase (`[agent]`, `[verifier]`)."""
 
     network_mode: NetworkMode | None = None
     allowed_hosts: tuple[AllowedHost, ...] | None = None
@@ -128,7 +128,7 @@ def check_step_name(name: str) -> str:
 
 
 def check_unique(names: Iterable[str]) -> None:
-    """Raises `ValueError` if two names are equal after Unicode normalisation and case folding."""
+    """Raises `ValueError` if two names are equal, ignoring case and Unicode normalisation."""
     seen: dict[str, str] = {}
     for name in names:
         key = unicodedata.normalize("NFC", name).casefold()

@@ -86,7 +86,7 @@ def test_killed_run_resumes_to_the_same_results(killed: KilledRun, whole: Killed
     kept = records(killed.path)
     with RunDir(killed.path).owned(resume=True):
         assert killed.resume() == 2
-    assert "another process runs it" in killed.said
+    assert "is running in another process" in killed.said
     test = killed.directory / "tasks" / "task-1" / "tests" / "test.sh"
     test.write_text(f"{TEST}# changed\n")
     assert killed.resume() == 2

@@ -159,7 +159,7 @@ def test_score_continues_failed_and_interrupted_episodes(cli: Cli, tmp_path: Pat
     assert "no snapshot of its last step exists. Use `replay=RUN` with this scorer" in container.stderr
     with RunDir(tmp_path / "run").owned(resume=True):
         running = cli("score", "run", "env.scorers=[my_scorers.greeting]", env=HERE)
-    assert (running.returncode, "is running: another process" in running.stderr) == (2, True)
+    assert (running.returncode, "is running in another process" in running.stderr) == (2, True)
 
     command = ["score", "run", *JUDGE, f"scorer.policy.base_url={grader.url}", "concurrency=1"]
     grader.then(respond("Score: 3"), slow(60))

@@ -64,7 +64,7 @@ async def keep_agent_files(container: Container, files_dir: str | None, target: 
             cut = await container.exec(_cut_script(files_dir), user="root", timeout_sec=None, shell=PLAIN_SHELL)
             if cut.exit_code == 0 and cut.output:
                 _logger.warning(
-                    "Files of the agent above %d MiB were cut in the copy: %.500s",
+                    "Files of the agent that are larger than %d MiB were shortened in the copy: %.500s",
                     *(MAX_AGENT_FILE_KB // 1024, cut.output.strip()),
                 )
                 files_dir = _cut_dir(files_dir)
@@ -80,9 +80,9 @@ def _cut_dir(files_dir: str) -> str:
 
 
 def _cut_script(files_dir: str) -> str:
-    """Returns a script that links the files into a second directory, cuts large files there, and prints their names.
+    """Returns a script that copies files to a second directory, shortens large files there, and prints their names.
 
-    If there are no large files, the script does not create the directory and does not print anything.
+    Small files are hard links. If there are no large files, the script copies and prints nothing.
     """
     source, cut, part = shlex.quote(files_dir), shlex.quote(_cut_dir(files_dir)), MAX_AGENT_FILE_KB * 256
     copy = f'{{ head -c {part} "$0"; printf "\n[cut by ares_exp]\n"; tail -c {part} "$0"; }} >{cut}/"$0"; echo "$0"'
@@ -183,7 +183,7 @@ class Scoring:
             await finish(container.stop())  # also if `release` was called during the start
 
     async def _clear(self, agents: Container) -> None:
-        """Removes the agent's files from the verifier's folders, and restores the image's files in them."""
+        """Removes the agent's files from the verifier's folders, and restores the files that the image has there."""
         cleared = await self._stage.clear(agents)
         if self._container_factory.max_containers == 1:
             return  # no second container can start; such a backend rejects tasks whose image fills these folders
@@ -203,7 +203,7 @@ class Scoring:
         except TimeoutError:
             if not limit.expired():
                 raise
-            _logger.warning("The artifacts were not all collected within %g s.", self._stage.collect_timeout_sec)
+            _logger.warning("Not all artifacts were collected within %g s.", self._stage.collect_timeout_sec)
 
     @asynccontextmanager
     async def _artifacts(self) -> AsyncIterator[Path]:

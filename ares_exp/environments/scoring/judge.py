@@ -57,7 +57,7 @@ Amount = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Judge(ScorerBase):
-    """Makes a model grade each episode, with one score, or with one score per criterion of a rubric and their mean."""
+    """Makes a model grade each episode with one score, or with the mean of one score for each criterion of a rubric."""
 
     @validate_call
     def __init__(
@@ -78,8 +78,8 @@ class Judge(ScorerBase):
             policy: The model: a policy, or any `LLMClient`.
             prompt: Prompt for the model, with at least one placeholder: `{task}` for the instruction, `{transcript}`
                 for the conversation at the end of the episode, `{answer}` for the last reply, `{reward}` for the
-                verifier's reward, or `{output}` for the output of `command`. Any other word in braces must have spaces
-                around it.
+                verifier's reward, or `{output}` for the output of `command`. To use another word in braces, put spaces
+                inside the braces: `{ word }`.
             criteria: A rubric: names of the graded aspects, each with its meaning. The scores are recorded under these
                 names, and their mean is the reward. `None` asks for a single score.
             lowest: The worst grade.
@@ -94,7 +94,7 @@ class Judge(ScorerBase):
                 or the prompt has invalid placeholders.
         """
         if not lowest < highest:
-            raise ConfigError(f"Expected `highest` of a judge to be above `lowest`, got {highest:g} and {lowest:g}.")
+            raise ConfigError(f"Expected `highest` of a judge to be above lowest={lowest:g}, got {highest:g}.")
         for name in criteria or {}:
             if not _NAME.fullmatch(name) or name.lower() == REWARD:
                 raise ConfigError(
@@ -161,7 +161,7 @@ class Judge(ScorerBase):
         if container is None:
             raise JudgeResponseError(
                 f"{self._model.name} has a `command`, but this environment has no container. Set `command=null`, and "
-                "take `{output}` out of the prompt."
+                "remove `{output}` from the prompt."
             )
         return (await container.exec(self._command, timeout_sec=COMMAND_TIMEOUT_SEC)).output
 
@@ -185,7 +185,7 @@ class Judge(ScorerBase):
         return LLMRequest([{"role": "user", "content": asked}], system_prompt=system)
 
     def _question(self, request: LLMRequest) -> str:
-        """Returns the name of a request in the record: a digest of its prompts and its model."""
+        """Returns the name under which a request is recorded: a digest of its prompts and its model."""
         policy = self._model.policy
         asked = (name_of(policy), policy.model_name, request.system_prompt, request.messages[0]["content"])
         return f"sha256:{hashlib.sha256(repr(asked).encode(errors='replace')).hexdigest()}"

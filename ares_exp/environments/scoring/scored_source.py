@@ -1,4 +1,4 @@
-"""Scorers of a run, which are made from the config and called when an episode has ended."""
+"""The scorers of a run, which are created from the config and called at the end of each episode."""
 
 from __future__ import annotations
 
@@ -179,8 +179,8 @@ def make_scoring_rules(config: DictConfig) -> ScoringRules:
         name = str(node.get("name") or given)
         if not _NAME.fullmatch(name) or name == REWARD or name in scorers:
             raise ConfigError(
-                "Expected each scorer to have a unique name of letters, digits, '_' and '-', other than "
-                f"`{REWARD}`, the name of the verifier's reward, got {name!r}. Use {_FORMS}."
+                f"Expected each scorer to have a unique name of letters, digits, '_' and '-', got {name!r}. "
+                f"`{REWARD}` is reserved for the verifier's reward. Use {_FORMS}."
             )
         apart = config.copy()
         with open_dict(apart):
@@ -237,7 +237,7 @@ def _as_made(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_call(key: str, part: Any) -> None:
     if not callable(part):
-        raise ConfigError(f"Expected `{key}` to make a scorer, got {type(part).__name__}, which cannot be called.")
+        raise ConfigError(f"Expected `{key}` to create a scorer, got {type(part).__name__}, which cannot be called.")
     called, options = (part.func, part.keywords) if isinstance(part, functools.partial) else (part, {})
     try:
         signature = inspect.signature(called)

@@ -36,8 +36,8 @@ class ScoredEpisode:
     """An episode that has reached LAST and was verified. It is the argument of scorers.
 
     Attributes:
-        trajectory: Steps, outcome and limit before any scorer was called. In `ares-exp score`, the trajectory that the
-            run recorded.
+        trajectory: The trajectory before any scorer was called, with steps, outcome and limit. In `ares-exp score`, the
+            trajectory that the run recorded.
         task: The task that the environment exposes: a `Task` of Harbor's format or of SWE-bench, the task object of
             another environment, or a name; `None` if the environment exposes no task.
         reward: Reward of the environment at LAST, given by the verifier; `None` if there is no reward.
@@ -105,7 +105,7 @@ class ScoredEpisode:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Scores finished episodes. A function is enough; `ScorerBase` defines the optional members."""
+    """Scores finished episodes. A plain function is a valid scorer. `ScorerBase` defines the optional members."""
 
     def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> Scores | Awaitable[Scores]:
         """Returns the rewards of an episode.

@@ -28,8 +28,8 @@ class Score:
     Attributes:
         name: Name of the scorer.
         weight: Weight in the episode's reward. With 0, the score is only recorded.
-        value: Number that counts towards the episode's reward; `None` if the scorer returned several numbers without
-            `reward`, which requires weight 0.
+        value: Number that counts towards the episode's reward. `None` if the scorer returned several numbers, but none
+            with the name `reward`; the weight must then be 0.
         rewards: All numbers from the scorer, by the names under which they are recorded.
     """
 
@@ -63,7 +63,7 @@ def checked_score(name: str, weight: float, returned: Any) -> Score:
     if value is None and weight:
         raise ScorerError(
             f"Expected the scorer `{name}` to return one number, or a mapping with the key `reward`, got the keys "
-            f"{', '.join(sorted(numbers)[:20])}. Add `reward`, or set `weight: 0` to only record them.",
+            f"{', '.join(sorted(numbers)[:20])}. Add the key `reward`, or set `weight: 0` to only record the numbers.",
             scorer=name,
         )
     recorded = {name if key == REWARD else f"{name}.{key}": number for key, number in numbers.items()}
@@ -71,7 +71,7 @@ def checked_score(name: str, weight: float, returned: Any) -> Score:
 
 
 def combined_reward(reward: float | None, verifier_weight: float, scores: Sequence[Score]) -> float | None:
-    """Returns the weighted sum of the rewards; `None` if the verifier's reward is missing but has a weight."""
+    """Returns the weighted sum of the rewards; `None` if the verifier's reward has a weight but is missing."""
     if reward is None and verifier_weight:
         return None
     total = verifier_weight * reward if reward is not None and verifier_weight else 0.0
@@ -84,8 +84,8 @@ def named_rewards(reward: float | None, verified: Mapping[str, float], scores: S
     for score in scores:
         if taken := sorted(found.keys() & score.rewards.keys()):
             raise ScorerError(
-                f"Expected rewards with different names, but {taken[0]!r} of the scorer `{score.name}` is also the "
-                "name of another reward. Rename the scorer.",
+                f"The reward {taken[0]!r} of the scorer `{score.name}` has the same name as another reward. Rename "
+                "the scorer.",
                 scorer=score.name,
             )
         found |= score.rewards

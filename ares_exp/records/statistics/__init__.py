@@ -1,1 +1,1 @@
-"""Statistics of runs: means and pass rates with intervals, variation, and tests of differences."""
+"""Statistics of runs: means and pass rates with confidence intervals, variation, and tests of differences."""

@@ -1,4 +1,4 @@
-"""The comparison of two runs on the same tasks: difference, p-value, and the attempts needed for a clear result."""
+"""The comparison of two runs on their common tasks: difference, p-value, and attempts needed for significance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TaskPair:
 
     @property
     def difference(self) -> float:
-        """B's share of passed attempts minus A's share. Attempts without a reward count as failed."""
+        """The share of passed attempts in B minus the share in A. Attempts without a reward count as failed."""
         return self.b.passed / self.b.attempts - self.a.passed / self.a.attempts
 
 
@@ -33,12 +33,12 @@ class Comparison:
 
     Attributes:
         alpha: P-value below which a difference is significant.
-        pairs: Tasks that both runs have.
-        only_a, only_b: Names of tasks that only one run has. They are not compared.
+        pairs: Statistics of the tasks that both runs contain.
+        only_a, only_b: Names of tasks that only one run contains. These tasks are not compared.
         errors_as_zero: Difference of the mean rewards, if attempts without a reward count as 0; `None` without common
             tasks.
         scored_only: Difference of the mean rewards over the attempts that have a reward; `None` without common tasks.
-        remedy: Number of attempts or tasks with which `errors_as_zero` would be significant; `None` without common
+        remedy: Number of attempts or tasks that would make `errors_as_zero` significant; `None` without common
             tasks.
     """
 
@@ -54,7 +54,7 @@ class Comparison:
     def of(cls, a: RunStatistics, b: RunStatistics, *, alpha: float = ALPHA, comparisons: int = 1) -> Self:
         """Compares the statistics of run A (the baseline) and run B, which must use the same threshold.
 
-        The p-values are adjusted for the total number of `comparisons`.
+        The remedy is adjusted for the total number of `comparisons`. The p-values are not adjusted.
         """
         of_a, of_b = ({task.task_name: task for task in run.tasks} for run in (a, b))
         pairs = tuple(TaskPair(task, of_b[name]) for name, task in of_a.items() if name in of_b)
@@ -73,12 +73,12 @@ class Comparison:
 
     @property
     def is_too_few(self) -> bool:
-        """Whether there are too few tasks for any difference to be significant."""
+        """Whether no difference can be significant because there are too few common tasks."""
         return bool(self.pairs) and is_too_few(len(self.pairs), self.alpha)
 
     @property
     def flips(self) -> tuple[TaskPair, ...]:
-        """The tasks with different shares of passed attempts, starting with the largest difference."""
+        """The tasks whose share of passed attempts differs between the runs, largest difference first."""
         changed = [pair for pair in self.pairs if pair.difference]
         return tuple(sorted(changed, key=lambda pair: (-abs(pair.difference), pair.a.task_name)))
 

@@ -1,4 +1,4 @@
-"""A mean with its interval, for a sample of tasks with several attempts each.
+"""A mean with its confidence interval, for a sample of tasks with several attempts each.
 
 Attempts at the same task are similar and therefore not independent observations. The unit of the sample is the task.
 
@@ -8,21 +8,21 @@ for clustered surveys (Korn & Graubard 1998; compared in Dean & Pagano 2015, Fra
 
     n* = m (1 - m) / V * (z / t)²        m: mean; V: its cluster-robust variance; t with (tasks - 1) degrees of freedom
 
-n* has two bounds. In the worst case, all attempts at a task are equal. The lower bound is therefore the number of tasks
-(Kish's `N² / sum n²` if the tasks have different numbers of attempts). For pass or fail, the upper bound is the number
-of attempts, because attempts cannot be better than independent. If all scores are 0, or all are 1, V has no information
-and the lower bound is used. The lower bound is also used for pass@k and pass^k with k > 1 if fewer than five tasks
-succeed, or fewer than five fail. These rates are skewed near 0 and 1, where V is usually too small. With one attempt
-per task, the result is the plain Wilson interval.
+n* has two bounds. In the worst case, all attempts at a task have the same score. The lower bound is therefore the
+number of tasks (Kish's `N² / sum n²` if the tasks have different numbers of attempts). For pass or fail, the upper
+bound is the number of attempts, because attempts are at best independent. If all scores are 0, or all are 1, V contains
+no information and the lower bound is used. The lower bound is also used for pass@k and pass^k with k > 1 if fewer than
+five tasks succeed or fewer than five tasks fail. These rates are skewed near 0 and 1, where V is usually too small.
+With one attempt per task, the result is the plain Wilson interval.
 
-*Other scales* get `m ± t sqrt(V)`, or no interval if V is zero, because its width is then unknown.
+*Scores on other scales* get the interval `m ± t sqrt(V)`. If V is zero, they get no interval.
 
 V is the variance of the ratio estimator, `T / (T - 1) * sum (S_i - n_i m)² / N²`, with T tasks, N scores in total, and
 S_i the sum of the n_i scores of task i (Cochran 1977; Miller 2024, "Adding Error Bars to Evals", without the
 small-sample factor).
 
-A single task has no information about other tasks. Its attempts are then the units, and the interval only describes
-this task.
+A single task contains no information about other tasks. In this case, the attempts are the units, and the interval
+only describes this task.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PRECISION = 1e-16
 
 
 def two_sided_p(freedom: int, value: float) -> float:
-    """Computes the probability that a variable with `freedom` degrees of freedom is further from 0 than `value`."""
+    """Computes the two-sided p-value of the t statistic `value` with `freedom` degrees of freedom."""
     square = value * value
     if math.isinf(square):
         return 0.0
@@ -61,7 +61,7 @@ def t_quantile(freedom: int, probability: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
-    """Computes the regularised incomplete beta function. `rest` is 1 - x without rounding errors."""
+    """Computes the regularised incomplete beta function. `rest` is 1 - x, computed without a rounding error."""
     if x <= 0 or rest <= 0:
         return 0.0 if x <= 0 else 1.0
     scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest)
@@ -92,10 +92,10 @@ def _nonzero(value: float) -> float:
 
 
 z_quantile = NormalDist().inv_cdf
-"""Quantiles of the standard normal distribution."""
+"""Function that computes a quantile of the standard normal distribution."""
 LEVEL = 0.95
 NEGLIGIBLE = 1e-9
-"""Differences of scores below this value are rounding errors."""
+"""Differences between scores that are smaller than this value are treated as rounding errors."""
 FEW = 5
 
 
@@ -136,8 +136,8 @@ def mean_over_tasks(
 ) -> Estimate:
     """Estimates the mean of values between 0 and 1, with one value for each of at least two tasks.
 
-    If the value is skewed (`is_skewed`), its variance is unreliable near 0 and 1. The number of tasks is then the upper
-    bound on the number of observations. `attempts` is the total number of attempts behind the values.
+    The variance of skewed values (`is_skewed`) is unreliable if their mean is near 0 or 1. In this case, the number of
+    tasks is the upper bound on the number of observations. `attempts` is the total number of attempts.
     """
     few = is_skewed and min(mean(values), 1 - mean(values)) * len(values) < FEW
     most = len(values) if few else attempts
@@ -182,7 +182,7 @@ def _variance(clusters: Sequence[Sequence[float]], center: float) -> float | Non
 def _observations(
     center: float, variance: float | None, clusters: int, least: float, most: int | None, upper: float
 ) -> float:
-    """Computes the effective number of observations (n* in the description of the module)."""
+    """Computes the effective number of observations (n* in the docstring of the module)."""
     spread = center * (1 - center)
     if variance is None or spread <= NEGLIGIBLE or (most is not None and least >= most):
         return least

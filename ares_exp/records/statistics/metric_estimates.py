@@ -1,4 +1,4 @@
-"""The statistics of a run under flat names, for trackers."""
+"""The statistics of a run as a flat mapping from metric names to numbers, for trackers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PHASES = ("start", "agent", "policy", "verify")
 
 
 def metrics(statistics: RunStatistics) -> dict[str, float]:
-    """Flattens the statistics: `stat/mean_reward`, `stat/mean_reward_low`, `stat/mean_reward_high`, `stat/pass@2`, ….
+    """Returns the statistics by metric name: `stat/mean_reward`, `stat/mean_reward_low`, `stat/pass@2`, ….
 
-    Errors count as zero. If some attempts have no reward, `stat/scored_only/…` contains the values without these
+    Errors count as zero. If some attempts have no reward, the metrics `stat/scored_only/…` are computed without these
     attempts. Unknown values are omitted.
     """
     found = {
@@ -39,7 +39,7 @@ def metrics(statistics: RunStatistics) -> dict[str, float]:
 
 
 def added_metrics(results: Sequence[EpisodeResult], added: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Flattens the means of added rewards: `stat/rewards/judge`, `stat/rewards/judge_low`, `…_high`."""
+    """Returns the means of added rewards by metric name: `stat/rewards/judge`, `stat/rewards/judge_low`, …."""
     means = mean_scores(results, added)
     return {key: value for name, mean in means for key, value in _estimate(f"stat/rewards/{name}", mean)}
 
@@ -61,16 +61,16 @@ def _estimate(name: str, estimate: Estimate | None) -> Iterator[tuple[str, float
 
 
 def objective(summary: RunSummary, name: str) -> float | None:
-    """Returns the metric with a name from `known_metrics`; `None` if it cannot be computed.
+    """Returns the value of the metric `name` (see `known_metrics`); `None` if it cannot be computed.
 
-    In `mean_reward` and the pass rates, an attempt without a reward counts as 0. Otherwise, a job could win by failing
-    with errors on hard tasks.
+    In `mean_reward` and the pass rates, an attempt without a reward counts as 0. Otherwise, a job of a sweep could win
+    because hard tasks end with errors.
     """
     return _metrics(summary).get(PREFIX + name)
 
 
 def known_metrics(attempts: int) -> list[str]:
-    """Lists the names of the metrics of a run with this number of attempts per task."""
+    """Returns the names of the metrics of a run with this number of attempts per task."""
     results = tuple(
         EpisodeResult("any", task, attempt, 0, Outcome.COMPLETED, reward, phase_sec=dict.fromkeys(PHASES, 0.0))
         for task, reward in (("solved", 1.0), ("unscored", None))
@@ -84,7 +84,7 @@ def check_objective(name: str, *, attempts: int) -> None:
     if name not in (known := known_metrics(attempts)):
         raise ConfigError(
             f"There is no metric `objective={name}` with attempts={attempts}.{close_matches(name, known)} "
-            f"Expected one of {', '.join(name for name in known if not name.endswith(('_low', '_high')))}."
+            f"Choose one of {', '.join(name for name in known if not name.endswith(('_low', '_high')))}."
         )
 
 

@@ -1,21 +1,21 @@
-"""The paired test of two runs on their common tasks: each task is compared with itself.
+"""The paired test of two runs on their common tasks, which compares the results of each task in both runs.
 
-Differences do not depend on how hard each task is. They are therefore more informative than the two means (Miller 2024,
-"Adding Error Bars to Evals", section 4). Each task has one difference, for any number of attempts.
+The differences do not depend on the difficulty of the tasks. They are therefore more informative than the two means
+(Miller 2024, "Adding Error Bars to Evals", section 4). Each task has one difference, for any number of attempts.
 
 If few tasks differ, the p-value is exact. If the runs were equal, both signs of a difference would be equally likely.
-The p-value is the share of all choices of signs whose mean is at least as far from zero (Fisher's test of paired
-differences). If many tasks differ, the p-value is from the t-test, which then agrees with the exact test.
+The p-value is the share of all combinations of signs for which the mean is at least as far from zero as the observed
+mean (Fisher's test of paired differences). If many tasks differ, the t-test is used, which then agrees with the exact
+test.
 
-The interval is from the paired t-test. If all differences are equal, their spread is zero. With rewards between 0 and
-1, the interval is then from Bonett & Price (2012, for paired proportions), which adds one task in favour of each run.
-Such an interval can contradict the exact test. It is then replaced by the test-based interval (Miettinen 1976), which
-is the t interval with the standard error that the p-value implies:
+The interval is from the paired t-test. If all differences are equal, their spread is zero. If the rewards are also
+between 0 and 1, the interval is from Bonett & Price (2012, for paired proportions), who add one task in favour of each
+run. If an interval contradicts the exact test, it is replaced by the test-based interval (Miettinen 1976). This is the
+t interval with the standard error that the p-value implies:
 
     |d| / t(1 - p / 2)        d: the mean of the differences; t with (tasks - 1) degrees of freedom
 
-Interval and p-value therefore never contradict each other. With rewards between 0 and 1, the interval is clipped to
-[-1, 1].
+The interval therefore never contradicts the p-value. For rewards between 0 and 1, it is clipped to [-1, 1].
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from dataclasses import dataclass
 from ares_exp.records.statistics.estimate import LEVEL, NEGLIGIBLE, mean, t_quantile, two_sided_p, z_quantile
 
 MOST_FLIPS = 18
-"""Maximum number of differing tasks for the exact test, which has `2 ** 18` choices of signs for 18 tasks."""
+"""Maximum number of differing tasks for the exact test. 18 tasks have `2 ** 18` combinations of signs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The mean of B minus the mean of A.
+    """The mean of run B minus the mean of run A.
 
     Attributes:
         value: Mean of the tasks' differences.
         low, high: Bounds of the interval; `None` if the data do not determine an interval.
-        p: Two-sided p-value: the probability of a difference at least as large by chance.
-        test: Test of the p-value: `"sign-flip"` or `"paired t"`.
+        p: Two-sided p-value, the probability that chance alone causes a difference of at least this size.
+        test: Test that computed the p-value: `"sign-flip"` or `"paired t"`.
         tasks: Number of common tasks.
-        interval: Source of the interval: `"spread"` of the differences, or `"test"` (the p-value). `None` without an
+        interval: Source of the interval: `"spread"` (the differences) or `"test"` (the p-value); `None` without an
             interval.
     """
 
@@ -79,7 +79,7 @@ class Difference:
 
 
 def standard_error(differences: Sequence[float]) -> float:
-    """Computes the standard error of the mean; 0.0 for equal values or a single value."""
+    """Computes the standard error of the mean; 0.0 if all values are equal or there is only one value."""
     number, center = len(differences), mean(differences)
     if number < 2:
         return 0.0
@@ -89,13 +89,13 @@ def standard_error(differences: Sequence[float]) -> float:
 
 
 def implied_error(value: float, p: float, tasks: int) -> float:
-    """Computes the standard error for which a t-test of this mean has the p-value `p`; infinite for `p` = 1."""
+    """Computes the standard error with which a t-test of the mean `value` has the p-value `p`; infinite for `p` = 1."""
     quantile = t_quantile(tasks - 1, 1 - p / 2)
     return abs(value) / quantile if quantile > 0 else math.inf
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Computes the share of all choices of signs whose mean is at least as far from zero.
+    """Computes the share of all combinations of signs for which the mean is at least as far from zero.
 
     Memory and time are proportional to `2 ** n`, with n nonzero differences.
     """
@@ -109,7 +109,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 
 def smallest_sign_flip_p(tasks: int) -> float:
-    """Computes the minimum of `sign_flip_p` for this number of tasks."""
+    """Computes the smallest possible `sign_flip_p` for this number of tasks."""
     return min(1.0, 2.0 ** (1 - tasks))
 
 

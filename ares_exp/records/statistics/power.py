@@ -1,6 +1,6 @@
-"""The number of attempts, or tasks, that are needed to decide whether two runs differ.
+"""The number of attempts or tasks that are needed to decide whether two runs differ.
 
-The differences of the tasks vary for two reasons: the change affects tasks differently (between), and each mean is
+The differences of the tasks vary for two reasons. The change affects tasks differently (between), and each mean is
 computed from few attempts (within). With T tasks and m attempts per task and run, the variance of the mean is
 
     (between + within / m) / T        within: mean over tasks of the sum of both runs' variances of single attempts
@@ -11,11 +11,11 @@ two-sided test at `alpha` finds a difference d with probability `power` if
 
     d² >= (t(1 - alpha / 2) + t(power))² * variance        t with (T - 1) degrees of freedom
 
-More attempts only reduce the within part. If the between part is too large, only more tasks help. The true difference
-is assumed to equal the observed difference, so that the resulting numbers are estimates.
+More attempts only reduce the variance within tasks. If the variance between tasks is too large, only more tasks help.
+The true difference is assumed to equal the observed difference, so the resulting numbers are estimates.
 
-If this variance would already give a significant result, but the exact test does not, the variance that the p-value
-implies is used (`paired.implied_error`). The resulting numbers are therefore always larger than the current numbers.
+A difference may be significant with this variance, but not in the exact test. In this case, the variance that the
+p-value implies is used (`paired.implied_error`), so that the resulting numbers are larger than the current numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ares_exp.records.statistics.paired import implied_error, smallest_sign_flip
 
 POWER = 0.8
 MOST = 1_000_000
-"""Maximum number of attempts or tasks that is reported."""
+"""Maximum number of attempts or tasks in a report."""
 
 
 class Obstacle(StrEnum):
@@ -50,10 +50,10 @@ class Remedy:
     The numbers assume that the true difference equals the observed difference.
 
     Attributes:
-        attempts: Required attempts at each of these tasks, in each run; `None` if no number suffices (see `obstacle`).
+        attempts: Required attempts per task and run; `None` if no number of attempts is sufficient (see `obstacle`).
         tasks: Required number of similar tasks, with the current number of attempts; `None` if unknown.
-        obstacle: Reason why more attempts would not help; `None` if they would.
-        detectable: Smallest difference that these tasks and attempts would detect; `None` if unknown.
+        obstacle: Reason why more attempts would not help; `None` if more attempts would help.
+        detectable: Smallest difference that can be detected with the current tasks and attempts; `None` if unknown.
         power: Probability of detecting the difference.
     """
 
@@ -70,9 +70,9 @@ def find_remedy(
     """Computes the numbers of attempts and tasks that are needed to decide whether B differs from A.
 
     Args:
-        pairs: Rewards of A and of B for each common task, with at least one reward each.
+        pairs: For each common task, the rewards in A and the rewards in B. Both have at least one reward.
         alpha: P-value below which a difference is significant.
-        p: P-value of these pairs, at least `alpha`; `None` if they were not tested.
+        p: P-value of the pairs, at least `alpha`; `None` if the pairs were not tested.
     """
     number = len(pairs)
     differences = [mean(b) - mean(a) for a, b in pairs]
@@ -95,7 +95,7 @@ def find_remedy(
 
 
 def is_too_few(tasks: int, alpha: float) -> bool:
-    """Returns whether this number of tasks is too small for any p-value below `alpha`, for any rewards."""
+    """Returns whether p-values below `alpha` are impossible with this number of tasks, whatever the rewards are."""
     return smallest_sign_flip_p(tasks) >= alpha
 
 

@@ -23,15 +23,15 @@ from ares_exp.records.statistics.task_statistics import (
 
 THRESHOLD = 1.0
 DIGITS = 10
-"""Number of significant digits in JSON. Further digits are rounding errors of sums."""
+"""Number of significant digits in JSON. More digits would only show rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of a run, for one way of counting attempts without a reward.
+    """The scores of a run. Attempts without a reward either count as 0 or are not included.
 
     Attributes:
-        tasks: Number of tasks with at least one included attempt.
+        tasks: Number of tasks that have at least one included attempt.
         attempts: Number of included attempts.
         mean_reward: Mean reward of the included attempts; `None` if no attempt is included.
         pass_rates: pass@k and pass^k for k = 1, 2, 4, …, and the largest number of attempts at a task.
@@ -54,15 +54,15 @@ class RunStatistics:
         attempts: Number of attempts that ended.
         tries: Number of episodes of these attempts.
         retried: Number of attempts with more than one episode.
-        errors_as_zero: Scores in which attempts without a reward count as reward 0. Interrupted attempts (`UNFINISHED`)
-            are not in any score.
+        errors_as_zero: Scores in which an attempt without a reward counts as reward 0. Interrupted attempts
+            (`UNFINISHED`) are not included in any scores.
         scored_only: Scores of only the attempts that have a reward.
         outcomes: Number of attempts by outcome.
-        errors: Number of attempts without a reward by class of their error, without interrupted attempts.
-        retried_errors: Number of episodes that were followed by another episode, by class of their error.
+        errors: Number of attempts without a reward, by class of the error. Interrupted attempts are not counted.
+        retried_errors: Number of episodes that were followed by another episode of the attempt, by class of the error.
         tokens, generated_tokens, cost, num_steps, seconds: Distributions over the attempts. `seconds` is wall-clock
             time.
-        phase_sec: Distributions of wall-clock seconds by phase, over the attempts that have the phase.
+        phase_sec: Distributions of wall-clock seconds by phase, over the attempts in which the phase occurred.
         tasks: Statistics of each task.
     """
 
@@ -154,7 +154,7 @@ def _phases(results: Sequence[EpisodeResult]) -> dict[str, Spread]:
 def mean_scores(
     results: Sequence[EpisodeResult], added: Mapping[str, Mapping[str, float]]
 ) -> Iterator[tuple[str, Estimate]]:
-    """Estimates the mean of each reward that was added after the run, over the attempts that have it."""
+    """Estimates the mean of each reward that was added after the run, over the attempts with this reward."""
     attempts = by_task(final_results(results)).values()
     for name in dict.fromkeys(name for rewards in added.values() for name in rewards):
         scores = [[one.rewards[name] for one in own if name in one.rewards] for own in attempts]
@@ -185,7 +185,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Computes the distribution. All fields are zero without values."""
+        """Computes the distribution of `values`. If there are no values, all fields are zero."""
         if not values:
             return cls(0, 0.0, 0.0, 0.0, 0.0)
         p95 = quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]

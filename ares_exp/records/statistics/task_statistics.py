@@ -30,22 +30,22 @@ class PassRate:
 
 
 def pass_at_k(attempts: int, passed: int, k: int) -> float:
-    """Computes the probability that at least one of k attempts, drawn from these attempts, has passed."""
+    """Computes the probability that at least one of k attempts passed, if k of the attempts are drawn at random."""
     return 1 - comb(attempts - passed, k) / comb(attempts, k)
 
 
 def pass_hat_k(attempts: int, passed: int, k: int) -> float:
-    """Computes the probability that all of k attempts, drawn from these attempts, have passed."""
+    """Computes the probability that all of k attempts passed, if k of the attempts are drawn at random."""
     return comb(passed, k) / comb(attempts, k)
 
 
 def ks_up_to(attempts: int) -> tuple[int, ...]:
-    """Lists the powers of two up to the number of attempts, and the number itself."""
+    """Returns the powers of two up to the number of attempts, and the number of attempts itself."""
     return tuple(sorted({*(2**power for power in range(attempts.bit_length())), attempts} - {0}))
 
 
 def pass_rates(counts: Sequence[tuple[int, int]], ks: Sequence[int], *, level: float = LEVEL) -> tuple[PassRate, ...]:
-    """Computes the rates for every k of `ks`. `counts` has the numbers of attempts and passed attempts of each task."""
+    """Computes the rates for every k in `ks`. `counts` contains the attempts and the passed attempts of each task."""
     return tuple(_pass_rate([one for one in counts if one[0] >= k], k, level) for k in ks)
 
 
@@ -63,7 +63,7 @@ def _pass_rate(counts: Sequence[tuple[int, int]], k: int, level: float) -> PassR
 
 
 def _of_one_task(attempts: int, passed: int, k: int, level: float) -> PassRate:
-    """Computes the rates of one task. Their bounds are `1 - (1 - p)^k` and `p^k` at the bounds of the interval of p."""
+    """Computes the rates of one task. The bounds are `1 - (1 - p)^k` and `p^k` for the bounds p of the pass rate."""
     low, high = wilson(passed / attempts, attempts, level=level)
     return PassRate(
         k,
@@ -86,10 +86,10 @@ class TaskStatistics:
         passed: Number of attempts that reached the threshold.
         mean_reward: Mean over the attempts with a reward; `None` if there are no rewards.
         outcomes: Number of attempts by outcome.
-        errors: Number of attempts without a reward by class of their error.
-        tries: Number of episodes of these attempts, including the last ones.
-        num_steps, tokens, cost, seconds: Means over the attempts: responses, prompt and generated tokens, US dollars,
-            wall-clock seconds.
+        errors: Number of attempts without a reward, by class of the error.
+        tries: Number of all episodes of these attempts.
+        num_steps, tokens, cost, seconds: Mean numbers per attempt of responses, of prompt and generated tokens, of US
+            dollars, and of wall-clock seconds.
     """
 
     task_name: str

@@ -1,1 +1,1 @@
-"""SWE-bench: tasks made from rows of its data sets, graded by its official harness."""
+"""SWE-bench tasks, which are made from rows of data sets and graded by the official harness."""

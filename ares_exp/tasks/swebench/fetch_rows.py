@@ -1,4 +1,4 @@
-"""A program that writes a data set to a JSON Lines file. Arguments: name, split, file of rows or "", target."""
+"""A program that writes a data set to a JSON Lines file. Arguments: name, split, source file or "", target file."""
 
 from __future__ import annotations
 

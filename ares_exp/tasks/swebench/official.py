@@ -27,11 +27,11 @@ _DEFAULT_PARSER = "parse_log_pytest_v2"
 
 
 Report = dict[str, Any]
-"""The harness's report about a test run, with `reason` (`None` if the run was graded) and `grader`."""
+"""The harness's report on a test run. Also contains `reason` (`None` if the run was graded) and `grader`."""
 
 
 def rewards(report: Report) -> dict[str, float]:
-    """Returns `reward` (1 if resolved, otherwise 0), and `f2p` and `p2p` (fractions of tests that passed)."""
+    """Returns `reward` (1 if the issue is resolved, otherwise 0), and `f2p` and `p2p` (fractions of passed tests)."""
     f2p, p2p = (_part(report["tests_status"][name]) for name in _TESTS)
     return {"reward": float(report["resolved"]), "f2p": f2p, "p2p": p2p}
 
@@ -42,7 +42,7 @@ def _part(tests: Mapping[str, Sequence[str]]) -> float:
 
 
 def ungraded(row: SweBenchRow, reason: str, *, patch_applied: bool = True) -> Report:
-    """Returns the report for a run that cannot be graded. It states that all tests failed."""
+    """Returns the report on a test run that cannot be graded. All tests count as failed."""
     tests = zip(_TESTS, (row.fail_to_pass, row.pass_to_pass), strict=True)
     return {
         "patch_is_None": False,

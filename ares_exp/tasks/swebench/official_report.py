@@ -1,4 +1,4 @@
-"""A program that grades a log with the official harness. Arguments: files of the request (JSON), the log, the report.
+"""A program that grades a log with the official harness. Arguments: paths of the request (JSON), log and report.
 
 The harness runs in a separate process. Its import takes a second and reads `.env` files, and a log can make a regular
 expression run indefinitely.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main(request_path: str, log_path: str, report_path: str) -> None:
-    """Writes the harness's report about the log."""
+    """Writes the harness's report on the log."""
     from swebench.harness.grading import get_eval_report
     from swebench.types import TestSpec
 

@@ -1,4 +1,4 @@
-"""Operations on the repository in a container: its set-up, the agent's patch, and the application of patches.
+"""Operations on the git repository in a container: set-up, reading the agent's changes, and applying a patch.
 
 All operations are shell scripts that run as root and use the `git` of the container.
 """
@@ -28,7 +28,7 @@ _ENV: Mapping[str, str] = {
 }
 
 _START = "refs/ares_exp/start"
-"""Ref of a tree in the repository with the files at the start of the agent, including untracked files."""
+"""Git ref of a tree with all files before the agent started, including untracked files."""
 
 # A separate git directory for the repository's files and objects. The repository's own configuration, hooks, attributes
 # and indexes, and its owner, then cannot start programs or change contents, even if they are broken. Ignored files stay
@@ -102,14 +102,14 @@ git apply --verbose --whitespace=nowarn --3way "$PATCH"
 
 @dataclass(frozen=True, slots=True)
 class AgentPatch:
-    """The changes made by an agent, in the form of `git diff --binary`; or the reason why no patch could be made."""
+    """An agent's changes in the format of `git diff --binary`, or the reason why no patch could be created."""
 
     data: bytes = b""
     problem: str | None = None
 
 
 async def set_up_repository(container: Container, base_commit: str) -> None:
-    """Removes everything later than the base commit, and records the current files.
+    """Removes everything from the history that is newer than the base commit, and records the current files.
 
     Remotes, newer branches and tags, the reflog, and unreachable objects are removed. Commits that the creator of the
     image added on top of the base commit are kept.
@@ -140,7 +140,7 @@ async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
 
 
 async def apply_patch(container: Container, path: str) -> ExecResult:
-    """Applies a patch file in the container to the repository. Exit code 1: the patch does not apply cleanly."""
+    """Applies a patch file in the container to the repository. Exit code 1 means that the patch does not apply."""
     return await _git(container, _APPLY, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path)
 
 
@@ -160,7 +160,7 @@ async def _git(
 
 
 def told(result: ExecResult) -> str:
-    """Describes the exit code of a command and the end of its output in a sentence."""
+    """Returns a sentence with the exit code of a command and the end of its output."""
     ended = "it took too long" if result.timed_out else f"exit code {result.exit_code}"
     said = " ".join(f"{result.stderr or ''} {result.output if result.exit_code else ''}".split())[-_LOG_CHARS:]
     return f"{ended}: {said}." if said else f"{ended}."

@@ -1,8 +1,8 @@
-"""Rows of SWE-bench: names of data sets, readers of their files, and validation of rows.
+"""Functions that find SWE-bench data sets, read their rows, and validate them.
 
-Rows may come from any file. They have the columns of the data set `SWE-bench/SWE-bench` and its subsets (Verified,
-Lite) on the Hugging Face hub. `image`, `eval_script`, `log_parser` and `eval_type` exist since version 5 of the
-harness.
+Rows may come from any file. They must have the columns of the data set `SWE-bench/SWE-bench` and its subsets (Verified,
+Lite) on the Hugging Face hub. The columns `image`, `eval_script`, `log_parser` and `eval_type` exist since version
+5 of the harness.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _encodable(text: str) -> str:
 
 
 def _from_json(value: Any) -> Any:
-    """Parses a list or mapping that a data set stores as JSON text. Other values are returned unchanged."""
+    """Parses a value that a data set stores as JSON text. Returns values that are not strings unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -61,14 +61,14 @@ Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}(?:[0-9a-f]{24})?$")]
 
 
 class SweBenchRow(BaseModel):
-    """A row of SWE-bench, which is one problem. Other columns are ignored.
+    """A row of SWE-bench, which describes one problem. Other columns are ignored.
 
     Attributes:
         instance_id: Unique name of the form `owner__name-number`.
         repo: Repository, as `owner/name`.
         base_commit: Full hash of the commit on which the fix is based.
         problem_statement: Text of the issue.
-        hints_text: Comments on the issue that are older than the fix.
+        hints_text: Comments on the issue that were written before the fix.
         patch: The fix, without changes to tests.
         test_patch: The changes to tests that belong to the fix.
         fail_to_pass: Tests that fail without the fix and pass with it.
@@ -111,7 +111,7 @@ class SweBenchRow(BaseModel):
 
 
 def parse_row(data: Any, where: str) -> SweBenchRow:
-    """Validates a row. Raises `TaskError`, which names the place `where` and every invalid column."""
+    """Validates a row. Raises a `TaskError` that names the location `where` and every invalid column."""
     if not isinstance(data, dict):
         raise TaskError(f"{where}: expected a table with the columns of SWE-bench, got a {type(data).__name__}.")
     if isinstance(data.get("instance_id"), str):
@@ -123,7 +123,7 @@ def parse_row(data: Any, where: str) -> SweBenchRow:
 
 
 def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRow]:
-    """Validates the rows of a data set. `found` contains the number and the data of each row.
+    """Validates the rows of a data set. `found` contains each row with its number.
 
     Raises:
         TaskError: A row is invalid, two rows have the same name, or the data set is empty or too large.
@@ -133,9 +133,9 @@ def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRo
         where = f"{source}: row {number}"
         row = parse_row(data, where)
         if row.instance_id in rows:
-            raise TaskError(f"{where}: an earlier row also has the name {row.instance_id!r}. Remove one of them.")
+            raise TaskError(f"{where}: an earlier row also has the name {row.instance_id!r}. Remove one of the rows.")
         if len(rows) == MAX_ROWS:
-            raise TaskError(f"{source}: expected at most {MAX_ROWS:,} rows, got more.")
+            raise TaskError(f"{source}: the data set has more than {MAX_ROWS:,} rows.")
         rows[row.instance_id] = row
     if not rows:
         raise TaskError(f"{source}: expected rows of SWE-bench, found none.")
@@ -153,7 +153,7 @@ def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
-                    raise TaskError(f"{path}: row {number}: expected at most {MAX_LINE_BYTES:,} bytes, got more.")
+                    raise TaskError(f"{path}: row {number}: the row has more than {MAX_LINE_BYTES:,} bytes.")
                 if line.strip():
                     yield number, json.loads(line)
     except OSError as error:
@@ -165,15 +165,15 @@ def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 FILES = {".jsonl": "", ".json": "json", ".parquet": "parquet"}
-"""Suffixes of files of rows, and the names of their readers in the library `datasets`; empty for files that this
-package reads itself."""
+"""Suffixes of files of rows, with the name of the reader in the library `datasets`. The name is empty for files that
+this package reads itself."""
 
 NAMES = {
     "verified": "SWE-bench/SWE-bench_Verified",
     "lite": "SWE-bench/SWE-bench_Lite",
     "full": "SWE-bench/SWE-bench",
 }
-"""Short names of data sets on the hub. The full names under their first owner, `princeton-nlp`, are also accepted."""
+"""Short names of data sets on the hub. Full names with the original owner, `princeton-nlp`, are also accepted."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _FETCH_ROWS = Path(__file__).with_name("fetch_rows.py")
@@ -221,8 +221,8 @@ def find_dataset(dataset: str, split: str) -> Dataset:
 def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> list[SweBenchRow]:
     """Reads and validates all rows. Blocking.
 
-    Data sets on the hub, and files that are not JSON Lines, are loaded by the library `datasets`, from its cache if
-    possible. The library runs in `child`, so that the caller can stop it, for at most `timeout_sec`.
+    The library `datasets` loads data sets on the hub (from its cache if possible), and files that are not JSON Lines.
+    The library runs in the process `child`, which the caller can stop, for at most `timeout_sec`.
 
     Raises:
         TaskError: A row or the file is invalid.
@@ -247,7 +247,7 @@ def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> l
         return parse_rows(read_row_file(rows), dataset.source)
     except ChildFailedError as error:
         raise PreflightError(
-            f"The data set {where} could not be loaded: its process {str(error).rstrip('.')}. Check the file or the "
+            f"The data set {where} could not be loaded: the process {str(error).rstrip('.')}. Check the file or the "
             "connection to the Hugging Face hub, or use `env.dataset=<a .jsonl file of its rows>`."
         ) from None
     finally:

@@ -20,7 +20,7 @@ from ares_exp.tasks.task_contract import AgentContext, Verdict
 from ares_exp.tasks.verification.root_commands import make_log_dirs
 
 START_TIMEOUT_SEC = 3600.0
-"""Time limit in seconds for starting a container, including pulling its image of several gigabytes."""
+"""Time limit in seconds for pulling an image of several gigabytes and starting its container."""
 
 IMAGE = "swebench/sweb.eval.x86_64.{id}:latest"
 LOG_DIRS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
@@ -97,7 +97,7 @@ class SweBenchTask:
         }
 
     def check_runnable(self, *, needs_solution: bool, supported: frozenset[str] | None = None) -> None:
-        """Checks the task for errors that would otherwise occur during an episode. Every agent supports such tasks.
+        """Checks the task for errors that an episode would otherwise encounter. Every agent supports SWE-bench tasks.
 
         Raises:
             UnsupportedTaskError: The row is from the multimodal data set, or the official harness is not installed.
@@ -113,13 +113,13 @@ class SweBenchTask:
         if official_version() is None:
             raise UnsupportedTaskError(
                 f"{self.name}: grading needs the official harness, the package swebench (5 or newer), which is "
-                "not installed: `pip install 'ares-exp[swebench]'`."
+                "not installed. Run `pip install 'ares-exp[swebench]'`."
             )
         if needs_solution:
             self.stages[0].check_solution()
 
     async def set_up(self, container: Container) -> None:
-        """Makes the log directories, and removes everything later than the base commit."""
+        """Creates the log directories, and removes everything from the history that is newer than the base commit."""
         await make_log_dirs(container, *LOG_DIRS)
         await set_up_repository(container, self.row.base_commit)
 

@@ -1,4 +1,4 @@
-"""The installed `git`, run with limits and with settings that prevent a repository from starting programs."""
+"""Runs the installed `git` with limits, and with settings that prevent a repository from starting programs."""
 
 from __future__ import annotations
 

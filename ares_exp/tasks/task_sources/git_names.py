@@ -1,4 +1,4 @@
-"""Names of repositories, and of tasks in them. All names are untrusted, so they are validated before they are used."""
+"""Names of git repositories and of the tasks in them. All names are untrusted, and are validated before use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_CHARACTERS = 1000
 
 
 def is_commit(ref: str | None) -> bool:
-    """Returns whether a ref is the full hash of a commit, whose files never change."""
+    """Returns whether `ref` is the full hash of a commit. The files of a commit never change."""
     return ref is not None and _COMMIT.fullmatch(ref) is not None
 
 
@@ -28,8 +28,8 @@ def check_git_url(url: str) -> str:
     """Validates the URL of a repository, and returns it unchanged.
 
     Raises:
-        ValueError: The text is not a URL, is a local path or an option, or uses an unsupported protocol. A URL with a
-            password is also rejected, because every record of a run would contain the password.
+        ValueError: The text is not a URL with a supported protocol, or contains a password, which would be written to
+            every record of a run.
     """
     scheme, separator, _ = url.partition("://")
     if url.startswith("-") or _UNPRINTABLE.search(url) or len(url) > _MAX_CHARACTERS:
@@ -47,7 +47,7 @@ def check_git_url(url: str) -> str:
         parts = urlsplit(url)
         user, password, host = parts.username, parts.password, parts.hostname or ""
     except ValueError as error:
-        raise ValueError(f"expected the address of a git repository, got none ({error})") from None
+        raise ValueError(f"expected the address of a git repository, got an invalid URL ({error})") from None
     if password is not None or (user is not None and scheme in ("https", "http")):
         raise ValueError(
             f"expected a URL without a user name or password, got one for {host!r:.100}. Use git's credential helper "
@@ -62,7 +62,7 @@ def check_git_ref(ref: str) -> str:
     """Validates a branch, a tag or a commit, and returns it. Commits are converted to lower case.
 
     Raises:
-        ValueError: The text is not a valid name in git, or has a special meaning.
+        ValueError: The text is not a valid name in git, or has a special meaning in git.
     """
     if is_commit(ref):
         return ref.lower()
@@ -73,7 +73,7 @@ def check_git_ref(ref: str) -> str:
 
 
 def check_inner_path(path: str) -> str:
-    """Validates a path in a repository, and returns it in its shortest form; `.` for the repository itself.
+    """Validates a path in a repository, and returns the normalised path; `.` for the repository itself.
 
     Raises:
         ValueError: The path is absolute, leaves the repository, or is invalid.
@@ -91,11 +91,11 @@ def check_inner_path(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GitTask:
-    """A task in a git repository, which may not have been fetched yet.
+    """A reference to a task in a git repository. The task may not have been fetched yet.
 
     Attributes:
         url: URL of the repository.
-        ref: A commit, a branch or a tag; `None` for the newest commit of the default branch.
+        ref: A commit, a branch or a tag; `None` for the default branch.
         path: Folder of the task in the repository; `.` for the repository itself.
     """
 
@@ -105,7 +105,7 @@ class GitTask:
 
     @property
     def name(self) -> str:
-        """Base name of the folder. If the repository is the task, the name of the repository without `.git`."""
+        """Base name of the folder. If the repository itself is the task, the repository's name without `.git`."""
         if self.path != ".":
             return posixpath.basename(self.path)
         return re.split(r"[/:]", self.url.rstrip("/"))[-1].removesuffix(".git").strip(".") or "repository"
@@ -118,7 +118,7 @@ class RepositoryReference:
     Attributes:
         url: URL of the repository.
         ref: A commit, a branch or a tag; `None` for the default branch.
-        folder: Folder of tasks in the repository; `None` if the value names no folder.
+        folder: Folder of tasks in the repository; `None` if the value does not name a folder.
     """
 
     url: str

@@ -1,8 +1,8 @@
-"""Git repositories of tasks. Each commit has a clone in the cache, in which the requested tasks are checked out.
+"""Git repositories of tasks. The cache contains one clone per commit, in which the requested tasks are checked out.
 
-A clone has no history and, if the server supports it, only the files that are checked out. It consists of the bare
-repository `<folder>/<key>/git` and of the files in `<folder>/<key>/files/<name of the repository>`. The key depends on
-the URL and the full hash of the commit, so files never change after they are checked out.
+A clone contains no history. If the server supports partial clones, it only contains the files that are checked out. It
+consists of the bare repository `<folder>/<key>/git`, and of the files in `<folder>/<key>/files/<repository name>`. The
+key depends on the URL and the full hash of the commit, so files never change after they are checked out.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ FOLDER, SUBMODULE = "040000", "160000"
 """Modes of entries in a git tree."""
 
 _WITHOUT_PARTIAL_CLONES = ("huggingface.co",)
-"""Hosts without working partial clones: they omit files from a clone, but do not send them later."""
+"""Hosts whose partial clones do not work, because the host never sends the files that it omitted from a clone."""
 
 
 def default_cache_dir() -> Path:
-    """Returns `$XDG_CACHE_HOME/ares_exp/tasks`; if the variable is not set, `~/.cache/ares_exp/tasks`."""
+    """Returns `$XDG_CACHE_HOME/ares_exp/tasks`, or `~/.cache/ares_exp/tasks` if the variable is not set."""
     return user_cache_dir() / "tasks"
 
 
 @dataclass
 class Fetched:
-    """The directory and commit of each fetched task, and the errors of other tasks, by task name."""
+    """The directory and commit of each fetched task. `problems` contains the errors of the other tasks, by name."""
 
     places: dict[GitTask, tuple[Path, str]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
 
 
 class Repositories:
-    """Accesses repositories by validated URLs. All methods block, and raise `PreflightError` if git fails.
+    """Fetches repositories, whose URLs must be validated. All methods block, and raise `PreflightError` if git fails.
 
-    Several processes may use the same cache. The cache is not cleaned while a process that has used it is running.
+    Several processes may use the same cache. No process cleans the cache while a process that used it is running.
     """
 
     def __init__(self, git: Git, folder: Path) -> None:
-        """Stores `git`, and the folder of the cache, which is created on first use."""
+        """Stores `git` and the folder of the cache. The folder is created on first use."""
         self._git = git
         self._folder = folder
         self._commits: dict[tuple[str, str | None], str] = {}
 
     def commit(self, url: str, ref: str | None) -> str:
-        """Returns the full hash of the commit that `ref` currently names, and clones it if the cache does not have it.
+        """Returns the full hash of the commit to which `ref` refers. Clones the commit if it is not in the cache.
 
         `ref` is a commit, a branch or a tag; `None` for the default branch.
         """
@@ -73,7 +73,7 @@ class Repositories:
         return self._commits[url, ref]
 
     def tree(self, url: str, commit: str) -> Mapping[str, str]:
-        """Returns the mode of every file and folder in a cloned commit, by path."""
+        """Returns the git mode of every file and folder in a cloned commit, by path."""
         listed = self._git.run("ls-tree", "-r", "-t", "-z", commit, git_dir=self._git_dir(url, commit))
         entries = (entry.partition(b"\t") for entry in listed.split(b"\0") if entry)
         return {os.fsdecode(path): about[:6].decode() for about, _, path in entries}
@@ -83,7 +83,7 @@ class Repositories:
         return self._git.run("cat-file", "blob", f"{commit}:{path}", git_dir=self._git_dir(url, commit))
 
     def fetch(self, tasks: Sequence[GitTask], report: Callable[[str], None]) -> Fetched:
-        """Checks out tasks, unless the cache has them. Reports submodules, whose files are not fetched."""
+        """Checks out tasks that are not in the cache. Reports submodules, because their files are not fetched."""
         found, submodules = Fetched(), TaskWarnings()
         groups: dict[tuple[str, str], list[GitTask]] = {}
         for task in tasks:
@@ -129,10 +129,10 @@ class Repositories:
             return commit
         if ref is None:
             raise GitError(f"{url} has no commit on its default branch. Name a branch, a tag or a commit.")
-        raise GitError(f"{url} has no {ref!r}. Expected a branch, a tag, or all 40 digits of a commit.")
+        raise GitError(f"{url} has no branch or tag {ref!r}. Set a branch, a tag, or all 40 digits of a commit.")
 
     def _clone(self, url: str, ref: str, commit: str) -> str:
-        """Clones a commit without files. Returns the cloned commit, which is newer if the branch has moved."""
+        """Clones a commit without files. Returns the cloned commit, which differs from `commit` if `ref` has moved."""
         is_partial = urlsplit(url).hostname not in _WITHOUT_PARTIAL_CLONES
         options = ("--depth=1", "--no-tags", *(("--filter=blob:none",) if is_partial else ()))
         digits = ("--object-format=sha256",) if len(commit) > 40 else ()  # length of a SHA-1 hash
@@ -155,10 +155,10 @@ class Repositories:
         return commit
 
     def _check_out(self, url: str, commit: str, paths: Sequence[str], tree: Mapping[str, str]) -> None:
-        """Checks out folders of a clone, and keeps the folders that earlier calls have checked out.
+        """Checks out folders of a clone, in addition to the folders that earlier calls have checked out.
 
-        If a folder already has a task.toml, no network is needed, even after an interrupted call. Git downloads all
-        files before it writes the first one.
+        If a folder already contains a task.toml, no network is needed, even after an interrupted call. The reason is
+        that git downloads all files before it writes the first file.
         """
         files, git_dir = self._files(url, commit), self._git_dir(url, commit)
         unfinished = git_dir / "unfinished"  # exists during a call, and after a call that failed or was killed
@@ -191,7 +191,7 @@ class Repositories:
 
 
 def _present(files: Path, tree: Mapping[str, str]) -> set[str]:
-    """Returns the folders of tasks that have been checked out, at least in part."""
+    """Returns the folders of tasks that have been checked out completely or in part."""
     folders = (posixpath.dirname(path) or "." for path in tree if posixpath.basename(path) == TASK_TOML)
     return {folder for folder in folders if os.path.lexists(files / folder / TASK_TOML)}
 

@@ -1,4 +1,4 @@
-"""Lists of tasks, from options of env=harbor that name a registry, a task in git, or a repository of tasks."""
+"""Lists of tasks from the options of env=harbor: a registry, one task in a git repository, or a repository of tasks."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ T = TypeVar("T")
 
 
 TaskReference = Path | GitTask
-"""A directory on this machine, or a task in a git repository."""
+"""A task: its directory on this machine, or its location in a git repository."""
 ListTasks = Callable[[Repositories], Sequence[TaskReference]]
 """A function that lists tasks in order, without reading them. Blocking. Raises `UserError` if the list is invalid."""
 
 
 class ListedTasks:
-    """A source with a list of tasks. Only selected tasks are fetched and read, and all of them must be valid."""
+    """A source with a list of tasks. It only fetches and reads the selected tasks, which must all be valid."""
 
     path = None
     loads_offline = False
@@ -112,7 +112,7 @@ def _refuse_equal_names(tasks: Sequence[TaskReference]) -> None:
     if twice := sorted(name for name, count in counted.items() if count > 1)[:SHOWN_PROBLEMS]:
         raise TaskError(
             f"Expected tasks with unique names, but several tasks have the name {', '.join(twice)}. A name is the "
-            f"last part of a task's path. Leave them out: env.exclude=[{','.join(twice)}]."
+            f"last part of a task's path. Exclude these tasks: env.exclude=[{','.join(twice)}]."
         )
 
 
@@ -127,7 +127,7 @@ def listed_tasks(
     cache_dir: Path | None,
     git_timeout_sec: float,
 ) -> ListedTasks:
-    """Makes the source that the options of env=harbor describe; see `HarborEnvironments`. Reads nothing."""
+    """Creates the source for options of env=harbor (see `HarborEnvironments`), without reading any file."""
     refuse_url("registry", registry, "download the file first, or set its repository with `env.repo=org/name[@ref]`")
     given = {"path": path, "registry": registry, "dataset": dataset, "git_url": git_url, "repo": repo}
     used = ", ".join(f"`env.{name}`" for name, value in given.items() if value is not None)
@@ -191,14 +191,14 @@ def _read(option: str, text: str, parse: Callable[[str], T]) -> T:
 
 
 def _of_registry(file: Path, dataset: DatasetName, repositories: Repositories) -> Sequence[TaskReference]:
-    """Lists a data set of a `registry.json` on this machine."""
+    """Lists the tasks of a data set in a `registry.json` on this machine."""
     return _references(choose(read_registry(file), dataset, where=str(file)), str(file))
 
 
 def data_set_of_repository(
     repository: RepositoryReference, dataset: DatasetName, file: str, repositories: Repositories
 ) -> Sequence[TaskReference]:
-    """Lists a data set of a registry in a repository. Tasks without a URL are in the same repository."""
+    """Lists the tasks of a data set in a repository's registry. Tasks without a URL are in the same repository."""
     url = repository.url
     commit = repositories.commit(url, repository.ref)
     where = f"{file} of {url} at {commit}"
@@ -213,7 +213,7 @@ def data_set_of_repository(
 
 
 def _of_harbor(dataset: DatasetName, repositories: Repositories) -> Sequence[TaskReference]:
-    """Lists a data set of Harbor's own registry, which is in Harbor's repository."""
+    """Lists the tasks of a data set in Harbor's own registry, which is a file in Harbor's repository."""
     try:
         return data_set_of_repository(RepositoryReference(HARBOR_REPOSITORY), dataset, REGISTRY, repositories)
     except PreflightError as error:
@@ -227,7 +227,7 @@ def _of_harbor(dataset: DatasetName, repositories: Repositories) -> Sequence[Tas
 
 
 def _of_folder(repository: RepositoryReference, folder: str, repositories: Repositories) -> Sequence[TaskReference]:
-    """Lists the tasks of a repository, which are all folders with a path `<folder>/<child>/task.toml`."""
+    """Lists the tasks of a repository: all folders `<folder>/<child>` that contain a task.toml."""
     url = repository.url
     commit = repositories.commit(url, repository.ref)
     tree = repositories.tree(url, commit)
@@ -249,7 +249,7 @@ def _of_folder(repository: RepositoryReference, folder: str, repositories: Repos
 def _references(
     dataset: Dataset, where: str, *, url: str | None = None, commit: str | None = None
 ) -> list[TaskReference]:
-    """Returns the tasks of a data set. Tasks without a URL are in the repository `url`; for `None`, they are local."""
+    """Returns the tasks of a data set. Tasks without a URL are in the repository `url`, or local if `url` is `None`."""
     log.info("%s: data set %s@%s, %d tasks", where, dataset.name, dataset.version, len(dataset.tasks))
     if not dataset.tasks:
         raise ConfigError(f"{where}: expected data set {dataset.name}@{dataset.version} to have tasks, found none.")

@@ -1,1 +1,1 @@
-"""Verification of tasks: commands before and after the agent, the verifier, rewards, and artifacts."""
+"""Verification of tasks: commands before and after the agent, the verifier, rewards and artifacts."""

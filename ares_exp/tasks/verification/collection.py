@@ -1,4 +1,4 @@
-"""The end of a stage: collect hooks, collection of artifacts, and their delivery to the verifier's container."""
+"""The end of a stage: running collect hooks, and copying artifacts to the host and to the verifier's container."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
 from ares_exp.tasks.verification.step_setup import whole_seconds
 
 MAX_HOOK_SEC = 1800.0
-"""Maximum time limit of a hook in seconds. It is also the default time limit."""
+"""Maximum and default time limit of a hook in seconds."""
 _SHOWN_OUTPUT_CHARS = 500
 
 _logger = logging.getLogger(__name__)
 
 
 def hook_limit_sec(hook: CollectHook) -> float:
-    """Returns the time limit of the hook, in seconds."""
+    """Returns the time limit of a hook in seconds."""
     return min(whole_seconds(hook.timeout_sec) or MAX_HOOK_SEC, MAX_HOOK_SEC)
 
 
@@ -64,7 +64,7 @@ async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
 
 
 def service_of(container: Container, name: str) -> Container | ServiceContainer:
-    """Returns the service with this name. `main` is the container itself."""
+    """Returns the service `name` of a container. The service `main` is the container itself."""
     if name == MAIN_SERVICE:
         return container
     if not isinstance(container, ComposedContainer):
@@ -73,7 +73,7 @@ def service_of(container: Container, name: str) -> Container | ServiceContainer:
 
 
 COLLECT_TIMEOUT_SEC = 600.0
-"""Time limit in seconds for copying all artifacts of a stage. Its hooks have separate limits."""
+"""Time limit in seconds for copying all artifacts of a stage. The hooks have separate time limits."""
 _PACK_TIMEOUT_SEC = 600.0
 
 
@@ -89,10 +89,10 @@ async def collect(
     """Runs hooks and copies artifacts, first in the agent's container, then in the other services.
 
     Args:
-        container: The agent's container, which may be the service `main` of several services.
+        container: The agent's container. If the task has several services, this is the service `main`.
         target: Directory on the host for the artifacts and their manifest; `None` only runs the hooks.
         hooks: Hooks in the order in which they run.
-        artifacts: Artifacts in order of precedence.
+        artifacts: Artifacts. If several have the same path on the host, the first is copied.
         secrets: Values to mask in the saved files.
         stops_main: Whether the agent's container is stopped before the other services are processed, so that the agent
             cannot influence their hooks and artifacts.
@@ -122,11 +122,13 @@ async def _stop_main(container: Container) -> None:
     try:
         await container.service(MAIN_SERVICE).stop()
     except ContainerError as error:
-        _logger.warning("The agent's container continues to run while artifacts of services are collected: %s", error)
+        _logger.warning(
+            "The agent's container could not be stopped before artifacts of services are collected: %s", error
+        )
 
 
 def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
-    """Removes files from an earlier episode at the artifacts' paths, so that no verifier gets them."""
+    """Removes files of an earlier episode from the artifacts' paths, so that they do not reach a verifier."""
     (target / MANIFEST).unlink(missing_ok=True)
     for artifact in artifacts:
         place = target.joinpath(place_of(artifact))
@@ -135,7 +137,7 @@ def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
 
 
 class ArtifactCollection:
-    """Collects the artifacts of one stage in `target`. `entries` are the manifest entries so far."""
+    """Collects the artifacts of one stage in `target`. `entries` contains the manifest entries so far."""
 
     def __init__(self, container: Container, target: Path) -> None:
         self.entries: list[ManifestEntry] = []
@@ -144,7 +146,7 @@ class ArtifactCollection:
         self._places = Places()
 
     async def add(self, artifacts: Iterable[Artifact]) -> None:
-        """Copies each artifact to its path on the host, unless an earlier artifact has this path."""
+        """Copies each artifact to its path on the host, unless an earlier artifact already uses this path."""
         for artifact in artifacts:
             kind, status = await self._collect(artifact)
             self.entries.append(ManifestEntry.of(artifact, str(place_of(artifact)), kind, status))
@@ -187,9 +189,9 @@ def _guess(artifact: Artifact) -> ArtifactKind:
 
 
 async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tuple[ArtifactKind, bool, bool]:
-    """Returns the kind of a path, whether it is an empty directory, and whether it exists.
+    """Returns the kind of an artifact, whether it is an empty directory, and whether it exists.
 
-    If the path in another service cannot be checked, returns the expected kind, false and true.
+    If the artifact of another service cannot be checked, returns the expected kind, false and true.
     """
     path = shlex.quote(artifact.source)
     try:
@@ -205,7 +207,7 @@ async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tu
 
 
 def _make_way(place: Path, folder: Path) -> None:
-    """Makes the parent directory of `place`. Raises `TransferError` if a link from the container leaves `folder`."""
+    """Creates the parent directory of `place`. Raises `TransferError` if links lead from `place` out of `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     if not place.resolve().is_relative_to(folder.resolve()):
         raise TransferError(f"Expected {place} to be inside {folder}, but a link points outside of it.")
@@ -214,7 +216,7 @@ def _make_way(place: Path, folder: Path) -> None:
 
 
 async def _download_without(service: Container | ServiceContainer, artifact: Artifact, target: Path) -> None:
-    """Downloads a directory as a tar archive, without files that match the artifact's patterns for `tar --exclude`."""
+    """Downloads a directory without files that match the artifact's `exclude` patterns (for `tar --exclude`)."""
     patterns = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in artifact.exclude)
     pack = f'tar -cf "$f" {patterns} -C {shlex.quote(artifact.source)} . || [ $? -eq 1 ]'  # 1: a file changed meanwhile
     packed = await service.exec(
@@ -239,8 +241,7 @@ async def _download_without(service: Container | ServiceContainer, artifact: Art
 async def deliver_artifacts(container: Container, folder: Path) -> None:
     """Uploads the artifacts in `folder` to their original paths in the verifier's separate container.
 
-    The artifacts contain no setuid bits, no special files, and no links that leave an artifact, because
-    `Container.download` removes these.
+    `Container.download` has already removed setuid bits, special files, and links that leave an artifact.
     """
     for entry in await asyncio.to_thread(read_manifest, folder):  # empty if the collection took too long
         if entry.status in ("ok", "empty"):
@@ -248,9 +249,9 @@ async def deliver_artifacts(container: Container, folder: Path) -> None:
 
 
 async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> None:
-    """Uploads an artifact. The target directory is emptied and made writable. For a file, its parent is made writable.
+    """Uploads an artifact. Empties the target directory and makes it writable, or makes the parent of a file writable.
 
-    If the target path exists and has another kind than the artifact, it is removed.
+    If the target path is a directory but the artifact is a file, or the reverse, the target path is removed first.
     """
     source, parent = shlex.quote(entry.source), shlex.quote(posixpath.dirname(entry.source) or ".")
     if entry.type == "directory":

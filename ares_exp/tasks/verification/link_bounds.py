@@ -1,4 +1,4 @@
-"""`LinkBounds`, which limits the targets of a task's symbolic links, and reads files within these limits."""
+"""`LinkBounds`, which restricts the targets of a task's symbolic links, and reads files within these bounds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # non-
 
 @dataclass(frozen=True, slots=True)
 class LinkBounds:
-    """The folders to which symbolic links in a task may point. All paths are compared after resolving links.
+    """The folders to which symbolic links in a task may point. Paths are compared after all links are resolved.
 
     Attributes:
         root: Real path of the task directory.
-        shared: Real path of the folder of tasks that the user named; `None` allows only the task directory.
+        shared: Real path of the folder of tasks that the user set; `None` only allows the task directory.
     """
 
     root: Path
@@ -27,19 +27,19 @@ class LinkBounds:
 
     @classmethod
     def of(cls, task: Path, shared: Path | None = None) -> LinkBounds:
-        """Makes bounds from two folders. Links in the paths of the folders are trusted, because the user chose them."""
+        """Creates bounds from two paths. Links in these paths are trusted, because the user chose the paths."""
         return cls(task.resolve(), shared.resolve() if shared is not None else None)
 
     def real(self, path: Path) -> Path:
         """Returns the real path of `path`, even if it does not exist.
 
         Raises:
-            TaskError: The links leave the bounds.
+            TaskError: The real path is outside of the bounds.
         """
         return self._split(path)[1]
 
     def contain(self, path: Path) -> bool:
-        """Returns whether the links of `path` stay inside the bounds."""
+        """Returns whether the real path of `path` is inside the bounds."""
         try:
             self.real(path)
         except TaskError:
@@ -47,10 +47,10 @@ class LinkBounds:
         return True
 
     def read_text(self, path: Path) -> str:
-        """Reads a file. If a link changes during the call, it is not followed.
+        """Reads a file. A link that another process creates during the call is not followed.
 
         Raises:
-            TaskError: The links of `path` leave the bounds.
+            TaskError: The real path of `path` is outside of the bounds.
             OSError: The file is missing, not a regular file, or cannot be read.
             UnicodeDecodeError: The file is not UTF-8 text.
         """
@@ -71,7 +71,7 @@ class LinkBounds:
             return file.read()
 
     def _split(self, path: Path) -> tuple[Path, Path]:
-        """Returns the allowed folder that contains the target of `path`, and the real path."""
+        """Returns the allowed folder that contains the real path of `path`, and this real path."""
         real = Path(os.path.realpath(path))
         for folder in (self.root, self.shared):
             if folder is not None and real.is_relative_to(folder):

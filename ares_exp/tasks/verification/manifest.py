@@ -1,4 +1,4 @@
-"""The paths of artifacts on the host, and the manifest with their status."""
+"""The paths of artifacts on the host, and the manifest, which contains their status."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ManifestEntry:
 
     @classmethod
     def of(cls, artifact: Artifact, place: str, kind: ArtifactKind, status: ArtifactStatus) -> ManifestEntry:
-        """Makes the entry of an artifact whose path in the directory of artifacts is `place`."""
+        """Creates the entry of an artifact. `place` is its path in the directory of artifacts."""
         return cls(
             source=artifact.source,
             destination=f"artifacts/{place}" if place != "." else "artifacts",
@@ -51,7 +51,7 @@ class ManifestEntry:
         )
 
     def host_path(self, folder: Path) -> Path:
-        """Returns the path of the artifact if `folder` is the directory of artifacts."""
+        """Returns the path of the artifact in `folder`, the directory of artifacts."""
         return folder / self.destination.removeprefix("artifacts").lstrip("/")
 
 
@@ -63,35 +63,35 @@ def write_manifest(folder: Path, entries: Sequence[ManifestEntry]) -> None:
 
 
 def read_manifest(folder: Path) -> list[ManifestEntry]:
-    """Reads the manifest that `write_manifest` wrote; empty if it does not exist. Blocking."""
+    """Reads the manifest of the artifacts in `folder`; empty if the manifest does not exist. Blocking."""
     if not (folder / MANIFEST).exists():
         return []
     return pydantic.TypeAdapter(list[ManifestEntry]).validate_json((folder / MANIFEST).read_bytes())
 
 
 ARTIFACTS_DIR = "/logs/artifacts"
-"""Directory in the container that is an artifact of every task."""
+"""Directory in the container, which is an artifact of every task."""
 
 
 def with_conventional(artifacts: Iterable[Artifact]) -> list[Artifact]:
-    """Adds `/logs/artifacts` as the first artifact, unless the artifacts already include it."""
+    """Returns the artifacts with `/logs/artifacts` as the first artifact, unless they already contain it."""
     named = list(artifacts)
     return named if any(map(is_conventional, named)) else [Artifact(source=ARTIFACTS_DIR), *named]
 
 
 def is_conventional(artifact: Artifact) -> bool:
-    """Returns whether an artifact is the agent's `/logs/artifacts`."""
+    """Returns whether an artifact is `/logs/artifacts` in the agent's container."""
     return artifact.service == MAIN_SERVICE and artifact.source.rstrip("/") == ARTIFACTS_DIR
 
 
 def place_of(artifact: Artifact) -> PurePosixPath:
-    """Returns the path of an artifact in the directory of artifacts: its `destination`, otherwise its `source`."""
+    """Returns the path of an artifact in the directory of artifacts: its `destination`, or by default its `source`."""
     path = PurePosixPath(artifact.destination or artifact.source)
     return path.relative_to(path.anchor) if path.is_absolute() else path
 
 
 class Places:
-    """The paths on the host that are in use. If artifacts have the same path, the first artifact gets it."""
+    """The paths on the host that artifacts use. Each path belongs to the first artifact that reserved it."""
 
     def __init__(self) -> None:
         self._taken: list[tuple[PurePosixPath, Artifact | None]] = [(PurePosixPath(MANIFEST), None)]
@@ -99,8 +99,8 @@ class Places:
     def take(self, artifact: Artifact) -> Artifact | str | None:
         """Reserves the path of an artifact on the host, and returns `None`.
 
-        If the path overlaps with a reserved path, returns the artifact that has the reserved path, or the name of the
-        manifest.
+        If the path overlaps with a reserved path, reserves nothing. Returns the artifact that uses the reserved path,
+        or the name of the manifest.
         """
         place, source = place_of(artifact), PurePosixPath(artifact.source)
         for taken, by in self._taken:
@@ -112,7 +112,7 @@ class Places:
 
 
 def covers(first: Artifact, second: Artifact) -> bool:
-    """Returns whether copying `first` also copies `second` to the path of `second` on the host."""
+    """Returns whether a copy of `first` also contains `second`, at the path of `second` on the host."""
     source, within = PurePosixPath(first.source), PurePosixPath(second.source)
     if first.service != second.service or not within.is_relative_to(source):
         return False

@@ -1,4 +1,4 @@
-"""The redaction of secrets in files from a container."""
+"""Functions that mask secrets in files from a container."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def redacted(folder: Path, secrets: Sequence[str]) -> AsyncIterator[None]:
 
 
 def redact(folder: Path, secrets: Sequence[str]) -> None:
-    """Masks `secrets`, and keys of episodes, in all files in `folder` and its subdirectories. Blocking.
+    """Masks `secrets` and the API keys of episodes in all files in `folder` and its subdirectories. Blocking.
 
-    A file with secrets that is larger than `MAX_REDACTED_BYTES` is deleted instead.
+    A file that contains secrets but is larger than `MAX_REDACTED_BYTES` is deleted.
     """
     words = [secret.encode(errors="surrogateescape") for secret in secrets]
     for path in folder.rglob("*"):

@@ -1,4 +1,4 @@
-"""Reward files, in the formats that a verifier may write, and the choice of the reward. Their content is untrusted."""
+"""Functions that parse the reward files of a verifier, which are untrusted, and choose the reward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_verdict(folder: Path, *, reward_key: str | None = None) -> Verdict:
 
     Raises:
         RewardFileNotFoundError: Neither file exists.
-        RewardFileEmptyError: The file has no bytes.
+        RewardFileEmptyError: The file is empty.
         VerifierOutputParseError: The content of the file is not a reward.
     """
     for name, parse in ((REWARD_JSON, parse_reward_json), (REWARD_TXT, parse_reward_txt)):
@@ -40,12 +40,12 @@ def _read_bounded(path: Path) -> bytes:
     except OSError as error:
         raise VerifierOutputParseError(f"{path.name}: cannot be read: {error}.") from None
     if len(data) > MAX_REWARD_BYTES:
-        raise VerifierOutputParseError(f"{path.name}: expected at most {MAX_REWARD_BYTES} bytes, got more.")
+        raise VerifierOutputParseError(f"{path.name}: the file has more than {MAX_REWARD_BYTES} bytes.")
     return data
 
 
 def parse_reward_txt(data: bytes) -> dict[str, float]:
-    """Parses the number in a `reward.txt`, and returns it with the key `reward`. For errors, see `read_verdict`."""
+    """Parses a `reward.txt`. Returns its number with the key `reward`. Raises the errors of `read_verdict`."""
     _refuse_empty(data, REWARD_TXT)
     try:
         number = float(data.decode("utf-8").strip())
@@ -57,7 +57,7 @@ def parse_reward_txt(data: bytes) -> dict[str, float]:
 
 
 def parse_reward_json(data: bytes) -> dict[str, float]:
-    """Parses the numbers in a `reward.json`, by key. Integers stay integers, and booleans become 0.0 and 1.0."""
+    """Parses the numbers in a `reward.json`, by key. Integers stay integers. Booleans become 0.0 or 1.0."""
     _refuse_empty(data, REWARD_JSON)
     try:
         content = json.loads(data.decode("utf-8"))
@@ -77,10 +77,10 @@ def _is_scored(key: str, value: object) -> bool:
 
 
 def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -> float:
-    """Returns the number with the key `reward_key`. Without `reward_key`, uses the key `reward`, or the only key.
+    """Returns the number with the key `reward_key`; if this is `None`, the number `reward` or the only number.
 
     Raises:
-        VerifierOutputParseError: The choice is ambiguous, or the key is missing.
+        VerifierOutputParseError: The key is missing, or no key is set and the choice is ambiguous.
     """
     listing = ", ".join(sorted(rewards)[:20])
     if not rewards:
@@ -96,13 +96,13 @@ def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -
 
 
 def reaches(verdict: Verdict, least: float | Mapping[str, float]) -> bool:
-    """Returns whether the rewards of a verdict are at least `least`: a number for `reward`, or numbers by key."""
+    """Returns whether a verdict reaches `least`, which is a minimum for `reward` or a mapping of minimums by key."""
     wanted = least if isinstance(least, Mapping) else {"reward": least}
     return all(verdict.rewards.get(key, -math.inf) >= number for key, number in wanted.items())
 
 
 def overall_verdict(verdicts: Sequence[Verdict], *, reward_key: str | None = None) -> Verdict:
-    """Computes the mean reward over the steps of a task for each key. A missing key counts as 0."""
+    """Computes the mean reward over the steps of a task, for each key. A missing key counts as 0."""
     keys = dict.fromkeys(key for verdict in verdicts for key in verdict.rewards)
     try:
         means = {key: sum(verdict.rewards.get(key, 0) for verdict in verdicts) / len(verdicts) for key in keys}

@@ -1,4 +1,4 @@
-"""Commands that a task runs in its container as root, and that must succeed."""
+"""Commands that are run as root in the container of a task. They must succeed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ares_exp.containers.container import Container, Shell, User
 from ares_exp.errors import ContainerError, EpisodeError, VerifierError
 
 PLAIN_SHELL: Shell = "sh -c"
-"""A shell that reads no profile files, because an agent may have changed them."""
+"""A shell that does not read profile files, because an agent may have changed these files."""
 CLEAR_TIMEOUT_SEC = 600.0
 """Time limit in seconds for emptying directories, in which an agent may have left millions of files."""
 _CLEAR = """\
@@ -18,7 +18,7 @@ is_empty() { [ -d $1 ] && [ ! -L $1 ] && [ "$(ls -A $1 | wc -c)" -eq 0 ]; }
 gone() { [ ! -e $1 ] && [ ! -L $1 ]; }
 clear() { rm -rf $1 2>/dev/null; gone $1 || is_empty $1 || mv $1 $1.left-$$; }
 """
-"""Shell functions. `clear` empties mounted directories, and moves away paths that cannot be removed (deep trees)."""
+"""Shell functions. `clear` removes a path; it only empties a mounted directory, and renames a very deep directory."""
 _RESERVE = """\
 umask 022
 close() { [ -O $1 ] || chown 0:0 $1; }
@@ -32,16 +32,16 @@ clear $folder || exit 1
 if ! mkdir -p $folder 2>/dev/null; then clear $above; mkdir -p $folder; fi &&
 chmod a+rx / $above && chmod 755 $folder
 """
-"""Makes root the owner of the parent directory first, so that other users cannot replace entries in it.
+"""Makes root the owner of the parent directory, so that other users cannot replace its entries.
 
-The previous owner and mode are written to a file in the parent directory."""
+A file in the parent directory records the previous owner and mode."""
 _RELEASE = """\
 owned=$above/.owner
 [ -f $owned ] && [ ! -L $owned ] || exit 0
 read -r owner mode <$owned && rm -f $owned && chown "$owner" $above && chmod "$mode" $above
 """
 STOP_TIMEOUT_SEC = 30.0
-"""Time limit in seconds for stopping the processes of a container. These may keep starting new processes."""
+"""Time limit in seconds for stopping the processes of a container, which may start new processes meanwhile."""
 _OUR_PROCESSES = Path("/proc/self/ns/pid")
 _STOP = """\
 case $(readlink /proc/self/ns/pid) in "" | "$ours") echo "it shares them with this machine"; exit 1 ;; esac
@@ -65,9 +65,9 @@ while [ $left = yes ]; do
 done 2>/dev/null
 exit 0
 """
-"""Kills all processes except for the first process, the processes that run this script, and their children.
+"""Kills all processes except for process 1, the processes that run this script, and their children.
 
-The loop in the script starts no processes."""
+The loop does not start any processes."""
 
 
 async def as_root(
@@ -92,7 +92,7 @@ async def as_root(
 
 
 def fork_hint(output: str) -> str:
-    """Returns a hint for a shell's output if it reports that no process could be started; otherwise empty."""
+    """Returns a hint if a shell's output reports that a process could not be started; otherwise an empty string."""
     if not re.search(r"\bfork\b", output):
         return ""
     return (
@@ -102,16 +102,16 @@ def fork_hint(output: str) -> str:
 
 
 async def stop_processes(container: Container) -> None:
-    """Kills every process in a container, including shells of this package, which are opened again if needed.
+    """Kills every process in a container. Shells of this package are also killed, but are opened again if needed.
 
     Raises:
-        VerifierError: Some processes are still running, or the container shares its processes with this machine.
+        VerifierError: Some processes are still running, or the container uses the process namespace of this machine.
     """
     ours = str(_OUR_PROCESSES.readlink()) if _OUR_PROCESSES.is_symlink() else "none"
     command = f"ours='{ours}'\n{_STOP}"
     result = await container.exec(command, user="root", cwd="/", timeout_sec=STOP_TIMEOUT_SEC, shell=PLAIN_SHELL)
     if result.exit_code != 0:
-        why = f"some still run after {STOP_TIMEOUT_SEC:g} s" if result.timed_out else result.output.strip()
+        why = f"some are still running after {STOP_TIMEOUT_SEC:g} s" if result.timed_out else result.output.strip()
         raise VerifierError(
             f"The processes of the container could not be stopped: {why}{fork_hint(why) or '.'} Remove "
             "`stop_processes` from [metadata] of the task.toml, or use another container."
@@ -119,9 +119,9 @@ async def stop_processes(container: Container) -> None:
 
 
 async def make_log_dirs(container: Container, *folders: str) -> None:
-    """Makes world-writable directories. Existing directories are emptied, regardless of their owners.
+    """Creates world-writable directories. Existing directories are emptied, even if other users own them.
 
-    Other files at these paths are replaced. A file at the path of a parent directory is also replaced, if necessary.
+    Files at these paths are replaced. If necessary, a file at the path of a parent directory is also replaced.
     """
     above = " ".join(dict.fromkeys(map(posixpath.dirname, folders)))
     listing = " ".join(folders)
@@ -134,7 +134,7 @@ async def make_log_dirs(container: Container, *folders: str) -> None:
 
 
 async def reserve_log_dir(container: Container, folder: str, user: User | None) -> None:
-    """Makes an empty directory that only `user` and root can write to, even if it existed and other users owned it.
+    """Creates an empty directory to which only `user` and root can write. An existing directory is replaced.
 
     Processes of other users cannot replace the directory, because its parent belongs to root until `release_log_dir`.
     """
@@ -146,7 +146,7 @@ async def reserve_log_dir(container: Container, folder: str, user: User | None) 
     number = found.output.strip()
     if found.exit_code != 0 or not number.isdecimal():
         raise ContainerError(
-            f"Expected `id -u` to print the number of the user {user!r}, got: {number}{fork_hint(number)}"
+            f"Expected `id -u` to print the numeric id of the user {user!r}, got: {number}{fork_hint(number)}"
         )
     if number != "0":
         await as_root(container, f"chown {number} {folder}", purpose=f"make the user {number} the owner of {folder}")
@@ -158,9 +158,9 @@ async def release_log_dir(container: Container, folder: str) -> None:
 
 
 async def empty(container: Container, folder: str) -> bool:
-    """Replaces a directory in the container, or another file at its path, with an empty directory.
+    """Replaces a directory in the container, or a file at its path, with an empty directory.
 
-    A missing directory is not created. Returns whether the path existed and was not an empty directory.
+    If the path does not exist, nothing is created. Returns whether something was removed.
     """
     command = f"gone {folder} || {{ is_empty {folder} || echo left; clear {folder} && mkdir -p {folder}; }}"
     left = await as_root(container, _CLEAR + command, purpose=f"empty {folder}", timeout_sec=CLEAR_TIMEOUT_SEC)

@@ -1,4 +1,4 @@
-"""Preparation of a container before its agent starts: health checks, set-up of steps, and upload of solutions."""
+"""Functions that prepare a container before its agent starts: health checks, step set-up, and solution upload."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ares_exp.tasks.task_files import UploadFilter, require_uploaded, uploadable
 from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
 
 MAX_HEALTH_CHECK_SEC = 3600.0
-"""Time limit of a whole health check in seconds, because the format has no such limit."""
+"""Time limit in seconds for all tries of a health check, because the format has no such limit."""
 
 _logger = logging.getLogger(__name__)
 
 
 def longest_sec(check: HealthCheck | None) -> float:
-    """Computes the longest time that a health check can take, in seconds; 0 without a check."""
+    """Returns the maximum duration of a health check in seconds; 0 if there is no check."""
     if check is None:
         return 0.0
     once = whole_seconds(check.timeout_sec)
@@ -33,10 +33,10 @@ def longest_sec(check: HealthCheck | None) -> float:
 
 
 async def await_health(check: HealthCheck, container: Container, *, user: User | None = None) -> None:
-    """Repeats a health check until it succeeds. Failures during its start period are not counted.
+    """Repeats a health check until it succeeds. Failures in the start period of the check are not counted.
 
     Raises:
-        HealthcheckError: The check failed too often, or its command or the whole check took too long.
+        HealthcheckError: The check failed too often, one command took too long, or all tries together took too long.
         ContainerError: The container failed.
     """
     try:
@@ -71,7 +71,7 @@ async def _run(check: HealthCheck, container: Container, user: User | None) -> N
 
 
 def whole_seconds(limit: float) -> float | None:
-    """Rounds a time limit down to whole seconds, as Harbor does. Limits below 1 and infinity mean no limit (`None`)."""
+    """Rounds a time limit down to whole seconds, as Harbor does. Less than 1 and infinity mean no limit (`None`)."""
     return float(int(limit)) if 1 <= limit < float("inf") else None
 
 
@@ -82,7 +82,7 @@ _SHOWN_OUTPUT_CHARS = 2000
 
 
 def longest_set_up_sec(folder: Path, health_check: HealthCheck | None) -> float:
-    """Computes the longest time that `set_up_step` can take, in seconds."""
+    """Returns the maximum duration of `set_up_step` in seconds."""
     has_script = (folder / "workdir" / SETUP_SCRIPT).exists()
     return SETUP_TIMEOUT_SEC * has_script + longest_sec(health_check)
 
@@ -90,9 +90,9 @@ def longest_set_up_sec(folder: Path, health_check: HealthCheck | None) -> float:
 async def set_up_step(
     container: Container, folder: Path, *, user: User | None, health_check: HealthCheck | None
 ) -> None:
-    """Copies `workdir/` in `folder` to the working directory, runs its `setup.sh`, and then the step's health check.
+    """Copies the step's `workdir/` to the working directory, then runs `setup.sh` and the step's health check.
 
-    `folder` is the directory `steps/<name>` of the task, and `user` the step's agent user.
+    `folder` is the task's directory `steps/<name>`. `user` is the user of the step's agent.
 
     Raises:
         StepSetupError: The script failed or took too long.
@@ -125,7 +125,7 @@ SOLVE_SCRIPT = "solve.sh"
 
 
 def find_solution(root: Path, folder: Path) -> Path:
-    """Returns the directory of the solution: in `folder`, the directory of the step, or otherwise in the task `root`.
+    """Returns the solution's directory in the step's directory `folder`, or otherwise in the task directory `root`.
 
     Raises:
         TaskError: The solution is missing, or its script is excluded from the upload.
@@ -139,7 +139,7 @@ def find_solution(root: Path, folder: Path) -> Path:
 
 
 async def upload_solution(container: Container, root: Path, folder: Path) -> None:
-    """Uploads the solution (see `find_solution`) to the container, ready to run as `/solution/solve.sh`."""
+    """Uploads the solution (see `find_solution`) to the container, where `/solution/solve.sh` runs it."""
     async with uploadable(root, find_solution(root, folder)) as solution:
         await container.upload(solution, SOLUTION_DIR)
     await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}", purpose="make the solution executable")

@@ -13,14 +13,14 @@ from ares_exp.tasks.task_contract import Stage, Task
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Computes the effective time limits of a task: `min(override or the task's limit, maximum) * multiplier`.
+    """The time limits of a run. The effective limit of a task is `min(override or task's limit, maximum) * multiplier`.
 
     Attributes:
         timeout_multiplier: Multiplier of every limit that has no separate multiplier.
         agent_timeout_sec: Override of the task's agent limit; ignored if `None` or 0.
         agent_timeout_max_sec: Maximum of the agent limit before it is multiplied; ignored if `None` or 0.
         agent_timeout_multiplier: Multiplier of the agent limit, instead of `timeout_multiplier`.
-        verifier_timeout_sec, verifier_timeout_max_sec, verifier_timeout_multiplier: The same for the verifier.
+        verifier_timeout_sec, verifier_timeout_max_sec, verifier_timeout_multiplier: The same values for the verifier.
         environment_build_timeout_multiplier: Multiplier of the limit for building and starting the container.
 
     Raises:
@@ -57,12 +57,12 @@ class TimeLimits:
         )
 
     def start(self, task: Task) -> float:
-        """Computes the time limit for building, creating and starting the container in seconds; may be `inf`."""
+        """Computes the time limit for building, creating and starting the container, in seconds; may be `inf`."""
         limit = self._limit(task.container_spec.start_timeout_sec, None, self.environment_build_timeout_multiplier)
         return math.inf if limit is None else limit
 
     def container_spec(self, task: Task) -> ContainerSpec:
-        """Returns the specification of the agent's container, with its start limit and its maximum lifetime."""
+        """Returns the specification of the agent's container, with the limits on its start and its lifetime."""
         start = self.start(task)
         phases: list[float | None] = [start, task.set_up_timeout_sec]
         for stage in task.stages:
@@ -71,7 +71,7 @@ class TimeLimits:
         return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=_sum(phases))
 
     def verifier_spec(self, task: Task, stage: Stage) -> ContainerSpec | None:
-        """Returns the specification of the verifier's separate container, with limits; `None` if it has none."""
+        """Returns the specification of the verifier's separate container, with limits, or `None`."""
         if (spec := stage.verifier_spec) is None:
             return None
         start = self.start(task)
@@ -88,7 +88,7 @@ class TimeLimits:
 
 
 def _sum(limits: Sequence[float | None]) -> float | None:
-    """Returns the sum of time limits; `None` (no limit) if one of them is `None` or infinite."""
+    """Returns the sum of the limits; `None` (no limit) if one limit is `None` or infinite."""
     seconds = [math.inf if limit is None else limit for limit in limits]
     return None if math.inf in seconds else sum(seconds)
 
@@ -99,5 +99,5 @@ def _check(key: str, value: float | None) -> None:
         return
     expected = "a positive number" if is_multiplier else "a number of seconds, 0 or more"
     raise ConfigError(
-        f"Expected `{key}` to be {expected}, got {value}. Set {key}=<number>, or {key}=null for no limit."
+        f"Expected `{key}` to be {expected}, got {value}. Set {key}=<number>, or {key}=null to disable this setting."
     )

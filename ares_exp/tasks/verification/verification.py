@@ -1,4 +1,4 @@
-"""Verification, which runs the tests of a task in a container and reads the reward."""
+"""Functions that run the tests of a task in a container and read the reward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 async def run_tests(container: Container, upload: Upload, *, env: Mapping[str, str], user: User | None) -> ExecResult:
-    """Uploads the tests and runs `test.sh`. Its exit code is ignored, because only the reward file counts."""
+    """Uploads the tests and runs `test.sh`. The exit code does not affect the reward; only the reward file counts."""
     # A command of the agent may have left a reward file, or a directory at its path.
     await as_root(
         container, f"rm -rf {' '.join(map(_in_container, _OURS))}", purpose="remove old rewards", failure=VerifierError
@@ -62,8 +62,8 @@ async def fetch_verdict(
     """Downloads the verifier's output into `folder`, masks `secrets` in it, and reads the reward.
 
     Raises:
-        DownloadVerifierDirError: The output could not be copied out of the container.
-        RewardFileNotFoundError: The tests wrote no reward. The message shows the end of their output.
+        DownloadVerifierDirError: The output could not be copied from the container.
+        RewardFileNotFoundError: The tests did not write a reward. The message shows the end of their output.
     """
     await in_thread(lambda: _forget_rewards(folder))
     async with redacted(folder, secrets):
@@ -83,7 +83,7 @@ async def fetch_verdict(
 
 
 async def _download_reward(container: Container, folder: Path, cause: TransferError) -> None:
-    """Downloads only the reward, because the verifier's other output may be too large to copy."""
+    """Downloads only the reward file, because the other output of the verifier may be too large to copy."""
     for name in (REWARD_JSON, REWARD_TXT):
         with suppress(TransferError):
             await container.download(_in_container(name), folder / name)
@@ -140,9 +140,10 @@ async def verify(
 
 
 async def usable_workdir(container: Container, *, user: User | None) -> str | None:
-    """Returns a directory in which `user` can start the test script: `None` for the working directory, otherwise `/`.
+    """Returns the directory in which `user` starts the test script: `None` for the working directory, or `/`.
 
-    If the agent has removed the working directory, it is created again. If a file has replaced it, returns `/`.
+    If the agent removed the working directory, it is created again. Returns `/` if this fails, for example because
+    of a file at its path, or if `user` cannot access it.
     """
     if not await _is_usable(container, "root"):  # root first: some backends open shells there
         async with working_directory("verifier") as nothing:

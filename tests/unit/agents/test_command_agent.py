@@ -235,7 +235,7 @@ def test_early_end_of_a_branch_is_explained() -> None:
     assert results.exit_code == 1
     [row] = results.rows
     assert row.error.type == "DivergenceError"
-    assert "did not reach step 2: at step 2 it ended" in row.error.message
+    assert "did not reach step 2: at step 2 the episode ended" in row.error.message
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_large_files_of_the_program_are_cut(caplog: pytest.LogCaptureFixture) ->
     content = path.read_bytes()
     assert (content[:6], content[-5:], len(content)) == (b"first\n", b"last\n", 2**23 + len("\n[cut by ares_exp]\n"))
     assert "DONE" in kept("output.txt")
-    assert "above 16 MiB were cut in the copy: ./d/large" in caplog.text
+    assert "larger than 16 MiB were shortened in the copy: ./d/large" in caplog.text
 
 
 def test_accepted_exit_codes_count_as_success() -> None:

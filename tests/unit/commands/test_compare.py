@@ -267,7 +267,7 @@ def test_alpha_widens_the_intervals(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("", "no episode of this run has ended"), ("{}\n", "line 1: expected the result of an episode")],
+    [("", "no episode of this run has ended"), ("{}\n", "line 1: cannot read the result of an episode")],
 )
 def test_invalid_run_is_refused(content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = _run(tmp_path / "runs" / "first", _tasks([1])), _run(tmp_path / "runs" / "second", _tasks([1]))

@@ -226,7 +226,7 @@ def test_broken_package_is_reported(stub: Path) -> None:
 def test_missing_package_is_reported(stub: Path) -> None:
     shutil.rmtree(stub / "ares")
     [missing] = refusals(stub, "echo")
-    assert "needs the package martian-ares, which is not installed: pip install martian-ares." in missing
+    assert "needs the package martian-ares, which is not installed. Run `pip install martian-ares`." in missing
     assert "The package needs Python 3.12 or newer" in missing
 
 

@@ -268,7 +268,7 @@ class Stateless:
     [
         (Newer, SnapshotMismatchError, "version 1 of the agent's state, but .* supports version 2"),
         (Picky, SnapshotMismatchError, "cannot load the state in the snapshot: I want more"),
-        (Different, DivergenceError, "restored from its state, sends a different request"),
+        (Different, DivergenceError, "request of the restored agent differs from the request"),
         (Stateless, SnapshotMismatchError, r"Stateless has no set_state\(\)"),
     ],
 )

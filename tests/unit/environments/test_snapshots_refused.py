@@ -77,7 +77,7 @@ async def test_other_task_or_agent_is_refused(snapshot: Path, make_task: Any, tm
         await llm(ask())
 
     agent = ShellAgentFactory(command_timeout_sec=20, max_output_chars=500)
-    factory = r"expected an agent of 'ares_exp\.agents\.shell_agent\.ShellAgentFactory', as in the snapshot"
+    factory = r"expected the agent factory 'ares_exp\.agents\.shell_agent\.ShellAgentFactory', as in the snapshot"
     for options, told in (
         ({"task": make_task("other")}, "its name was 'task' and is now 'other'"),
         ({"code_agent_factory": agent}, "option `max_output_chars` was 10000 and is now 500"),

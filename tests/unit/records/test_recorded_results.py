@@ -65,21 +65,21 @@ def test_torn_last_line_is_ignored(tmp_path: Path) -> None:
     ("line", "what"),
     [
         (b"{}\n", "episode_id"),
-        (b"[]\n", "expected the result"),
-        (b"{\n", "expected the result"),
-        (b"\n", "expected the result"),
-        (b"\x00\x00\xff\n", "expected the result"),
-        (b"[" * 100_000 + b"\n", "expected the result"),
+        (b"[]\n", "cannot read the result"),
+        (b"{\n", "cannot read the result"),
+        (b"\n", "cannot read the result"),
+        (b"\x00\x00\xff\n", "cannot read the result"),
+        (b"[" * 100_000 + b"\n", "cannot read the result"),
         (_row(reward=float("nan")), "NaN is not a JSON number"),
         (_row(reward=float("inf")), "Infinity is not a JSON number"),
         (_row().replace(b'"reward": null', b'"reward": 1e999'), "not finite"),
         (_row(cost=1e200), "not finite"),
         (_row(reward="1.0x"), "reward"),
-        (_row(prompt_tokens=-1), "not between"),
-        (_row(generated_tokens=2**60), "not between"),
+        (_row(prompt_tokens=-1), "negative or too large"),
+        (_row(generated_tokens=2**60), "negative or too large"),
         (_row(outcome="splendid"), "outcome"),
-        (_row(environment_usage={"prompt_tokens": -1}), "not between"),
-        (_row(environment_usage={"generated_tokens": 2**60}), "not between"),
+        (_row(environment_usage={"prompt_tokens": -1}), "negative or too large"),
+        (_row(environment_usage={"generated_tokens": 2**60}), "negative or too large"),
         (_row(environment_usage={"cost": 1e200}), "not finite"),
         (_row(environment_usage="much"), "environment_usage"),
         (b'{"episode_id": "' + b"x" * MAX_ROW_BYTES + b'"}\n', "more than"),
@@ -117,7 +117,7 @@ def test_added_scores_join_rows_or_name_their_line(line: str, tmp_path: Path) ->
     assert (row.reward, row.rewards) == (None, {"reward": 0.5, "judge": 0.25}), "the first value stays"
     with scores.open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(ConfigError, match=r"judge\.jsonl, line 3: expected the scores of an episode"):
+    with pytest.raises(ConfigError, match=r"judge\.jsonl, line 3: cannot read the scores of an episode"):
         read_results(tmp_path / "episodes.jsonl")
 
 

@@ -427,7 +427,7 @@ async def test_failure_on_full_disk_leaves_episode_due(tmp_path: Path, monkeypat
 
 async def test_run_without_space_for_reserve_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_disk(monkeypatch)
-    with pytest.raises(ConfigError, match=r"Expected 1\.1 MiB of free disk space in the run directory .*: No space"):
+    with pytest.raises(ConfigError, match=r"Cannot reserve 1\.1 MiB of free disk space in .*: No space"):
         await execute(experiment(tmp_path), tmp_path)
     assert rows(tmp_path) == []
 

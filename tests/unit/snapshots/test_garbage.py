@@ -159,7 +159,7 @@ def test_changed_object_is_found(
 def test_inconsistent_metadata_is_found(store: SnapshotStore, name: str, value: object) -> None:
     snapshot = add(store, step=3, **{name: value})
     [problem] = store.verify(snapshot.snapshot_id).problems
-    assert problem.startswith(f"{snapshot.snapshot_dir}/snapshot.json: `{name}` is {value!r}, but its objects contain ")
+    assert problem.startswith(f"{snapshot.snapshot_dir}/snapshot.json: `{name}` is {value!r}, but the objects ")
 
 
 def test_chunk_of_wrong_length_is_found(store: SnapshotStore) -> None:
@@ -182,7 +182,7 @@ def test_compression_bomb_is_found(store: SnapshotStore) -> None:
 def test_invalid_journal_is_found(store: SnapshotStore) -> None:
     lines = store.objects.put_lines([b'{"t": "call"}', b"nonsense"])
     add(store, step=1, journal=lines, journal_entries=2)
-    assert store.verify(f"{EPISODE}@1").problems == ("Expected JSON in line 1 of the journal, got something else.",)
+    assert store.verify(f"{EPISODE}@1").problems == ("Line 1 of the journal is not valid JSON.",)
 
 
 def test_unreadable_metadata_is_found(store: SnapshotStore) -> None:

@@ -135,10 +135,10 @@ def test_changed_value_is_refused(store: SnapshotStore, name: str, value: object
     snapshot = add(store, step=3)
     path = snapshot.snapshot_dir / "snapshot.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    with pytest.raises(SnapshotCorruptError, match="does not match its `checksum`, so it was changed or damaged"):
+    with pytest.raises(SnapshotCorruptError, match="does not match the `checksum`, so the file was changed or damaged"):
         EnvironmentSnapshot.load_from_file(path)
     [problem] = store.verify(snapshot.snapshot_id).problems
-    assert problem.startswith(f"{path}: its content does not match its `checksum`")
+    assert problem.startswith(f"{path}: the content does not match the `checksum`")
 
 
 def test_document_without_checksum_is_rejected(store: SnapshotStore) -> None:
@@ -217,12 +217,12 @@ def test_copy_without_a_valid_path_is_refused(store: SnapshotStore, tmp_path: Pa
         (b"[]", r"expected a JSON object, got \[\]"),
         (b"\xff\xfe\xfd", "invalid JSON"),
         (b"[" * 100_000, "nested too deeply"),
-        (b'{"a":' * 100 + b"1" + b"}" * 100, "expected at most 64 levels of nesting, got more in `a`"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "the JSON has more than 64 levels of nesting in `a`"),
         (b'{"episode": {"cost": NaN}}', "NaN is not a number"),
         (b'{"episode": {"cost": 1e999}}', "expected plain JSON, got inf in `episode`"),
         (b'{"step_count": ' + b"9" * 5000 + b"}", "4300 digits"),
         (b'{"step_count": ' + b"9" * 400 + b"}", "expected plain JSON, got 9+.*in `step_count`"),
-        (b" " * (MAX_FILE_BYTES + 1), "expected at most 8,388,608 bytes, got more"),
+        (b" " * (MAX_FILE_BYTES + 1), "the file has more than 8,388,608 bytes"),
     ],
 )
 def test_invalid_file_is_refused(tmp_path: Path, text: bytes, told: str) -> None:

@@ -178,7 +178,7 @@ def test_mistakes_are_explained_in_one_paragraph(run_dir: Path, capsys: pytest.C
     (run_dir / "empty").mkdir()
     (run_dir / "a.json").write_text("{}")
     for arguments, words_told in {
-        ("list", run_dir / "gone"): f"its snapshots (3) include {EPISODE}@0",
+        ("list", run_dir / "gone"): f"the store has other snapshots (3), such as {EPISODE}@0",
         ("list", "gone/for/good"): "there is no such path",
         ("list", run_dir / "empty" / "x"): "there is no such path",
         ("verify", run_dir / "empty"): "it is none of these",

@@ -40,7 +40,7 @@ def test_opening_a_store_creates_no_files(store: SnapshotStore) -> None:
 
 def test_existing_id_is_refused(store: SnapshotStore) -> None:
     first = add(store, "one", step=1)
-    with pytest.raises(SnapshotError, match=f"Expected a new id, but {store.path}/one already exists"):
+    with pytest.raises(SnapshotError, match=f"Cannot write the snapshot, because {store.path}/one already exists"):
         add(store, "one", step=2)
     assert store.get("one") == first
 
@@ -115,7 +115,7 @@ def test_unknown_id_suggests_existing_ones(store: SnapshotStore) -> None:
         store.get("x")
     add(store, step=1)
     (store.path / "odd\nname").mkdir()
-    with pytest.raises(SnapshotNotFoundError, match=rf"its snapshots \(1\) include {EPISODE}@1\."):
+    with pytest.raises(SnapshotNotFoundError, match=rf"the store has other snapshots \(1\), such as {EPISODE}@1\."):
         store.get(f"{EPISODE}@2")
 
 
@@ -152,7 +152,7 @@ def test_delete_removes_a_snapshot(store: SnapshotStore, broken: bool) -> None:
     store.delete(f"{EPISODE}@1")
     assert [*store.list()] == [kept]
     assert not [*store.path.glob(".tmp-*")]
-    with pytest.raises(SnapshotNotFoundError, match=rf"its snapshots \(1\) include {EPISODE}@2"):
+    with pytest.raises(SnapshotNotFoundError, match=rf"the store has other snapshots \(1\), such as {EPISODE}@2"):
         store.delete(f"{EPISODE}@1")
 
 

@@ -53,7 +53,7 @@ def test_irregular_reward_file_is_not_read(tmp_path: Path) -> None:
 
 def test_reward_file_size_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "reward.txt").write_bytes(b"1" + b" " * MAX_REWARD_BYTES)
-    with pytest.raises(VerifierOutputParseError, match="at most 1048576 bytes"):
+    with pytest.raises(VerifierOutputParseError, match="more than 1048576 bytes"):
         read_verdict(tmp_path)
 
 

@@ -142,7 +142,7 @@ def test_defaults_are_not_resolved_recursively(value: str, expected: str) -> Non
 
 @pytest.mark.parametrize(("value", "name"), [("${M}", "M"), ("${ A }", " A "), ("${A-d}", "A-d")])
 def test_missing_variable_is_named(value: str, name: str) -> None:
-    with pytest.raises(TaskError, match=r"task\.toml: \[verifier\.env\] KEY: .*is not set\. Set it") as caught:
+    with pytest.raises(TaskError, match=r"task\.toml: \[verifier\.env\] KEY: .* not set\. Set the") as caught:
         resolve_env({"KEY": value}, where="task.toml: [verifier.env]", host=HOST)
     assert repr(name) in str(caught.value)
 

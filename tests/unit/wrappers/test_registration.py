@@ -122,7 +122,7 @@ def test_wrong_argument_of_another_id_is_named(id_, arguments, said):
         ({"tasks": "no-such"}, "no-such"),
         ({"exclude": "*"}, "excludes all 6 selected tasks"),
         ({"trajectory_dir": "x", "collector": NullTrajectoryCollector()}, "got both"),
-        ({"path": "/no/such"}, r"/no/such: expected a task or a folder of tasks.* Set path=<directory>"),
+        ({"path": "/no/such"}, r"/no/such: no such directory\. Set path=<directory>"),
         ({"render_mode": "human"}, r"`render_mode`: .*'ansi' \(got 'human'\)"),
     ],
 )

@@ -135,7 +135,7 @@ def test_repository_may_contain_a_registry(load: Load, make_repository: MakeRepo
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"git_commit": "nothing"}, r"has no 'nothing'\. Expected a branch, a tag, or all 40"),
+        ({"git_commit": "nothing"}, r"has no branch or tag 'nothing'\. Set a branch, a tag, or all 40"),
         ({"git_commit": "0" * 40}, "'0{40}' of file:.* cannot be fetched: .*all 40 digits"),
         ({"path": "tasks/aa"}, r"aa: .*found no task\.toml in `tasks/aa`\. Did you mean `tasks/a`"),
         ({"path": "tasks/a/task.toml"}, "found no task.toml in `tasks/a/task.toml`"),
