@@ -124,7 +124,9 @@ class _Scan:
             except OSError as error:
                 if path == self.at or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
                     raise CaptureError(f"{path or '/'} cannot be read: {error.strerror}.") from None
-                self._drop(path)  # it was removed during the scan
+                # The directory was removed during the scan.
+                for gone in [name for name in self.kept if name == path or name.startswith(path + "/")]:
+                    del self.kept[gone]
         return self._linked()
 
     def _add_directory(self, path: str, directory: int) -> str:
@@ -259,10 +261,6 @@ class _Scan:
             f"Expected at most {MAX_BYTES} bytes of changed files, found more (last read: {path!r}). Remove "
             "files that are not needed, or keep them out of the container's own file system."
         )
-
-    def _drop(self, path: str) -> None:
-        for gone in [name for name in self.kept if name == path or name.startswith(path + "/")]:
-            del self.kept[gone]
 
     def _linked(self) -> dict[str, Entry]:
         for names in self.names.values():

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ares_exp.cancellation import in_thread
-from ares_exp.containers.container import Container, ContainerSpec, ExecResult, Shell, User
+from ares_exp.containers.container import Container, ContainerSpec, Shell, User
 from ares_exp.containers.network_policy import PUBLIC, NetworkPolicy
 from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import AddTestsDirError, TaskError, TransferError, VerifierTimeoutError
@@ -156,7 +156,15 @@ class SweBenchStage:
         if (problem := await self._apply_patch(container)) is not None:
             report, log = ungraded(row, problem, patch_applied=False), ""
         else:
-            run = await self._run_tests(container)
+            run = await container.exec(
+                f"bash {TESTS_DIR}/eval.sh",
+                cwd=REPOSITORY,
+                env=_TEST_ENV,
+                user="root",
+                timeout_sec=self.test_timeout_sec,
+                max_output_bytes=MAX_LOG_BYTES,
+                shell="bash -c",
+            )
             log = run.output
             if run.timed_out:
                 reason = f"The tests did not end within env.test_timeout_sec={self.test_timeout_sec:g} s."
@@ -177,17 +185,6 @@ class SweBenchStage:
         if is_empty.exit_code != 0 and (done := await apply_patch(container, patch)).exit_code != 0:
             return f"The agent's patch cannot be applied: {told(done)}"
         return None
-
-    async def _run_tests(self, container: Container) -> ExecResult:
-        return await container.exec(
-            f"bash {TESTS_DIR}/eval.sh",
-            cwd=REPOSITORY,
-            env=_TEST_ENV,
-            user="root",
-            timeout_sec=self.test_timeout_sec,
-            max_output_bytes=MAX_LOG_BYTES,
-            shell="bash -c",
-        )
 
     async def _keep(self, output_dir: Path | None, report: Report, log: str) -> None:
         if output_dir is None:
