@@ -150,7 +150,10 @@ class SweBenchStage:
         """
         row = self.row
         try:
-            await _upload(container, {"eval.sh": _with_exit_code(row.eval_script)}, TESTS_DIR)
+            # The script ends with `git checkout`, so it must print the exit code of the tests.
+            marked = rf'ares_exp_exit_code=$?\n\g<0>\necho "{EXIT_MARKER}: $ares_exp_exit_code"'
+            script = re.sub(rf"^.*{END_MARKER}.*$", marked, row.eval_script, count=1, flags=re.M)
+            await _upload(container, {"eval.sh": script}, TESTS_DIR)
         except TransferError as error:
             raise AddTestsDirError(f"The tests of {row.instance_id} could not be copied: {error}") from error
         if (problem := await self._apply_patch(container)) is not None:
@@ -201,12 +204,6 @@ class SweBenchStage:
     def goes_on(self, verdict: Verdict) -> bool:
         """Returns false, because this is the only stage."""
         return False
-
-
-def _with_exit_code(script: str) -> str:
-    """Makes a test script print the exit code of the tests, because the script ends with `git checkout`."""
-    marked = rf'ares_exp_exit_code=$?\n\g<0>\necho "{EXIT_MARKER}: $ares_exp_exit_code"'
-    return re.sub(rf"^.*{END_MARKER}.*$", marked, script, count=1, flags=re.M)
 
 
 async def _upload(container: Container, files: Mapping[str, str], target: str) -> None:

@@ -75,7 +75,12 @@ class ListedTasks:
         repositories = Repositories(self._git, folder)
         try:
             chosen = select(self._list(repositories))
-            _refuse_equal_names(chosen)
+            counted = Counter(task.name for task in chosen)
+            if twice := sorted(name for name, count in counted.items() if count > 1)[:SHOWN_PROBLEMS]:
+                raise TaskError(
+                    f"Expected tasks with unique names, but several tasks have the name {', '.join(twice)}. A name "
+                    f"is the last part of a task's path. Leave them out: env.exclude=[{','.join(twice)}]."
+                )
             fetched = repositories.fetch([task for task in chosen if isinstance(task, GitTask)], report)
         except OSError as error:
             raise PreflightError(
@@ -90,30 +95,18 @@ class ListedTasks:
                     origin = TaskOrigin(task.url, commit, task.path)
                     loaded.append(replace(load_task(path, reward_key=reward_key), origin=origin))
                 else:
-                    loaded.append(self._load_local(task, reward_key))
+                    if not task.is_dir():
+                        raise TaskError(
+                            f"{task}: this task directory does not exist. Paths in a registry are relative to the "
+                            "current directory."
+                        )
+                    loaded.append(load_task(task, reward_key=reward_key, links_within=self._links_within))
             except (TaskError, OSError) as error:
                 problems[task.name] = str(error)
         if problems:
             named = {name: f"{name}: {text}" for name, text in problems.items()}
             raise TaskError(refusal(named, len(chosen)))
         return loaded
-
-    def _load_local(self, path: Path, reward_key: str | None) -> HarborTask:
-        if not path.is_dir():
-            raise TaskError(
-                f"{path}: this task directory does not exist. Paths in a registry are relative to the "
-                "current directory."
-            )
-        return load_task(path, reward_key=reward_key, links_within=self._links_within)
-
-
-def _refuse_equal_names(tasks: Sequence[TaskReference]) -> None:
-    counted = Counter(task.name for task in tasks)
-    if twice := sorted(name for name, count in counted.items() if count > 1)[:SHOWN_PROBLEMS]:
-        raise TaskError(
-            f"Expected tasks with unique names, but several tasks have the name {', '.join(twice)}. A name is the "
-            f"last part of a task's path. Leave them out: env.exclude=[{','.join(twice)}]."
-        )
 
 
 def listed_tasks(
