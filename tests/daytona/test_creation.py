@@ -12,7 +12,7 @@ from daytona import AsyncSandbox, CreateSandboxFromImageParams, CreateSandboxFro
 from ares_exp.containers.daytona import creation
 from ares_exp.containers.daytona.connection import KeepAlive
 from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
-from ares_exp.containers.daytona.leftovers import find_all
+from ares_exp.containers.daytona.factory import find_all
 from ares_exp.containers.daytona.provider_snapshot import (
     KEPT_PREFIX,
     delete_kept,
