@@ -532,7 +532,13 @@ def load_task(path: str | Path, *, reward_key: str | None = None, links_within: 
     check_definition_links(bounds)
     parsed = read_task_toml(root / TASK_TOML, bounds)
     check_files(root, parsed.config)
-    stages = _stages(bounds, parsed.config, reward_key)
+    stages: tuple[HarborStage, ...] = ()
+    steps: Sequence[Step | None] = parsed.config.steps or (None,)
+    for step in steps:
+        text = read_instruction((root / "steps" / step.name if step else root) / INSTRUCTION, bounds)
+        follows_shared = bool(stages) and stages[-1].verifier_mode == "shared"
+        stage = HarborStage(root, parsed.config, text, step, reward_key, follows_shared, is_last=step is steps[-1])
+        stages = (*stages, stage)
     if any(stage.verifier_mode == "separate" and not stage.brings_tests for stage in stages):
         # These links are copied to the verifier's container. In the agent's container, links may lead elsewhere.
         check_links(root / "environment", bounds, UploadFilter(root))
@@ -551,13 +557,3 @@ def load_task(path: str | Path, *, reward_key: str | None = None, links_within: 
 def empty_instructions(stages: Sequence[HarborStage]) -> list[Path]:
     """Returns the paths of the instructions without text."""
     return [stage.folder / INSTRUCTION for stage in stages if not stage.instruction.strip()]
-
-
-def _stages(bounds: LinkBounds, config: TaskToml, reward_key: str | None) -> tuple[HarborStage, ...]:
-    root, stages = bounds.root, list[HarborStage]()
-    steps: Sequence[Step | None] = config.steps or (None,)
-    for step in steps:
-        text = read_instruction((root / "steps" / step.name if step else root) / INSTRUCTION, bounds)
-        follows_shared = bool(stages) and stages[-1].verifier_mode == "shared"
-        stages.append(HarborStage(root, config, text, step, reward_key, follows_shared, is_last=step is steps[-1]))
-    return tuple(stages)

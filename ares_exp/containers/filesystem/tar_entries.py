@@ -167,7 +167,10 @@ class _Reader:
             if kind == "file":
                 entry = self._with_content(entry, path, archive, member, pool)
         self._bytes += entry.size
-        self._check_bounds(path)
+        if len(self._entries) >= MAX_ENTRIES:
+            raise ValueError(f"it has more than {MAX_ENTRIES} files (last read: {path!r})")
+        if self._bytes > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES} bytes of files (last read: {path!r})")
         if path in self._entries:
             raise ValueError(f"it contains {path!r} twice")
         self._entries[path] = entry
@@ -233,12 +236,6 @@ class _Reader:
                 raise EOFError(f"it ends within {path!r}")
             writer.add(data)
         return replace(entry, size=member.size, chunks=writer.finish())
-
-    def _check_bounds(self, path: str) -> None:
-        if len(self._entries) >= MAX_ENTRIES:
-            raise ValueError(f"it has more than {MAX_ENTRIES} files (last read: {path!r})")
-        if self._bytes > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES} bytes of files (last read: {path!r})")
 
     def _note(self, text: str) -> None:
         if len(self._notes) < MAX_NOTES:
