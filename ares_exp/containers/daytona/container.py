@@ -32,12 +32,11 @@ from ares_exp.containers.container import (
     User,
     bounded_start,
 )
-from ares_exp.containers.daytona.connection import Connection, Connections
 from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
 from ares_exp.containers.daytona.failures import NoObjectStoreError, plain
 from ares_exp.containers.daytona.provider_snapshot import keep_files, make_ready, snapshot_to_start_from
 from ares_exp.containers.daytona.sandbox_request import DaytonaOptions, create_params, network_settings, ttl_minutes
-from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.containers.daytona.service import Connection, Connections, DaytonaService
 from ares_exp.containers.daytona.shells import SandboxShells, ShellStream
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore

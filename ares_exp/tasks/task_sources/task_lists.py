@@ -20,7 +20,6 @@ from ares_exp.records.record_files import read_record
 from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.task_contract import TaskOrigin
 from ares_exp.tasks.task_set import Select, refuse_url
-from ares_exp.tasks.task_sources.git_command import Git
 from ares_exp.tasks.task_sources.git_names import (
     GitTask,
     RepositoryReference,
@@ -28,7 +27,7 @@ from ares_exp.tasks.task_sources.git_names import (
     check_git_url,
     check_inner_path,
 )
-from ares_exp.tasks.task_sources.git_tasks import FOLDER, Repositories, default_cache_dir
+from ares_exp.tasks.task_sources.git_tasks import FOLDER, Git, Repositories, default_cache_dir
 from ares_exp.tasks.task_toml import TASK_TOML
 from ares_exp.tasks.task_warnings import SHOWN_PROBLEMS, refusal
 from ares_exp.tasks.toml_table import explain
