@@ -458,7 +458,8 @@ class HarborTask:
                 f"{self.path}: task {self.name!r} uses unsupported features: {', '.join(unsupported)}. "
                 f"Leave it out with env.exclude=[{self.name}]."
             )
-        if (services := _sidecars(self.stages)) and compose_file(self._environment_dir) is None:
+        services = {one.service for stage in self.stages for one in (*stage.artifacts, *stage.collect_hooks)}
+        if (services := services - {MAIN_SERVICE}) and compose_file(self._environment_dir) is None:
             raise TaskError(
                 f"{self.path / TASK_TOML}: artifacts or collect hooks name the services "
                 f"{', '.join(sorted(services))}, but no environment/{COMPOSE} defines them. Correct the names, "
@@ -506,11 +507,6 @@ class HarborTask:
 def _users_of(stage: HarborStage) -> tuple[User | None, ...]:
     hooks = (hook.user for hook in stage.collect_hooks if hook.service == MAIN_SERVICE)
     return (stage.agent_user, stage.verifier_user if stage.verifier_mode == "shared" else None, *hooks)
-
-
-def _sidecars(stages: Sequence[HarborStage]) -> set[str]:
-    named = {artifact.service for stage in stages for artifact in stage.artifacts}
-    return (named | {hook.service for stage in stages for hook in stage.collect_hooks}) - {MAIN_SERVICE}
 
 
 def load_task(path: str | Path, *, reward_key: str | None = None, links_within: Path | None = None) -> HarborTask:

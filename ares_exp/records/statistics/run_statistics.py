@@ -200,16 +200,17 @@ def results_document(summary: RunSummary) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "totals": json_ready(summary.to_dict()),
         "statistics": statistics.to_dict(),
-        "tasks": [_task_row(task) for task in statistics.tasks],
+        "tasks": [
+            json_ready(
+                {
+                    **asdict(task),
+                    "attempts": task.attempts,
+                    "scored": task.scored,
+                    "pass_rate": task.pass_rate,
+                    "pass_variance": task.pass_variance,
+                    "flaky": task.is_flaky,
+                }
+            )
+            for task in statistics.tasks
+        ],
     }
-
-
-def _task_row(task: TaskStatistics) -> dict[str, Any]:
-    derived = {
-        "attempts": task.attempts,
-        "scored": task.scored,
-        "pass_rate": task.pass_rate,
-        "pass_variance": task.pass_variance,
-        "flaky": task.is_flaky,
-    }
-    return dict(json_ready({**asdict(task), **derived}))
