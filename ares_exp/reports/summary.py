@@ -319,8 +319,8 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
     for result in failed:
         first, *others = _error(result)
         note = "" if result.note is None else f"; {result.note}"
-        hidden = [f"[… {count_of(len(others) - _LAST_LINES, 'line')} …]"] if len(others) > _LAST_LINES else []
-        why = f"\n{4 * ' '}".join([first + note, *hidden, *others[-_LAST_LINES:]])
+        cut = [f"[… {count_of(len(others) - _LAST_LINES, 'line')} …]"] if len(others) > _LAST_LINES else []
+        why = f"\n{4 * ' '}".join([first + note, *cut, *others[-_LAST_LINES:]])
         reasons.setdefault(why, []).append(f"{result.task_name} (attempt {result.attempt})")
     for why, attempts in list(reasons.items())[:_MAX_UNSCORED]:
         more = f" and {len(attempts) - _MAX_ALIKE} more" if len(attempts) > _MAX_ALIKE else ""

@@ -458,8 +458,9 @@ class HarborTask:
                 f"{self.path}: task {self.name!r} uses unsupported features: {', '.join(unsupported)}. "
                 f"Leave it out with env.exclude=[{self.name}]."
             )
-        services = {one.service for stage in self.stages for one in (*stage.artifacts, *stage.collect_hooks)}
-        if (services := services - {MAIN_SERVICE}) and compose_file(self._environment_dir) is None:
+        named = {artifact.service for stage in self.stages for artifact in stage.artifacts}
+        named |= {hook.service for stage in self.stages for hook in stage.collect_hooks}
+        if (services := named - {MAIN_SERVICE}) and compose_file(self._environment_dir) is None:
             raise TaskError(
                 f"{self.path / TASK_TOML}: artifacts or collect hooks name the services "
                 f"{', '.join(sorted(services))}, but no environment/{COMPOSE} defines them. Correct the names, "
