@@ -192,14 +192,14 @@ async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: fl
 
 
 def read_skill(text: str, path: str) -> Skill:
-    """Returns the skill whose `SKILL.md`, at `path`, starts with `text`."""
+    """Parses a skill from `text`, the start of its `SKILL.md` at `path`."""
     fields = _front_matter(text)
     name = fields.get("name") or posixpath.basename(posixpath.dirname(path))
     return Skill(name[:100], fields.get("description", "")[:MAX_DESCRIPTION_CHARS], path)
 
 
 def _front_matter(text: str) -> dict[str, str]:
-    """Reads `name` and `description` from the front matter: quoted or plain lines, and indented blocks."""
+    """Reads `name` and `description` from the front matter. Supports plain and quoted values, and indented blocks."""
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != "---":
         return {}

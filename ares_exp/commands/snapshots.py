@@ -330,14 +330,14 @@ HELP_OF_PATHS = (
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The ids of selected snapshots in one store."""
+    """A snapshot store, and the ids of the selected snapshots in it."""
 
     store: SnapshotStore
     ids: Sequence[str]
 
 
 def chosen_snapshots(path: Path) -> Chosen:
-    """Finds the ids of the snapshots that `path` selects, without reading the snapshots.
+    """Finds the snapshots that `path` selects. Returns their ids without reading the snapshots.
 
     Raises:
         UserError: `path` is not a snapshot, a snapshot store or a run directory with snapshots.
@@ -353,13 +353,13 @@ def chosen_snapshots(path: Path) -> Chosen:
     if (store := find_store(path.parent)) is not None and (store.path == path.parent or not path.exists()):
         return Chosen(store, _by_prefix(store, path.name))
     raise UserError(
-        f"Expected {path} to be a snapshot, a snapshot store or a run directory with `snapshots/` in it: "
-        f"{'it is none of these' if path.exists() else 'there is no such path'}."
+        f"Expected {path} to be a snapshot, a snapshot store or a run directory that contains `snapshots/`, "
+        f"but {'it is none of these' if path.exists() else 'there is no such path'}."
     )
 
 
 def find_store(path: Path) -> SnapshotStore | None:
-    """Finds the store at `path`, or in the run directory at `path`."""
+    """Returns the store at `path` or in the run directory `path`; `None` if there is no store."""
     for candidate in (path, RunDir(path).snapshots):
         if (candidate / OBJECTS).is_dir():
             return SnapshotStore(candidate)
@@ -376,7 +376,7 @@ def _by_prefix(store: SnapshotStore, prefix: str) -> Sequence[str]:
 
 
 def chosen_snapshot(path: Path) -> EnvironmentSnapshot:
-    """Reads the only snapshot that `path` selects. Raises the errors of `chosen_snapshots`."""
+    """Reads the snapshot that `path` selects. Raises `UserError` if it selects several, or like `chosen_snapshots`."""
     chosen = chosen_snapshots(path)
     if len(chosen.ids) == 1:
         return chosen.store.get(chosen.ids[0])

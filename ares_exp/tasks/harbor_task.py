@@ -87,7 +87,7 @@ class HarborStage:
         instruction: The agent's instruction, without canary lines.
         step: The entry of `[[steps]]`; `None` if the task has no steps.
         reward_key: Key of the reward in `reward.json`; see `choose_reward`.
-        follows_shared: Whether the tests of the previous step ran in the agent's container.
+        follows_shared: Whether the tests of the previous step were run in the agent's container.
         is_last: Whether this is the last step.
     """
 
@@ -106,7 +106,7 @@ class HarborStage:
 
     @property
     def folder(self) -> Path:
-        """Folder of the stage: `steps/<name>`; the task directory for a task without steps."""
+        """Folder of the stage: `steps/<name>`, or the task directory if the task has no steps."""
         return self.root / "steps" / self.step.name if self.step is not None else self.root
 
     @property
@@ -141,7 +141,7 @@ class HarborStage:
 
     @property
     def verifier_timeout_sec(self) -> float:
-        """Time limit of the verification in seconds. Steps ignore the task's limit; their default is 600."""
+        """Time limit of the verification in seconds. A step ignores the task's limit; the default of a step is 600."""
         return self._verifier.timeout_sec
 
     @property
@@ -158,18 +158,18 @@ class HarborStage:
 
     @property
     def verifier_mode(self) -> VerifierMode:
-        """`shared` if the tests run in the agent's container, otherwise `separate`. Set by the step or the task."""
+        """`shared` if the tests run in the agent's container, otherwise `separate`. A step may override the mode."""
         own = self._verifier
         return own.mode if own.environment_mode or own.environment else self.config.verifier.mode
 
     @property
     def _verifier_environment(self) -> EnvironmentSection:
-        """The environment table of the verifier's separate container: the step's, the task's or the agent's table."""
+        """The table for the verifier's separate container: the step's table, the task's table or `[environment]`."""
         return self._verifier.environment or self.config.verifier.environment or self.config.environment
 
     @cached_property
     def _verifier_image(self) -> tuple[str | None, Path | None]:
-        """Image or build context of the verifier's separate container. Both are `None` for the agent's image."""
+        """Image or build context of the verifier's separate container; both are `None` if it uses the agent's image."""
         for section, tests in ((self._verifier, self.folder / "tests"), (self.config.verifier, self.root / "tests")):
             if section.environment is not None and section.environment.docker_image:
                 return section.environment.docker_image, None
@@ -179,7 +179,7 @@ class HarborStage:
 
     @property
     def brings_tests(self) -> bool:
-        """Whether the image of the verifier's separate container contains the tests, so that they are not uploaded."""
+        """Whether the verifier's separate container has an image that already contains the tests."""
         return self.verifier_mode == "separate" and self._verifier_image != (None, None)
 
     @property
@@ -216,7 +216,7 @@ class HarborStage:
         return resolve_env(env, where=f"{self.root / TASK_TOML}: [{table}.env]")
 
     def check_runnable(self, *, needs_solution: bool) -> None:
-        """Checks the stage for errors that would otherwise occur during an episode. Starts nothing."""
+        """Checks the stage for errors that an episode would otherwise encounter. Does not start anything."""
         self._verifier_env()
         _ = self.verifier_spec  # resolves its variables
         if needs_solution:
@@ -225,7 +225,7 @@ class HarborStage:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Values of the host variables with sensitive-looking names that any step of the task uses."""
+        """Values of the host variables with sensitive names that the task uses in any step."""
         verifiers = (self.config.verifier, *(step.verifier for step in self.config.steps))
         tables = [one.env for verifier in verifiers for one in (verifier, verifier.environment) if one is not None]
         return secret_values((self.config.environment.env, self.config.solution.env, *tables))
@@ -239,7 +239,7 @@ class HarborStage:
         return {"DEBIAN_FRONTEND": "noninteractive", **self._resolved("solution", self.config.solution.env)}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Uploads the solution to the container, ready to run as `/solution/solve.sh`."""
+        """Uploads the solution to the container, where `/solution/solve.sh` runs it."""
         await upload_solution(container, self.root, self.folder)
         return self.solution_env()
 
@@ -249,7 +249,7 @@ class HarborStage:
         return longest_set_up_sec(self.folder, self.step.healthcheck) if self.step is not None else 0.0
 
     async def start(self, container: Container) -> None:
-        """Empties the log directories, copies the files of the step, and runs its set-up script and health check."""
+        """Prepares the container for a step: empties log directories, copies the step's files, and runs its set-up."""
         if self.step is None:
             return
         await make_log_dirs(container, AGENT_DIR)
@@ -271,7 +271,7 @@ class HarborStage:
 
     @property
     def collect_timeout_sec(self) -> float:
-        """Time limit of all hooks and of copying the artifacts, in seconds."""
+        """Time limit in seconds for the hooks and the copying of the artifacts together."""
         return sum(map(hook_limit_sec, self.collect_hooks), start=COLLECT_TIMEOUT_SEC)
 
     async def collect(self, container: Container, target: Path | None) -> None:
@@ -286,11 +286,11 @@ class HarborStage:
         )
 
     async def clear(self, container: Container) -> Sequence[str]:
-        """Empties `/logs/verifier` and `/tests`. Called before the collect hooks, so that the hooks' files are kept.
+        """Empties `/logs/verifier` and `/tests`. Called before the collect hooks, because hooks may write files there.
 
         After this call, only the verifier's user and root can write to `/logs/verifier`. If the task sets
-        `stop_processes = true` in `[metadata]`, all processes of the agent are stopped first. Returns `/tests` if it
-        was not empty and the task has no steps.
+        `stop_processes = true` in `[metadata]`, all processes of the agent are stopped first. Returns `/tests` if this
+        directory was not empty and the task has no steps.
         """
         if self.config.metadata.get("stop_processes") is True:
             await stop_processes(container)
@@ -299,14 +299,14 @@ class HarborStage:
         return (TESTS_DIR,) if had_tests and self.step is None else ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Makes the log directory in the verifier's separate container, and uploads the collected artifacts."""
+        """Creates the log directory in the verifier's separate container, and uploads the collected artifacts."""
         await make_log_dirs(container, VERIFIER_DIR)
         if not self.brings_tests:  # the container has the image of the agent's container
             await upload_image_files(container, self.root / "environment", self.config.environment)
         await deliver_artifacts(container, artifacts)
 
     async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Runs the tests on the agent's results. The caller sets a time limit."""
+        """Runs the tests on the agent's results. The caller must enforce a time limit."""
         try:
             env = self._verifier_env()
         except TaskError as error:
@@ -322,7 +322,7 @@ class HarborStage:
         )
 
     async def upload_tests(self, container: Container) -> None:
-        """Uploads the tests to `/tests` in the container. Files of the step replace files of the task.
+        """Uploads the tests to `/tests` in the container. Step files replace task files with the same path.
 
         Raises:
             AddTestsDirError: The tests cannot be copied.

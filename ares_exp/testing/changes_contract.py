@@ -468,7 +468,7 @@ print(json.dumps(found))
 
 
 async def python(box: Container, source: str, **given: object) -> Any:
-    """Runs a program in the container, as root, and reads the JSON that it prints."""
+    """Runs a Python program in the container as root. Returns the JSON that it prints, parsed."""
     imports = "import hashlib, json, os, shutil, socket, stat"
     values = "\n".join(f"{name} = json.loads({json.dumps(value)!r})" for name, value in given.items())
     command = "python3 -c " + shlex.quote("\n".join((imports, values, source)))
@@ -482,7 +482,7 @@ async def make_awkward(box: Container, *, leave_out: Collection[str] = ()) -> tu
     """Makes every kind of change to the files of a container, except the `STEPS` in `leave_out`.
 
     Returns:
-        The paths that contain all changes, for `listing`, and the names of the `STEPS` that failed in this container.
+        The paths that contain all changes, as `roots` for `listing`, and the names of the `STEPS` that failed.
     """
     picked = await python(box, _PICK)
     assert (len(picked["directories"]), len(picked["files"])) == (4, 8)

@@ -322,7 +322,7 @@ class DaytonaContainer(Container):
 
 
 Run = Callable[..., Awaitable[ExecResult]]
-"""Function that runs a command as root with `sh -c` and the keyword `timeout_sec`. Raises like `Container.exec`."""
+"""Function that runs a command as root with `sh -c`. Takes `timeout_sec`, and raises the errors of `Container.exec`."""
 
 _TIMEOUT_SEC = 600
 _SPOOL_BYTES = 8 * 1024 * 1024
@@ -338,7 +338,7 @@ class FileTransfer:
         service: The sandbox's service.
         sandbox: The sandbox.
         run: Function that runs a command in the sandbox.
-        directory: Existing directory in the sandbox that only root may enter, for archives in transit.
+        directory: Existing directory in the sandbox for temporary archives. Only root may enter it.
     """
 
     service: DaytonaService
@@ -347,7 +347,6 @@ class FileTransfer:
     directory: str
 
     async def upload(self, source: Path, target: str) -> None:
-        """Copies files into the sandbox; see `Container.upload`."""
         directory, name = (target, "") if source.is_dir() else posixpath.split(target)
         packed_path, into = self._new_path(), shlex.quote(directory or "/")
         with await in_thread(lambda: archive.pack(source, name)) as packed:
@@ -359,7 +358,6 @@ class FileTransfer:
             raise TransferError(f"Cannot copy {source} to {target} in the sandbox: {reason}.")
 
     async def download(self, source: str, target: Path) -> None:
-        """Copies files out of the sandbox; see `Container.download`."""
         packed_path, path = self._new_path(), shlex.quote(source or "/")
         directory, name = posixpath.split(source)
         parent = shlex.quote(directory or "/")
@@ -374,12 +372,12 @@ class FileTransfer:
         packed = _PACKED.fullmatch(result.output)
         try:
             if result.exit_code == 3:
-                raise TransferError(f"Cannot copy {source} out of the sandbox: there is no such file or directory.")
+                raise TransferError(f"Cannot copy {source} out of the sandbox: the path does not exist.")
             if result.exit_code != 0 or packed is None:
-                raise TransferError(f"Cannot copy {source} out of the sandbox: packing it failed.")
+                raise TransferError(f"Cannot copy {source} out of the sandbox: `tar` cannot pack it.")
             size = int(packed[2])
             if size > _PACKED_BYTES:
-                raise TransferError(f"Cannot copy {source} out of the sandbox: more than {archive.MAX_BYTES} bytes.")
+                raise TransferError(f"Cannot copy {source} out of the sandbox: it exceeds {archive.MAX_BYTES} bytes.")
             with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as file:
                 try:
                     await self._fetch(packed_path, file, size)
@@ -430,9 +428,8 @@ class FileTransfer:
         received = await self.service.call(what, fetch, timeout_sec=_TIMEOUT_SEC)
         if received != size:
             raise TransferError(
-                f"Expected {size} bytes in {path} of the sandbox, got "
-                f"{'more' if received > size else received}. A process in the sandbox may be changing the file, or "
-                "may have replaced the programs that read it."
+                f"The size of {path} in the sandbox changed from {size} bytes during the download. A process may be "
+                "changing the file, or may have replaced the programs that read it."
             )
 
     def _new_path(self) -> str:

@@ -168,8 +168,8 @@ def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
     clis = ", ".join(map(str, docker_clis())) or "there is no docker command"
     raise UnsupportedTaskError(
         f"{dockerfile}:{found[0]}: {found[1]} needs BuildKit, and no docker command on PATH can use it with the engine "
-        f"at {engine.host} ({clis}). Install docker-buildx, or build the image yourself, and name it as docker_image "
-        "in the [environment] table of task.toml."
+        f"at {engine.host} ({clis}). Install docker-buildx, or build the image yourself and set docker_image "
+        "in the [environment] table of task.toml to its name."
     )
 
 
@@ -202,8 +202,8 @@ def find_buildkit_feature(text: str) -> tuple[int, str] | None:
 def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], demand: Demand) -> None:
     """Builds the image of `context_dir`. Blocking.
 
-    When the demand ends, kills a build with BuildKit and raises `WorkAbandoned`. The engine does not stop a classic
-    build. Raises `ContainerStartError` with the end of the output if the build fails.
+    When `demand` ends, kills a build with BuildKit and raises `WorkAbandoned`. A classic build cannot be stopped.
+    Raises `ContainerStartError` with the end of the output if the build fails.
     """
     last = collections.deque[str](maxlen=_LAST_LINES)
     cli = find_buildkit(engine)
@@ -236,7 +236,7 @@ def _build_with_buildkit(
     demand: Demand,
     last: collections.deque[str],
 ) -> str:
-    """Runs `docker build`. Returns the error, or `""` on success. The lines of its output are added to `last`."""
+    """Runs `docker build`. Returns the error, or `""` on success. Adds the lines of the output to `last`."""
     options = [f"--tag={tag}", *(f"--label={name}={value}" for name, value in labels.items())]
     try:
         process = subprocess.Popen(

@@ -1,7 +1,7 @@
 """`SweBenchTask`, a task made from a row of SWE-bench. Its `SweBenchStage` grades the agent's changes.
 
 The agent's changes are copied out of its container as a patch. They are graded in a fresh container with the same
-image, as in the official harness. Other changes that the agent made in its container have no effect on the tests.
+image, as in the official harness. Other changes in the agent's container have no effect on the tests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ares_exp.tasks.verification.step_setup import SOLUTION_DIR, SOLVE_SCRIPT
 from ares_exp.tasks.verification.verification import TESTS_DIR
 
 AGENT_TIMEOUT_SEC = 3600.0
-"""Default time limit of agents in seconds, because the data sets have none. `timeouts.agent=…` overrides it."""
+"""Time limit of agents in seconds, because the data sets do not set a limit. `timeouts.agent=…` overrides it."""
 
 MODEL_PATCH = "model.patch"
 NO_PATCH = "no_patch.txt"
@@ -40,7 +40,7 @@ REWARDS = "reward.json"
 
 MAX_LOG_BYTES = 64 * 2**20
 _GRADING_SEC = 900.0
-"""Time limit in seconds of the verification apart from the tests: applying patches and grading."""
+"""Additional time limit in seconds of the verification, for applying patches and for grading."""
 
 END_MARKER = ">>>>> End Test Output"
 EXIT_MARKER = ">>>>> Test Exit Code"
@@ -63,7 +63,7 @@ class SweBenchStage:
         hints: Whether the instruction includes the comments on the issue.
         agent_network: Network of the agent.
         test_timeout_sec: Time limit of the tests in seconds.
-        verifier_spec: Specification of the container of the tests, which has the same image as the agent's container.
+        verifier_spec: Specification of the container for the tests, which has the same image as the agent's container.
     """
 
     row: SweBenchRow
@@ -94,7 +94,7 @@ class SweBenchStage:
 
     @property
     def verifier_timeout_sec(self) -> float:
-        """Time limit of the tests in seconds, including time to apply patches and to grade."""
+        """Time limit of the verification in seconds: the tests, the application of patches, and the grading."""
         return self.test_timeout_sec + _GRADING_SEC
 
     async def start(self, container: Container) -> None:

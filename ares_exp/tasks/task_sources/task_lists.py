@@ -267,7 +267,7 @@ SHOWN_DATASETS = 30
 
 @dataclass(frozen=True, slots=True)
 class DatasetName:
-    """The name of a data set, as users write it. Without a version, see `newest`."""
+    """The name of a data set, as users write it. If the version is omitted, `newest` selects one."""
 
     name: str
     version: str | None = None
@@ -298,7 +298,7 @@ class _Row(BaseModel):
 
 
 class RegisteredTask(_Row):
-    """An entry of `tasks`. Without `git_url`, the task is local, or in the repository of the registry."""
+    """An entry of `tasks`. A task without `git_url` is local or in the repository of the registry."""
 
     name: str
     path: str
@@ -314,7 +314,7 @@ class RegisteredMetric(_Row):
 
 
 class Dataset(_Row):
-    """A version of a data set."""
+    """One version of a data set."""
 
     name: str
     version: str
@@ -327,7 +327,7 @@ _REGISTRY = TypeAdapter(list[Dataset])
 
 
 def read_registry(path: Path) -> list[Dataset]:
-    """Reads the data sets of a file. Raises `ConfigError` if the file cannot be read, or is not a registry."""
+    """Reads the data sets in a registry file. Raises `ConfigError` if the file is unreadable or not a registry."""
     try:
         data = read_record(path)
     except OSError as error:
@@ -337,7 +337,7 @@ def read_registry(path: Path) -> list[Dataset]:
 
 
 def parse_registry(data: bytes, *, where: str) -> list[Dataset]:
-    """Parses the content of a registry file. Raises `ConfigError`, which names the file (`where`) and every error."""
+    """Parses the content of a registry file. Raises a `ConfigError` that names the file (`where`) and every error."""
     try:
         rows = json.loads(data)
         return _REGISTRY.validate_python(rows)
