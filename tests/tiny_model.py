@@ -64,3 +64,17 @@ def tiny_model(tokenizer: Any, *, seed: int = 0, context: int = 8192, width: int
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Qwen2ForCausalLM(config).eval()
+
+
+def largest_gap(model: Any, rows: Any, *, temperature: float = 1.0) -> float:
+    """Returns the largest difference between recorded and recomputed log-probabilities of sampled tokens."""
+    import torch
+
+    gaps = [0.0]
+    for row in rows:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([[*row.ids]], device=model.device)).logits[0, :-1].float()
+        found = torch.log_softmax(logits / temperature, -1)
+        places = [place for place in range(1, len(row.ids)) if row.mask[place]]
+        gaps += [abs(row.logprobs[place] - found[place - 1, row.ids[place]].item()) for place in places]
+    return max(gaps)

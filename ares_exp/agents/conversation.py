@@ -37,16 +37,15 @@ def _plain(message: Mapping[str, Any]) -> Message:
     content = message.get("content") or ""
     if message.get("role") != "assistant":
         return Message(role="user", content=content)
-    calls = [_written_out(call.get("function", {})) for call in message.get("tool_calls") or ()]
+    calls = [
+        f"<tool_call>{json.dumps(dict(call.get('function', {})), ensure_ascii=False)}</tool_call>"
+        for call in message.get("tool_calls") or ()
+    ]
     if calls and isinstance(content, str):
         content = "\n".join(([content] if content else []) + calls)
     elif calls:
         content = [*content, {"type": "text", "text": "\n".join(calls)}]
     return Message(role="assistant", content=content)
-
-
-def _written_out(function: Mapping[str, Any]) -> str:
-    return f"<tool_call>{json.dumps(dict(function), ensure_ascii=False)}</tool_call>"
 
 
 CompactionKind = Literal["none", "drop_outputs", "summarise"]
@@ -129,7 +128,9 @@ class Conversation:
     async def ask(self) -> LLMResponse:
         """Shortens the conversation if necessary, then requests the next response. The response is not appended."""
         if self._compaction.kind != "none" and self._tokens() > self._compaction.at_tokens:
-            await self._shorten()
+            if self._compaction.kind == "drop_outputs" or not await self._summarise():
+                self._drop_outputs()
+            self._answered_tokens = 0  # the engine's count was for the previous conversation
         response = await self._llm(self._request([*self._start, *self._rest]))
         if response.usage.total_tokens:
             self._answered_tokens = response.usage.total_tokens
@@ -144,11 +145,6 @@ class Conversation:
             return self._answered_tokens + max(0, self._chars_since) // CHARS_PER_TOKEN
         messages = [*self._start, *self._rest]
         return (len(self._system_prompt or "") + sum(map(_chars, messages))) // CHARS_PER_TOKEN
-
-    async def _shorten(self) -> None:
-        if self._compaction.kind == "drop_outputs" or not await self._summarise():
-            self._drop_outputs()
-        self._answered_tokens = 0  # the engine's count was for the previous conversation
 
     async def _summarise(self) -> bool:
         """Replaces all messages after the task with a summary. Returns `False` if the LLM wrote no summary."""

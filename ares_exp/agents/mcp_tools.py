@@ -145,7 +145,15 @@ class McpTools:
         """Starts a `stdio` server, or opens a session with an HTTP server."""
         server.session = None
         if server.about.transport == "stdio":
-            await self._run(_start_script(server))
+            folder, words = server.folder, shlex.join([str(server.about.command), *server.about.args])
+            # The FIFO is open for reading and writing, so that the server does not see its end after a request.
+            run = f"exec {words} 0<>{folder}/in 1>>{folder}/out 2>{folder}/err"
+            await self._run(
+                f"if {_lives(folder)}; then kill $(cat {folder}/pid); fi; rm -rf {folder}; "
+                f"mkdir -p {folder} && mkfifo {folder}/in && : >{folder}/out && : >{folder}/err || exit 1; "
+                f"$(command -v setsid) sh -c {shlex.quote(run)} </dev/null >/dev/null 2>&1 & echo $! >{folder}/pid; "
+                f"until {_lives(folder)}; do [ -e /proc/$!/exe ] || {_ends(folder)}; {_SLEEP}; done"
+            )
         client = {"name": "ares_exp", "version": "1"}
         offered = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client}
         await self._ask(server, "initialize", offered)
@@ -215,18 +223,6 @@ class McpTools:
         if result.exit_code != 0:
             raise McpError(f"A request failed (exit code {result.exit_code}): {result.output[-500:]!r}.")
         return result.output
-
-
-def _start_script(server: _Server) -> str:
-    folder, words = server.folder, shlex.join([str(server.about.command), *server.about.args])
-    # The FIFO is open for reading and writing, so that the server does not see its end after a request.
-    run = f"exec {words} 0<>{folder}/in 1>>{folder}/out 2>{folder}/err"
-    return (
-        f"if {_lives(folder)}; then kill $(cat {folder}/pid); fi; rm -rf {folder}; "
-        f"mkdir -p {folder} && mkfifo {folder}/in && : >{folder}/out && : >{folder}/err || exit 1; "
-        f"$(command -v setsid) sh -c {shlex.quote(run)} </dev/null >/dev/null 2>&1 & echo $! >{folder}/pid; "
-        f"until {_lives(folder)}; do [ -e /proc/$!/exe ] || {_ends(folder)}; {_SLEEP}; done"
-    )
 
 
 def _lives(folder: str) -> str:

@@ -129,7 +129,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int | None:
     paths: list[Path] = arguments.paths
-    episodes = [path for path in paths if _is_episode(path)]
+    episodes = [
+        path
+        for path in paths
+        if path.is_file() or (not path.exists() and any(one.is_file() or is_run(one) for one in path.parents))
+    ]
     if not episodes and len(paths) == 1 and not is_run(paths[0]) and not arguments.all_pairs:
         _print_sweep(paths[0], arguments)
         return None
@@ -149,11 +153,6 @@ def run(arguments: argparse.Namespace) -> int | None:
             "`--json` is not supported for two episodes. Use `ares-exp export` to read their steps as JSON."
         )
     return _compare_episodes(episodes[0], episodes[1], arguments)
-
-
-def _is_episode(path: Path) -> bool:
-    """Returns whether a path is a trajectory file, or names an episode in a run or a trajectory file."""
-    return path.is_file() or (not path.exists() and any(one.is_file() or is_run(one) for one in path.parents))
 
 
 def _print_sweep(path: Path, arguments: argparse.Namespace) -> None:

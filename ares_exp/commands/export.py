@@ -164,8 +164,7 @@ def _write_rows(
 
 
 def _write_tokens(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    from ares_exp.training.recorded_sequences import RecordedSequences
-    from ares_exp.training.sequence_files import write_sequences
+    from ares_exp.training.recorded_sequences import RecordedSequences, write_sequences
 
     temperature = arguments.temperature or "1"
     try:

@@ -158,18 +158,6 @@ def _count(value: Any) -> int:
     return value if type(value) is int and 0 <= value < MAX_COUNT else 0
 
 
-def job_config(job: RecordedJob, *, name: str, jobs_dir: str) -> dict[str, Any]:
-    """Returns the config of the job, which lists every task."""
-    return {
-        "job_name": name,
-        "jobs_dir": jobs_dir,
-        "n_attempts": job.attempts_each,
-        "environment": _environment(job),
-        "agents": [_agent(job)],
-        "tasks": [_task(job, task) for task in job.tasks],
-    }
-
-
 def _agent(job: RecordedJob) -> dict[str, str]:
     name = str(job.group("agent").get("_target_") or "").rpartition(".")[2].removesuffix("Factory")
     model = job.group("policy").get("model")
@@ -189,18 +177,6 @@ def _environment(job: RecordedJob) -> dict[str, str]:
         return {"type": backend.harbor_name}
     known = _PATH_OF_CLASS.fullmatch(target) is not None
     return {"import_path": ":".join(target.rsplit(".", 1))} if known else {"type": "docker"}
-
-
-def trial_config(job: RecordedJob, of_job: Json, *, task: str, name: str, job_id: str) -> dict[str, Any]:
-    """Returns the config of a trial of a task, derived from the config of its job."""
-    return {
-        "task": _task(job, task),
-        "trial_name": name,
-        "trials_dir": f"{of_job['jobs_dir']}/{of_job['job_name']}",
-        "environment": of_job["environment"],
-        "agent": of_job["agents"][0],
-        "job_id": job_id,
-    }
 
 
 def _task(job: RecordedJob, task: str) -> dict[str, str]:
@@ -441,7 +417,14 @@ class _Writer:
         """Prepares an export to the temporary folder `place`, which is renamed to `<jobs_dir>/<name>` at the end."""
         self._job, self._place, self._uri = job, place, jobs_dir / name
         self._job_id = stable_id(job.run_id)
-        self._config = job_config(job, name=name, jobs_dir=str(jobs_dir))
+        self._config: dict[str, Any] = {
+            "job_name": name,
+            "jobs_dir": str(jobs_dir),
+            "n_attempts": job.attempts_each,
+            "environment": _environment(job),
+            "agents": [_agent(job)],
+            "tasks": [_task(job, task) for task in job.tasks],
+        }
         self._warnings: list[str] = []
 
     def write(self) -> tuple[Mapping[str, Any], list[str]]:
@@ -479,7 +462,14 @@ class _Writer:
         if (error := trial_error(result)) is not None:
             text = mask_known_secrets(f"{error.type}: {error.message}\n")
             (folder / "exception.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
-        config = trial_config(self._job, self._config, task=result.task_name, name=name, job_id=self._job_id)
+        config = {
+            "task": _task(self._job, result.task_name),
+            "trial_name": name,
+            "trials_dir": f"{self._config['jobs_dir']}/{self._config['job_name']}",
+            "environment": self._config["environment"],
+            "agent": self._config["agents"][0],
+            "job_id": self._job_id,
+        }
         trial_id, uri = stable_id(self._job.run_id, result.episode_id), (self._uri / name).as_uri()
         data = trial_result(self._job, result, document, config=config, trial_id=trial_id, uri=uri)
         _write_json(folder / "config.json", config)

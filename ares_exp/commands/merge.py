@@ -131,8 +131,27 @@ def _read_shards(paths: Sequence[Path], *, allowed: Sequence[str] = ()) -> Shard
     shards = [_read_shard(path) for path in paths]
     first = shards[0]
     for other in shards[1:]:
-        _check_same_config(first, other, (*MAY_DIFFER, *allowed))
-        _check_same_tasks(first, other)
+        differing = [
+            f"`{key}` is {ours!r:.100} and {theirs!r:.100}"
+            for key, ours, theirs in config_differences(first.config, other.config, may_differ=(*MAY_DIFFER, *allowed))
+        ]
+        if differing:
+            more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
+            raise ConfigError(
+                f"Expected shards of one run, but the configs of {first.run_dir.path} and {other.run_dir.path} differ: "
+                f"{'; '.join(differing[:SHOWN])}{more}. Use `ares-exp compare` for different runs, or `--allow KEY` "
+                "for keys that may differ."
+            )
+        changed = [
+            name
+            for name, digest in other.tasks.items()
+            if digest is not None and first.tasks.get(name) is not None and first.tasks[name] != digest
+        ]
+        if changed:
+            raise ConfigError(
+                f"Expected shards of one run, but {first.run_dir.path} and {other.run_dir.path} ran different versions "
+                f"of {', '.join(changed[:SHOWN])}. Run them again with the same task files."
+            )
     _check_slots(shards)
     return Shards(tuple(shards), tuple(_warnings(shards)))
 
@@ -155,33 +174,6 @@ def _read_shard(path: Path) -> Shard:
     if len(lines) != len(recorded.results):
         raise ConfigError(f"{run_dir.episodes} changed while it was read. Wait until the run has ended.")
     return Shard(run_dir, config, provenance, tasks, tuple(lines), recorded.results, read_object(run_dir.summary))
-
-
-def _check_same_config(first: Shard, other: Shard, may_differ: Sequence[str]) -> None:
-    differing = [
-        f"`{key}` is {ours!r:.100} and {theirs!r:.100}"
-        for key, ours, theirs in config_differences(first.config, other.config, may_differ=may_differ)
-    ]
-    if differing:
-        more = f"; and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
-        raise ConfigError(
-            f"Expected shards of one run, but the configs of {first.run_dir.path} and {other.run_dir.path} differ: "
-            f"{'; '.join(differing[:SHOWN])}{more}. Use `ares-exp compare` for different runs, or `--allow KEY` for "
-            "keys that may differ."
-        )
-
-
-def _check_same_tasks(first: Shard, other: Shard) -> None:
-    changed = [
-        name
-        for name, digest in other.tasks.items()
-        if digest is not None and first.tasks.get(name) is not None and first.tasks[name] != digest
-    ]
-    if changed:
-        raise ConfigError(
-            f"Expected shards of one run, but {first.run_dir.path} and {other.run_dir.path} ran different versions of "
-            f"{', '.join(changed[:SHOWN])}. Run them again with the same task files."
-        )
 
 
 def _check_slots(shards: Sequence[Shard]) -> None:

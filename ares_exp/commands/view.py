@@ -33,8 +33,8 @@ from ares_exp.commands.cli.run_command import number_type
 from ares_exp.commands.report import is_sweep
 from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.records.latest_run import MEANING, OUTPUTS, run_path
-from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, is_run
-from ares_exp.reports.page import json_text, page_foot, page_head, policy
+from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, is_run, json_text
+from ares_exp.reports.page import page_foot, page_head, policy
 from ares_exp.reports.run_facts import run_facts
 from ares_exp.reports.run_payload import ShownRun, payload_of
 from ares_exp.runs.control.status import read_status

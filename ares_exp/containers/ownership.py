@@ -128,10 +128,11 @@ def owner_labels() -> dict[str, str]:
 
 @functools.lru_cache(maxsize=1)
 def _labels_of(pid: int) -> Mapping[str, str]:
+    number = _read("/etc/machine-id")  # must not be published itself (`man machine-id`)
     return {
         RUN: uuid.uuid4().hex,
         HOST: socket.gethostname(),
-        _MACHINE: _machine(),
+        _MACHINE: hashlib.sha256(f"ares_exp {number}".encode()).hexdigest()[:16] if number else "",
         _BOOT: _boot(),
         _NAMESPACE: _namespace(),
         _USER: str(os.getuid()),
@@ -232,12 +233,6 @@ def _namespace() -> str:
 
 def _boot() -> str:
     return _read("/proc/sys/kernel/random/boot_id") if _IS_LINUX else _ask("sysctl", "-n", "kern.bootsessionuuid")
-
-
-def _machine() -> str:
-    """Returns a hash of the machine id, which must not be published itself (`man machine-id`)."""
-    number = _read("/etc/machine-id")
-    return hashlib.sha256(f"ares_exp {number}".encode()).hexdigest()[:16] if number else ""
 
 
 def _read(path: str) -> str:

@@ -24,7 +24,7 @@ from pydantic import Field, validate_call
 
 from ares_exp.cancellation import finish
 from ares_exp.environment import EnvironmentBase, EpisodeReport, LimitName, TimeStep, no_episode, restart, transition
-from ares_exp.environments.source import EpisodeParts, Report, SelectingSource
+from ares_exp.environments.source import Entry, EpisodeParts, Report, SelectingSource
 from ares_exp.errors import ConfigError, PolicyError, PreflightError, close_matches
 from ares_exp.llms.request import REQUEST_DEFAULTS, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
@@ -32,7 +32,6 @@ from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 CLOSE_TIMEOUT_SEC = 120.0
 """Time limit in seconds for closing the wrapped environment."""
 
-Entry = int | str
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 logger = logging.getLogger(__name__)

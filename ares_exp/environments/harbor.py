@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
 from pydantic import Field, validate_call
 
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.source import EpisodeParts, Report, SelectingSource
+from ares_exp.environments.source import Entry, EpisodeParts, Report, SelectingSource
 from ares_exp.errors import TaskError, UnsupportedTaskError
 from ares_exp.tasks.harbor_task import HarborTask
 from ares_exp.tasks.instruction import read_extra_instruction
@@ -22,7 +22,6 @@ from ares_exp.tasks.task_warnings import TaskWarnings, refusal
 if TYPE_CHECKING:
     from ares_exp.tasks.task_sources.task_lists import ListedTasks
 
-Entry = int | str
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 log = logging.getLogger(__name__)

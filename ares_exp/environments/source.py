@@ -84,6 +84,8 @@ T = TypeVar("T", bound=Named)
 U = TypeVar("U", bound=Named)
 Report = Callable[[str], None]
 """Callback for a warning to the user about a problem that does not stop the run."""
+Entry = int | str
+"""A selected task: its index, or a text for `select`."""
 
 
 @runtime_checkable

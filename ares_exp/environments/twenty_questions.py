@@ -45,7 +45,7 @@ from ares_exp.environment import (
 )
 from ares_exp.environments.episode_limits import PhaseClock
 from ares_exp.environments.own_model import EpisodeModel, OwnModel, Reading, without_reasoning
-from ares_exp.environments.source import EpisodeParts, Report, SelectingSource, choose_task
+from ares_exp.environments.source import Entry, EpisodeParts, Report, SelectingSource, choose_task
 from ares_exp.errors import ConfigError, EpisodeStateError, OracleResponseError, PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
@@ -452,9 +452,6 @@ def _key(name: str) -> str:
     words = re.findall(r"[^\W_]+", letters)
     joined = "".join(words[1:] if len(words) > 1 and words[0] in _ARTICLES else words)
     return joined[:-1] if len(joined) > 3 and joined.endswith("s") and not joined.endswith("ss") else joined
-
-
-Entry = int | str
 
 
 class TwentyQuestionsEnvironments(SelectingSource[HiddenObject]):

@@ -120,10 +120,14 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
     is_system = set(first) == {"role", "content"} and first["role"] == "system" and isinstance(first["content"], str)
     known = _REQUEST_KEYS | ({"n"} if body.get("n") == 1 else set())
     check_keys(body, known, "request", on_loss(strict, report))
+    new: int | None = optional(body, "max_completion_tokens", int)
+    old: int | None = optional(body, "max_tokens", int)
+    if new is not None and old is not None and new != old:
+        raise WireFormatError(f"Expected one limit on output tokens, got max_completion_tokens={new}, max_tokens={old}")
     return LLMRequest(
         messages=messages[1:] if is_system else messages,
         system_prompt=first["content"] if is_system else None,
-        max_output_tokens=_max_tokens(body),
+        max_output_tokens=old if new is None else new,
         stop_sequences=[body["stop"]] if isinstance(body.get("stop"), str) else list_of(body, "stop", str),
         stream=bool(optional(body, "stream", bool)),
         top_k=optional(body, "top_k", int),
@@ -152,7 +156,16 @@ def response_to_body(
     if response.completion_token_ids is not None:
         choice["token_ids"] = list(response.completion_token_ids)
     body = {"id": response_id, "object": "chat.completion", "created": created, "model": response.model or ""}
-    body |= {"choices": [choice], "usage": _usage_to_wire(response)}
+    usage = response.usage
+    counts: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.generated_tokens}
+    prompt = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
+    counts |= {"prompt_tokens_details": prompt} if any(prompt.values()) else {}
+    if usage.reasoning_tokens:
+        counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    body |= {
+        "choices": [choice],
+        "usage": counts | {"total_tokens": usage.total_tokens} | ({"cost": response.cost} if response.cost else {}),
+    }
     if response.prompt_token_ids is not None:
         body["prompt_token_ids"] = list(response.prompt_token_ids)
     for name in _OWN_KEYS:
@@ -257,21 +270,3 @@ def _detail(usage: Mapping[str, Any], table: str, name: str) -> int:
     details = usage.get(table)
     count = details.get(name) if isinstance(details, Mapping) else None
     return count if type(count) is int and 0 <= count < MAX_COUNT else 0
-
-
-def _usage_to_wire(response: LLMResponse) -> dict[str, Any]:
-    usage = response.usage
-    counts: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.generated_tokens}
-    prompt = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
-    counts |= {"prompt_tokens_details": prompt} if any(prompt.values()) else {}
-    if usage.reasoning_tokens:
-        counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
-    return counts | {"total_tokens": usage.total_tokens} | ({"cost": response.cost} if response.cost else {})
-
-
-def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    new: int | None = optional(body, "max_completion_tokens", int)
-    old: int | None = optional(body, "max_tokens", int)
-    if new is not None and old is not None and new != old:
-        raise WireFormatError(f"Expected one limit on output tokens, got max_completion_tokens={new}, max_tokens={old}")
-    return old if new is None else new

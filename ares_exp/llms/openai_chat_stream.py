@@ -97,7 +97,14 @@ class _Choice:
         for key, value in delta.items():
             if key == "tool_calls":
                 for call in list_of(delta, key, Mapping) or ():
-                    self._read_call(call)
+                    index, call_id = optional(call, "index", int), optional(call, "id", str)
+                    known = [
+                        one for one in self._calls if one.index == index and (not call_id or one.id in ("", call_id))
+                    ]
+                    if not known:
+                        known = [_Call(index)]
+                        self._calls += known
+                    known[-1].read(call)
             elif key == "reasoning_details" and isinstance(value, list):
                 for detail in value:
                     self._read_detail(detail)
@@ -108,14 +115,6 @@ class _Choice:
                 self._texts.setdefault(key, []).append(value)
             elif value is not None:
                 self._message[key] = value
-
-    def _read_call(self, call: Mapping[str, Any]) -> None:
-        index, call_id = optional(call, "index", int), optional(call, "id", str)
-        known = [one for one in self._calls if one.index == index and (not call_id or one.id in ("", call_id))]
-        if not known:
-            known = [_Call(index)]
-            self._calls += known
-        known[-1].read(call)
 
     def _read_part(self, part: Mapping[str, Any]) -> None:
         kind = part.get("type")

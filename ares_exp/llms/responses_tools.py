@@ -186,19 +186,17 @@ def _tool(tool: Mapping[str, Any], namespace: Mapping[str, Any] | None, lose: Re
         said = f"{group}\n\n{said}" if said else group
     if kind == "custom":
         check_keys(tool, _CUSTOM_KEYS, "tool", lose)
-        return function_tool(name, said, _custom_parameters(tool))
+        form = optional(tool, "format", Mapping) or {}
+        text: dict[str, Any] = {"type": "string"}
+        if form.get("type") == "grammar":
+            syntax, definition = optional(form, "syntax", str) or "", required(form, "definition", str)
+            text["description"] = f"Text of this {syntax} grammar:\n{definition}"
+        return function_tool(
+            name, said, {"type": "object", "properties": {CUSTOM_ARGUMENT: text}, "required": [CUSTOM_ARGUMENT]}
+        )
     check_keys(tool, _FUNCTION_KEYS, "tool", lose)
     parameters = optional(tool, "parameters", Mapping)
     return function_tool(name, said, parameters, strict=optional(tool, "strict", bool) or None)
-
-
-def _custom_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
-    form = optional(tool, "format", Mapping) or {}
-    text: dict[str, Any] = {"type": "string"}
-    if form.get("type") == "grammar":
-        syntax, definition = optional(form, "syntax", str) or "", required(form, "definition", str)
-        text["description"] = f"Text of this {syntax} grammar:\n{definition}"
-    return {"type": "object", "properties": {CUSTOM_ARGUMENT: text}, "required": [CUSTOM_ARGUMENT]}
 
 
 def _action(arguments: str) -> dict[str, Any]:

@@ -289,7 +289,12 @@ def _take(model: Any, weights: Weights | None) -> None:
     if weights is None:
         return
     if isinstance(weights, Path):
-        weights = _saved(weights)
+        from safetensors.torch import load_file
+
+        files = sorted(weights.glob("*.safetensors"))
+        if not files:
+            raise ConfigError(f"Expected a directory of a saved model with *.safetensors, got {weights}.")
+        weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
     if not isinstance(weights, Mapping):
         weights()
         return
@@ -300,15 +305,6 @@ def _take(model: Any, weights: Weights | None) -> None:
         if own[name].shape != tensor.shape:
             raise ConfigError(f"Expected {name!r} of shape {tuple(own[name].shape)}, got {tuple(tensor.shape)}.")
     model.load_state_dict(weights, strict=False)
-
-
-def _saved(directory: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"Expected a directory of a saved model with *.safetensors, got {directory}.")
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import logging
+import math
 import os
 import shlex
 import shutil
@@ -47,6 +48,20 @@ def dump_json(data: Any, *, indent: int | None = None) -> str:
     except UnicodeEncodeError:  # a lone surrogate, which models can generate and only escapes can represent
         text = json.dumps(data, indent=indent, ensure_ascii=True, default=str)
     return mask_known_secrets(text)
+
+
+def json_text(data: Mapping[str, Any]) -> str:
+    """Returns valid JSON without the values of known secrets; non-finite numbers become null."""
+    text = dump_json(data)
+    return text if "NaN" not in text and "Infinity" not in text else dump_json(_finite(data))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

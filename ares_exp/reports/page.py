@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import zlib
 from collections.abc import Mapping
 from functools import cache
@@ -17,7 +16,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from ares_exp.records.run_dir import dump_json
+from ares_exp.records.run_dir import json_text
 
 SCRIPTS = (
     "dom.js",
@@ -90,25 +89,11 @@ def pack(data: Mapping[str, Any]) -> str:
     return base64.b64encode(zlib.compress(json_text(data).encode(), LEVEL)).decode()
 
 
-def json_text(data: Mapping[str, Any]) -> str:
-    """Returns data as strict JSON. Masks known secrets, and replaces non-finite numbers by null."""
-    text = dump_json(data)
-    return text if "NaN" not in text and "Infinity" not in text else dump_json(_finite(data))
-
-
 def in_html(text: str) -> str:
     """Escapes JSON, so that it contains no HTML end tag, no HTML comment and no JavaScript line terminator."""
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _asset(name: str) -> str:

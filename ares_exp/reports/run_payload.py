@@ -150,7 +150,11 @@ class ShownRun:
             "intervals": self._intervals(),
             "episodes": [*map(self._row, self.summary.results), *self._without_a_row()],
             "config": config,
-            "provenance": self._provenance(),
+            "provenance": [
+                [key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
+                for key, value in object_or_empty(self.dir.provenance).items()
+                if key != "tasks"
+            ],
             "replay": replay or None,
             "log": _tail(self.dir.log),
             "problems": list(self.problems),
@@ -264,13 +268,6 @@ class ShownRun:
         return [
             [key, value if isinstance(value, str) else json.dumps(value, default=str)]
             for key, value in islice(items, MAX_CONFIG_KEYS)
-        ]
-
-    def _provenance(self) -> list[list[str]]:
-        return [
-            [key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
-            for key, value in object_or_empty(self.dir.provenance).items()
-            if key != "tasks"
         ]
 
 

@@ -317,7 +317,11 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
     yield "Without a reward:"
     reasons: dict[str, list[str]] = {}
     for result in failed:
-        reasons.setdefault(_why(result), []).append(f"{result.task_name} (attempt {result.attempt})")
+        first, *others = _error(result)
+        note = "" if result.note is None else f"; {result.note}"
+        cut = [f"[… {count_of(len(others) - _LAST_LINES, 'line')} …]"] if len(others) > _LAST_LINES else []
+        why = f"\n{4 * ' '}".join([first + note, *cut, *others[-_LAST_LINES:]])
+        reasons.setdefault(why, []).append(f"{result.task_name} (attempt {result.attempt})")
     for why, attempts in list(reasons.items())[:_MAX_UNSCORED]:
         more = f" and {len(attempts) - _MAX_ALIKE} more" if len(attempts) > _MAX_ALIKE else ""
         yield from f"  {', '.join(attempts[:_MAX_ALIKE])}{more}: {why}".splitlines()
@@ -327,13 +331,6 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
         yield f"  {count_of(cut_short, 'attempt')} interrupted"
     if never_started > 0:
         yield f"  {count_of(never_started, 'attempt')} never started"
-
-
-def _why(result: EpisodeResult) -> str:
-    first, *others = _error(result)
-    note = "" if result.note is None else f"; {result.note}"
-    hidden = [f"[… {count_of(len(others) - _LAST_LINES, 'line')} …]"] if len(others) > _LAST_LINES else []
-    return f"\n{4 * ' '}".join([first + note, *hidden, *others[-_LAST_LINES:]])
 
 
 def _error(result: EpisodeResult) -> list[str]:

@@ -300,20 +300,22 @@ class SnapshotStore:
         """
         if not self.path.is_dir():
             return RemovedObjects()
-        with _told(self.path, "collect garbage in"), exclusive_lock(self.path) as alone:
+        with _told(self.path, "collect garbage in"), _held(self.path, fcntl.LOCK_EX, COLLECTOR_WAITS_SEC) as alone:
             if not alone:
                 return RemovedObjects(
                     skipped=f"Nothing was removed from {self.path}: a snapshot is being written. Try again later."
                 )
             needed = self._needed(without)
-            directories = self._remove_temporary(grace_sec, dry_run=dry_run)
+            before = time.time() - grace_sec
+            temporary = [path for path in self.path.glob(f"{TEMPORARY}*") if path.lstat().st_mtime <= before]
             if dry_run:
-                before = time.time() - grace_sec
                 found = [self.objects.file(digest).stat() for digest in self.objects.digests() if digest not in needed]
                 sizes = [each.st_size for each in found if each.st_mtime <= before]
-                return RemovedObjects(len(sizes), sum(sizes), directories)
+                return RemovedObjects(len(sizes), sum(sizes), len(temporary))
+            for path in temporary:
+                _remove(path)
             objects, size = self.objects.remove_unneeded(needed, older_than_sec=grace_sec)
-            return RemovedObjects(objects, size, directories)
+            return RemovedObjects(objects, size, len(temporary))
 
     def _needed(self, without: Collection[str]) -> set[str]:
         """Returns the digests of the objects that the snapshots need.
@@ -338,13 +340,6 @@ class SnapshotStore:
                     f"object. Repair or remove {self.path / name}. {error}"
                 ) from None
         return needed
-
-    def _remove_temporary(self, grace_sec: float, *, dry_run: bool) -> int:
-        before = time.time() - grace_sec
-        found = [path for path in self.path.glob(f"{TEMPORARY}*") if path.lstat().st_mtime <= before]
-        for path in [] if dry_run else found:
-            _remove(path)
-        return len(found)
 
     def _directory(self, snapshot_id: str) -> Path:
         return self.path / check_id(snapshot_id)
@@ -433,14 +428,8 @@ def _shared_lock(store: Path) -> Iterator[None]:
 
 
 @contextmanager
-def exclusive_lock(store: Path) -> Iterator[bool]:
-    """Locks a store for garbage collection. Yields `False` if the lock failed because a process writes to the store."""
-    with _held(store, fcntl.LOCK_EX, COLLECTOR_WAITS_SEC) as held:
-        yield held
-
-
-@contextmanager
 def _held(store: Path, kind: int, wait_sec: float) -> Iterator[bool]:
+    """Locks a store for a writer, or exclusively for garbage collection. Yields whether the lock succeeded."""
     path, give_up = store / LOCK_FILE, time.monotonic() + wait_sec
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     try:

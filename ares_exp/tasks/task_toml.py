@@ -239,16 +239,13 @@ def warnings_of(parsed: ParsedToml) -> list[str]:
         found.append("version is the old name of schema_version")
     if (version := parsed.config.schema_version) not in VERSIONS:
         found.append(f'schema_version "{version}" is unknown, expected {VERSIONS[0]} to {VERSIONS[-1]}')
-    for name, table in _environment_tables(parsed.raw):
-        found += [f"{name}.{text}" for text in _environment_warnings(table)]
+    owners = [("", parsed.raw), ("verifier.", parsed.raw.get("verifier", {}))]
+    owners += [
+        (f"steps[{i}].verifier.", step.get("verifier", {})) for i, step in enumerate(parsed.raw.get("steps", []))
+    ]
+    for prefix, owner in owners:
+        found += [f"{prefix}environment.{text}" for text in _environment_warnings(owner.get("environment", {}))]
     return found
-
-
-def _environment_tables(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields each `environment` table with its dotted name, such as `verifier.environment`."""
-    owners = [("", raw), ("verifier.", raw.get("verifier", {}))]
-    owners += [(f"steps[{i}].verifier.", step.get("verifier", {})) for i, step in enumerate(raw.get("steps", []))]
-    return ((f"{prefix}environment", owner["environment"]) for prefix, owner in owners if "environment" in owner)
 
 
 def _environment_warnings(table: Mapping[str, Any]) -> Iterator[str]:

@@ -46,11 +46,6 @@ class BackgroundWriter:
         """Number of functions in the queue."""
         return self._inbox.qsize()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the queue is empty."""
-        return self._inbox.empty()
-
     def finish(self, timeout_sec: float) -> None:
         """Waits until all submitted functions have run, then ends the thread. Stops waiting after `timeout_sec`."""
         thread, self._thread = self._thread, None

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pydantic
 
 from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_dir import RunDir, append_text
+from ares_exp.records.run_dir import RunDir, append_text, json_text
 from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub
-from ares_exp.reports.page import json_text
 from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.metrics import EpisodeRows, total_metrics
 from ares_exp.trackers.tracker import RunInfo, TrackerBase

@@ -92,7 +92,7 @@ class TensorboardTracker(TrackerBase):
 
         def write() -> None:
             act(events, now)
-            if self._writer.is_idle:
+            if not self._writer.waiting:
                 events.flush()
 
         self._writer.do(write)

@@ -420,7 +420,13 @@ class Client:
             else:
                 if response.status < 400:
                     return response
-                failure = await _rejection(response)
+                said: Any = None
+                with suppress(ValueError, aiohttp.ClientError):
+                    said = json.loads(await response.read())
+                told = said.get("error") if isinstance(said, Mapping) else None
+                told = told if isinstance(told, Mapping) else {"message": told or response.reason}
+                message = f"{response.method} {response.url} returned {response.status}: {told.get('message')}"
+                failure = ServiceError(message, status=response.status, code=told.get("type"))
                 asked = retry_after_sec({name.lower(): value for name, value in response.headers.items()})
                 pause_sec = pause_sec if asked is None else asked
             limit_sec = self._full_sec if failure.status == FULL else self._retry_sec
@@ -497,16 +503,6 @@ def _as(kind: type[B], body: Any) -> B:
             f"The rollout service returned an invalid {kind.__name__}: {explain_validation(error)}. Use the same "
             "version of ares_exp for the service and the client."
         ) from None
-
-
-async def _rejection(response: aiohttp.ClientResponse) -> ServiceError:
-    body: Any = None
-    with suppress(ValueError, aiohttp.ClientError):
-        body = json.loads(await response.read())
-    error = body.get("error") if isinstance(body, Mapping) else None
-    error = error if isinstance(error, Mapping) else {"message": error or response.reason}
-    message = f"{response.method} {response.url} returned {response.status}: {error.get('message')}"
-    return ServiceError(message, status=response.status, code=error.get("type"))
 
 
 def _first(error: BaseException) -> BaseException:

@@ -8,22 +8,36 @@ async for report in recorded.follow():     # until the run has ended
     use(report.rows)
 recorded.sentences()                       # a summary of the rows and of skipped episodes
 ```
+
+`write_sequences` writes rows to a file: Parquet, or JSON Lines with one row per line.
+
+```
+datasets.load_dataset("parquet", data_files="rows.parquet")
+datasets.load_dataset("json", data_files="rows.jsonl")
+```
+
+The columns are the fields of `TrainingSequence`. `rewards` is a list of objects with `name` and `value`, because the
+columns of a Parquet file have fixed names.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from dataclasses import fields
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.errors import UntrainableError, UserError
-from ares_exp.records.run_dir import RunDir
-from ares_exp.training.sequences import SequenceCounts, SequenceReport, sequences_of
+from ares_exp.records.run_dir import RunDir, dump_json
+from ares_exp.training.sequences import SequenceCounts, SequenceReport, TrainingSequence, sequences_of
+from ares_exp.trajectories.exports.parquet_export import PARQUET_SUFFIX, write_table
 from ares_exp.trajectories.exports.training_conversations import left_out_sentences
-from ares_exp.trajectories.files.line_file import has_writer
+from ares_exp.trajectories.files.line_file import has_writer, write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import HeaderCache, load
 
@@ -122,3 +136,52 @@ class RecordedSequences:
             raise UserError(
                 f"Expected the directory of a run that has started, got {self._place}: {error.strerror}."
             ) from error
+
+
+_ROWS_AT_ONCE = 64
+
+
+def write_sequences(path: Path, rows: Iterable[TrainingSequence]) -> None:
+    """Writes a file of training sequences atomically, and masks secrets.
+
+    Args:
+        path: The file. The format is Parquet if the name ends with `.parquet`, otherwise JSON Lines. A name that ends
+            with `.zst` selects compression. The directory must exist.
+        rows: The rows, which are read one by one.
+
+    Raises:
+        ConfigError: The file is a Parquet file, and pyarrow is not installed.
+    """
+    tables = map(_row, rows)
+    if path.name.endswith(PARQUET_SUFFIX):
+        write_table(path, _columns, iter(lambda: list(islice(tables, _ROWS_AT_ONCE)), []))
+    else:
+        write_lines(path, (f"{dump_json(row)}\n" for row in tables))
+
+
+def _row(sequence: TrainingSequence) -> dict[str, Any]:
+    return {
+        **{field.name: getattr(sequence, field.name) for field in fields(sequence)},
+        "policy_versions": list(sequence.policy_versions),
+        "rewards": [{"name": name, "value": float(value)} for name, value in sequence.rewards.items()],
+    }
+
+
+def _columns(pa: Any) -> dict[str, Any]:
+    text, integer, number = pa.string(), pa.int64(), pa.float64()
+    return {
+        "episode_id": text,
+        "task": text,
+        "attempt": integer,
+        "conversation": text,
+        "reward": number,
+        "rewards": pa.list_(pa.struct([("name", text), ("value", number)])),
+        "policy_versions": pa.list_(text),
+        "made": text,
+        "finish_reason": text,
+        "steps": pa.list_(integer),
+        "starts": pa.list_(integer),
+        "ids": pa.list_(integer),
+        "mask": pa.list_(pa.int8()),
+        "logprobs": pa.list_(number),
+    }

@@ -285,9 +285,6 @@ class _Row:
         self.logprobs += call.logprobs
         self.calls.append(call)
 
-    def is_start_of(self, prompt: Sequence[int]) -> bool:
-        return list(prompt[: len(self.ids)]) == self.ids
-
     def cut(self, length: int) -> None:
         """Removes the tokens from index `length` to the end. All of them must be sampled tokens of the last call."""
         self.untrained += len(self.ids) - length
@@ -329,7 +326,11 @@ class _ConversationRows:
 
     def _started(self, prompt: Sequence[int]) -> _Row | None:
         """Returns the longest row that is a prefix of the prompt; `None` if no row is."""
-        return max((row for row in self.rows if row.is_start_of(prompt)), key=lambda row: len(row.ids), default=None)
+        return max(
+            (row for row in self.rows if list(prompt[: len(row.ids)]) == row.ids),
+            key=lambda row: len(row.ids),
+            default=None,
+        )
 
     def _realigned(self, prompt: Sequence[int]) -> _Row | None:
         """Cuts a row to its common prefix with the prompt, and returns it; `None` if too many tokens would be lost."""

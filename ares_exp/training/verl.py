@@ -125,7 +125,19 @@ def agent_loop_outputs(
 
 
 def _fields(row: TrainingSequence, global_step: int | None) -> dict[str, Any]:
-    steps = _global_steps(row, global_step)
+    try:
+        steps = [int(version) for version in row.policy_versions]
+    except ValueError:
+        raise UntrainableError(
+            f"Expected the policy versions of episode {row.episode_id} ({row.task}) to be global steps of verl, got "
+            f"{', '.join(row.policy_versions)}. Let the endpoint report the step as `policy_version`."
+        ) from None
+    if not steps and global_step is None and any(row.mask):
+        raise UntrainableError(
+            f"Expected the policy versions of episode {row.episode_id} ({row.task}), got none. Let the endpoint report "
+            "the step as `policy_version`, or pass `global_step`."
+        )
+    steps = steps or [global_step or 0]
     return {
         "prompt_ids": list(row.prompt_ids),
         "response_ids": list(row.response_ids),
@@ -143,19 +155,3 @@ def _fields(row: TrainingSequence, global_step: int | None) -> dict[str, Any]:
             "max_global_steps": max(steps),
         },
     }
-
-
-def _global_steps(row: TrainingSequence, global_step: int | None) -> list[int]:
-    try:
-        steps = [int(version) for version in row.policy_versions]
-    except ValueError:
-        raise UntrainableError(
-            f"Expected the policy versions of episode {row.episode_id} ({row.task}) to be global steps of verl, got "
-            f"{', '.join(row.policy_versions)}. Make the endpoint report the step as `policy_version`."
-        ) from None
-    if not steps and global_step is None and any(row.mask):
-        raise UntrainableError(
-            f"Episode {row.episode_id} ({row.task}) has no policy versions. Make the endpoint report the step as "
-            "`policy_version`, or pass `global_step`."
-        )
-    return steps or [global_step or 0]

@@ -196,8 +196,8 @@ class EpisodePrinter:
             self._setting(name, before, now)
         if change.base is not None and not change.is_previous:
             self._line(f"continues the conversation of step {change.base}", 2, style="magenta")
-        if change.is_rewrite:
-            removed, added = (sum(sign == wanted for sign, _ in change.edits) for wanted in "-+")
+        removed, added = (sum(sign == wanted for sign, _ in change.edits) for wanted in "-+")
+        if removed:
             what = f"history rewritten after message {change.kept - 1}" if change.kept else "history rewritten"
             self._line(f"{what}: {removed} removed, {added} added", 2, style="magenta")
         reply = "".join(piece_text(piece) for piece in (step.action or {}).get("data", ()) if is_text(piece))

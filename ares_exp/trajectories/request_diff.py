@@ -375,11 +375,6 @@ class RequestChange:
     edits: list[tuple[str, Message]]
     settings: list[tuple[str, Any, Any]]
 
-    @property
-    def is_rewrite(self) -> bool:
-        """Whether messages were removed."""
-        return any(sign == "-" for sign, _ in self.edits)
-
 
 def is_request(observation: Any) -> bool:
     """Returns whether an observation is a request from a code agent, which has `messages`."""

@@ -147,7 +147,17 @@ class LoopThread:
         call = LoopCall(coroutine)
         self._calls.add(call)
         try:
-            loop = self._usable_loop()
+            if self._closed:
+                raise RuntimeError(f"The thread {self._name!r} has been closed.")
+            if self._is_inherited():
+                raise RuntimeError(
+                    f"The thread {self._name!r} was started by process {self._pid} and does not exist in its fork "
+                    f"{os.getpid()}. Build the environment in the worker process: pass a factory to it, not an "
+                    "environment."
+                )
+            if self._is_own_thread():
+                raise RuntimeError(f"The thread {self._name!r} cannot wait for itself: await the coroutine instead.")
+            loop = self._loop or self._start()
             if self._interrupted:  # checked after `add`, because `interrupt` sets it before it iterates over the calls
                 raise asyncio.CancelledError
             return self._perform(call, loop, timeout)
@@ -188,7 +198,12 @@ class LoopThread:
         try:
             self._perform(call, loop, CLOSE_LIMIT_SEC + 2 * CANCEL_GRACE_SEC)
         finally:
-            self._join(loop)
+            with suppress(RuntimeError):  # the loop has ended already
+                loop.call_soon_threadsafe(_release, self._stop)
+            if self._thread is not None:
+                self._thread.join(3 * CANCEL_GRACE_SEC)
+                if self._thread.is_alive():
+                    logger.warning("The thread %r is still alive: something on its event loop blocks it.", self._name)
 
     def _perform(self, call: LoopCall[T], loop: asyncio.AbstractEventLoop, timeout: float | None) -> T:
         try:
@@ -199,19 +214,6 @@ class LoopThread:
             call.give_up(loop)
             raise
         return call.result()
-
-    def _usable_loop(self) -> asyncio.AbstractEventLoop:
-        if self._closed:
-            raise RuntimeError(f"The thread {self._name!r} has been closed.")
-        if self._is_inherited():
-            raise RuntimeError(
-                f"The thread {self._name!r} was started by process {self._pid} and does not exist in its fork "
-                f"{os.getpid()}. Build the environment in the worker process: pass a factory to it, not an "
-                "environment."
-            )
-        if self._is_own_thread():
-            raise RuntimeError(f"The thread {self._name!r} cannot wait for itself: await the coroutine instead.")
-        return self._loop or self._start()
 
     def _start(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -224,14 +226,6 @@ class LoopThread:
                 self._thread.start()
                 self._loop = loop
             return self._loop
-
-    def _join(self, loop: asyncio.AbstractEventLoop) -> None:
-        with suppress(RuntimeError):  # the loop has ended already
-            loop.call_soon_threadsafe(_release, self._stop)
-        if self._thread is not None:
-            self._thread.join(3 * CANCEL_GRACE_SEC)
-            if self._thread.is_alive():
-                logger.warning("The thread %r is still alive: something on its event loop blocks it.", self._name)
 
     def _is_inherited(self) -> bool:
         return self._pid is not None and self._pid != os.getpid()

@@ -10,9 +10,8 @@ import pytest
 from daytona import AsyncSandbox, CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
 
 from ares_exp.containers.daytona import creation
-from ares_exp.containers.daytona.connection import KeepAlive
 from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
-from ares_exp.containers.daytona.leftovers import find_all
+from ares_exp.containers.daytona.factory import find_all
 from ares_exp.containers.daytona.provider_snapshot import (
     KEPT_PREFIX,
     delete_kept,
@@ -21,7 +20,7 @@ from ares_exp.containers.daytona.provider_snapshot import (
     make_ready,
     snapshot_to_start_from,
 )
-from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.containers.daytona.service import DaytonaService, KeepAlive
 from ares_exp.containers.filesystem.delta import Delta, StoredChanges
 from ares_exp.containers.filesystem.delta_encoding import get_delta, put_delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore

@@ -10,7 +10,7 @@ import pytest
 from daytona import CreateSandboxFromSnapshotParams
 
 from ares_exp.containers.daytona.creation import create_sandbox
-from ares_exp.containers.daytona.leftovers import find, remove_stale
+from ares_exp.containers.daytona.factory import find, remove_stale
 from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.containers.ownership import HOST, owner_labels
 from tests.daytona.emulator import Emulator, Fault

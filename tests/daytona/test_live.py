@@ -16,8 +16,7 @@ import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec, SnapshottableContainer
 from ares_exp.containers.daytona.credentials import Credentials, has_credentials
-from ares_exp.containers.daytona.factory import DaytonaContainerFactory
-from ares_exp.containers.daytona.leftovers import find
+from ares_exp.containers.daytona.factory import DaytonaContainerFactory, find
 from ares_exp.containers.daytona.provider_snapshot import delete_kept
 from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.containers.filesystem.delta import StoredChanges

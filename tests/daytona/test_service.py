@@ -16,7 +16,7 @@ import pytest
 from daytona import AsyncDaytona, AsyncSandbox, CreateSandboxFromSnapshotParams
 
 from ares_exp import errors
-from ares_exp.containers.daytona import factory, leftovers
+from ares_exp.containers.daytona import factory
 from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.service import FEW_TRIES, DaytonaService
 from tests.daytona.conftest import tasks
@@ -125,7 +125,7 @@ async def test_failed_connection_is_always_retried(monkeypatch: pytest.MonkeyPat
 async def test_service_that_fails_is_unreachable(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     made = factory.DaytonaContainerFactory()
     await made.check_reachable()
-    monkeypatch.setattr(leftovers, "_ANSWER_SEC", 0.3)
+    monkeypatch.setattr(factory, "_ANSWER_SEC", 0.3)
     emulator.faults.add(Fault("status", status=503, times=None))
     with pytest.raises(
         errors.UnreachableError, match=r"The service: the Daytona service answers 503: .* DAYTONA_API_URL"
@@ -199,7 +199,7 @@ async def test_closed_connection_leaves_no_tasks(emulator: Emulator, service: Da
 
 
 def test_import_does_not_load_the_sdk() -> None:
-    modules = ("service", "creation", "connection", "leftovers", "failures", "credentials", "sandbox_request")
+    modules = ("service", "creation", "factory", "failures", "credentials", "sandbox_request")
     imports = "; ".join(f"import ares_exp.containers.daytona.{name}" for name in modules)
     script = f"import sys; {imports}; print({{'daytona', 'aiohttp', 'opentelemetry'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

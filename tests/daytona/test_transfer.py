@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.daytona import transfer
+from ares_exp.containers.daytona import container
 from ares_exp.containers.daytona.container import DaytonaContainer
 from ares_exp.errors import ContainerDiedError, ContainerServiceUnavailableError, TransferError
 from tests.daytona.emulator import Emulator, Fault
@@ -88,7 +88,7 @@ async def test_copy_without_a_service_is_a_service_error(
     emulator: Emulator, box: DaytonaContainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     await box.exec("echo a >/a")
-    monkeypatch.setattr(transfer, "_TIMEOUT_SEC", 1.0)
+    monkeypatch.setattr(container, "_TIMEOUT_SEC", 1.0)
     emulator.faults.add(Fault("status", path="/files/", status=503, times=None))
     with pytest.raises(ContainerServiceUnavailableError, match="answers 503"):
         await box.upload(__file__, "/b")

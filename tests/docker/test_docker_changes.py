@@ -21,8 +21,7 @@ from ares_exp.errors import (
     SnapshotMismatchError,
     SnapshotUnsupportedError,
 )
-from ares_exp.testing.awkward_tree import STEPS, make_awkward
-from ares_exp.testing.changes_contract import ChangesContract, capture, run
+from ares_exp.testing.changes_contract import STEPS, ChangesContract, capture, make_awkward, run
 from tests.docker.dockerfiles import built
 from tests.docker.engine_relay import EngineRelay
 

@@ -17,8 +17,7 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.container_lifetime import starts
 from ares_exp.containers.docker.engine import connect, connect_blocking
-from ares_exp.containers.images.image import ensure_image, image_tag
-from ares_exp.containers.images.image_build import find_buildkit
+from ares_exp.containers.images.image import ensure_image, find_buildkit, image_tag
 from ares_exp.containers.images.shared_work import Demand, work_lock
 from ares_exp.errors import ContainerStartError, EnvironmentStartTimeoutError
 from tests.compatibility.case import write_task

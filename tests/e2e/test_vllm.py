@@ -27,12 +27,11 @@ from ares_exp.errors import ContextOverflowError
 from ares_exp.policies.in_process.sampling import PROCESSED_LOGPROBS
 from ares_exp.policies.token_endpoint import VllmPolicy
 from ares_exp.training.client import BlockingClient
-from ares_exp.training.logprobs import largest_gap
 from ares_exp.training.sequences import TrainingSequence, sequences_of
 from ares_exp.trajectories import load
 from tests.e2e.test_training_rows import GENERATION_CONFIG
 from tests.leaks import wait_until
-from tests.tiny_model import tiny_model, tiny_tokenizer
+from tests.tiny_model import largest_gap, tiny_model, tiny_tokenizer
 
 pytestmark = [
     pytest.mark.nightly,
@@ -148,7 +147,7 @@ def test_recorded_logprobs_agree_with_recomputed_ones(tmp_path: Path, url: str, 
     model = tiny_model(tokenizer, context=CONTEXT, width=128)
     assert len(reports) == 2
     assert sum(row.trained_tokens for row in rows) > 100
-    assert largest_gap(model, rows, pad=tokenizer.pad_token_id, temperature=temperature) < LARGEST_GAP
+    assert largest_gap(model, rows, temperature=temperature) < LARGEST_GAP
     assert max(rank for row in rows for rank in ranks(model, row)) > GENERATION_CONFIG["top_k"]
     if "policy.continue_tokens=true" in words:
         assert {row.made for row in rows} == {"clean"}
@@ -211,4 +210,4 @@ def test_service_continues_after_a_restart_of_vllm(tmp_path: Path, engine: Engin
     assert service.returncode == 130
     assert [(one.state, one.losses) for one in episodes] == [("truncated", [])] * 4
     assert sum(row.trained_tokens for row in rows) > 200
-    assert largest_gap(model, rows, pad=tokenizer.pad_token_id) < LARGEST_GAP
+    assert largest_gap(model, rows) < LARGEST_GAP

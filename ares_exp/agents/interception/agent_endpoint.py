@@ -139,7 +139,6 @@ _CHUNK_BYTES = 64 * 1024
 _LONGEST_CONTEXT = 1_000_000
 _MODELS = re.compile(r"/v1(?:beta)?/models(?:/(.+))?")
 
-_logger = logging.getLogger(__name__)
 _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDictionary()
 
 

@@ -127,21 +127,18 @@ class Conversations:
             repeated = (one for one in self._conversations if one.is_repeated_by(request))
             conversation = _longest(self._conversations, asked) or next(repeated, None)
         if conversation is None:
-            conversation = Conversation(self._new_name(request, asked.fingerprint), key, bool(request.tools), asked)
+            if request.tools and MAIN_CONVERSATION not in self._names:
+                name = MAIN_CONVERSATION
+            else:
+                prefix = "sub-" if request.tools else BACKGROUND_PREFIX
+                names = (f"{prefix}{asked.fingerprint[:6]}{f'-{number}' if number > 1 else ''}" for number in count(1))
+                name = next(name for name in names if name not in self._names)
+            self._names.add(name)
+            conversation = Conversation(name, key, bool(request.tools), asked)
             self._conversations.append(conversation)
         conversation.last = asked
         conversation.has_tools = conversation.has_tools or bool(request.tools)
         return conversation
-
-    def _new_name(self, request: LLMRequest, digest: str) -> str:
-        if request.tools and MAIN_CONVERSATION not in self._names:
-            name = MAIN_CONVERSATION
-        else:
-            prefix = "sub-" if request.tools else BACKGROUND_PREFIX
-            names = (f"{prefix}{digest[:6]}{f'-{number}' if number > 1 else ''}" for number in count(1))
-            name = next(name for name in names if name not in self._names)
-        self._names.add(name)
-        return name
 
 
 def _longest(conversations: Sequence[Conversation], asked: Canonical) -> Conversation | None:

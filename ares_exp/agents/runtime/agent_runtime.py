@@ -178,13 +178,10 @@ class AgentRuntime:
         if self.task is not None and self.task.done() and not self.task.cancelled():
             self.task.exception()  # marks it as retrieved, so that asyncio does not log it
         if self.has_ended and not self._works:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """Breaks reference cycles, so that the memory of the episode is freed without the garbage collector."""
-        self._on_llm, self._on_change = lambda _: None, lambda: None
-        if self._agent_loop is not None:
-            self._agent_loop.let_go()
+            # Breaks reference cycles, so that the episode is freed without the garbage collector.
+            self._on_llm, self._on_change = lambda _: None, lambda: None
+            if self._agent_loop is not None:
+                self._agent_loop.let_go()
 
     def replay(
         self, agent: AgentStart, *, elapsed_sec: float, originals: Mapping[int, LLMRequest] | None = None

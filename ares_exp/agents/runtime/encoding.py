@@ -170,7 +170,16 @@ class JournalEncoder:
         if isinstance(entry, CallEntry):
             call = {"t": "call", "id": entry.call_id, "k": entry.kind}
             if entry.kind == "llm":
-                return call | self._encode_request(entry.arguments)
+                identity = (
+                    entry.arguments
+                    if isinstance(entry.arguments, RequestPrint)
+                    else self._identities.of_request(entry.arguments)
+                )
+                last, messages = self._last_request, identity.messages
+                keep = next((i for i, (a, b) in enumerate(zip(last, messages, strict=False)) if a != b), None)
+                keep = min(len(last), len(messages)) if keep is None else keep
+                self._last_request = messages
+                return call | {"s": identity.settings, "keep": keep, "m": list(messages[keep:])}
             return call | {"a": self._identities.of(entry.kind, entry.arguments)}
         if isinstance(entry, DoneEntry):
             done = {"t": "done", "id": entry.call_id, "at": entry.at}
@@ -183,14 +192,6 @@ class JournalEncoder:
         commands = [[c.command, c.exit_code, c.duration_sec, c.timed_out] for c in entry.commands]
         step = {"t": "step", "id": entry.call_id, "time": entry.timestamp, "reward": entry.reward, "sec": seconds}
         return step | ({"commands": commands} if commands else {})
-
-    def _encode_request(self, arguments: Any) -> dict[str, Any]:
-        identity = arguments if isinstance(arguments, RequestPrint) else self._identities.of_request(arguments)
-        last, messages = self._last_request, identity.messages
-        keep = next((i for i, (a, b) in enumerate(zip(last, messages, strict=False)) if a != b), None)
-        keep = min(len(last), len(messages)) if keep is None else keep
-        self._last_request = messages
-        return {"s": identity.settings, "keep": keep, "m": list(messages[keep:])}
 
 
 def _encode_value(value: Any) -> dict[str, Any]:

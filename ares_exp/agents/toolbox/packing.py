@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, cast
 
@@ -162,7 +162,8 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
     _write_launcher(target / "bin" / PYTHON, f'"$root/python/bin/python{minor}"')
     for found in distributions(path=[facts["purelib"]]):
         if _canonical("pip", found.metadata["Name"]) in wanted:
-            for script in _scripts_of(found, scripts):
+            places = [Path(str(file.locate())).resolve() for file in found.files or ()]
+            for script in (place for place in places if place.parent == scripts.resolve() and place.is_file()):
                 _add_program(target, script.name, script, words)
     compile_modules([str(python), "-s"], root, f"{build.target}/python", what, stop)
     return [f"pip:{line.replace(' @ ', '==')}" for line in frozen.splitlines() if line and not line.startswith("#")]
@@ -232,11 +233,6 @@ def _copy_of(python: Path, root: Path, stop: threading.Event, *, is_relocatable:
 
 def _facts(python: Path, stop: threading.Event) -> dict[str, str]:
     return cast("dict[str, str]", json.loads(run_program([str(python), "-I", "-c", _FACTS], str(python), stop)))
-
-
-def _scripts_of(found: Distribution, scripts: Path) -> list[Path]:
-    places = [Path(str(file.locate())).resolve() for file in found.files or ()]
-    return [place for place in places if place.parent == scripts.resolve() and place.is_file()]
 
 
 def _add_program(target: Path, name: str, file: Path, interpreter: str) -> None:

@@ -51,11 +51,20 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Locks the folder of the sweep and writes its records. Raises `SweepRefused` if that is not possible."""
+        from omegaconf import open_dict, read_write
+
         if config.resume and is_fresh_dir(config.hydra.sweep):
             raise SweepRefused(NOTHING_TO_RESUME.format(key="hydra.sweep.dir", what="sweep"))
         folder = Path(config.hydra.sweep.dir)
-        _pin(config, folder)
-        _refuse_secrets_on_disk(config)
+        # Another process may compose the config of a job.
+        with read_write(config.hydra), open_dict(config.hydra):
+            config.hydra.sweep.dir = str(folder).replace("${", "\\${")
+            config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")
+        if "submitit" in config.hydra.launcher._target_ and typed_secrets(sys.argv[1:]):
+            raise SweepRefused(
+                "The launcher writes the command to disk, and the command contains a secret. Pass the secret in an "
+                "environment variable (`policy.api_key_env=NAME`), or choose `hydra/launcher=joblib`."
+            )
         try:
             self._start(config, folder)
         except ConfigError as error:
@@ -149,24 +158,6 @@ def _discard(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     if folder.resolve() != Path.cwd() and not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _pin(config: DictConfig, folder: Path) -> None:
-    """Sets the sweep's folder in the config and in the overrides of its jobs, so that all processes use this folder."""
-    from omegaconf import open_dict, read_write
-
-    with read_write(config.hydra), open_dict(config.hydra):
-        config.hydra.sweep.dir = str(folder).replace("${", "\\${")
-        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")
-
-
-def _refuse_secrets_on_disk(config: DictConfig) -> None:
-    """Rejects secrets on the command line for Submitit, which writes the whole command to the sweep's folder."""
-    if "submitit" in config.hydra.launcher._target_ and typed_secrets(sys.argv[1:]):
-        raise SweepRefused(
-            "The launcher writes the command to disk, and the command contains a secret. Pass the secret in an "
-            "environment variable (`policy.api_key_env=NAME`), or choose `hydra/launcher=joblib`."
-        )
 
 
 def _without_secrets(config: DictConfig) -> str:

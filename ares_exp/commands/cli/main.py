@@ -35,7 +35,10 @@ def program() -> str:
 
 def main() -> int:
     """Runs the command line in `sys.argv` and returns the exit code."""
-    _find_modules_here()
+    # Allows imports from the current directory, like `python -m ares_exp`. Installed packages have priority.
+    with suppress(FileNotFoundError):  # the current directory may be deleted
+        if not sys.flags.safe_path and (here := str(Path.cwd())) not in sys.path:
+            sys.path.append(here)
     exit_code = run_word(sys.argv[1:], program())
     return execute() if exit_code is None else exit_code
 
@@ -123,13 +126,6 @@ def _complete() -> int:
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
             _run()
     return exit_codes.COMPLETE
-
-
-def _find_modules_here() -> None:
-    """Allows imports from the current directory, like `python -m ares_exp`. Installed packages have priority."""
-    with suppress(FileNotFoundError):  # the current directory may be deleted
-        if not sys.flags.safe_path and (here := str(Path.cwd())) not in sys.path:
-            sys.path.append(here)
 
 
 def _run() -> int:

@@ -33,7 +33,7 @@ from ares_exp.containers.docker.leftovers import find, remove_stale
 from ares_exp.containers.docker.mounts import check_mounts
 from ares_exp.containers.docker.network import NetworkOptions, check_network
 from ares_exp.containers.images.dockerfile_instructions import find_dockerfile
-from ares_exp.containers.images.image_build import check_buildable
+from ares_exp.containers.images.image import check_buildable
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.ownership import Leftover
 from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError, UnreachableError

@@ -116,7 +116,11 @@ class _Scan:
             path = directories.pop()
             try:
                 with open_beneath(self.root, path[len(self.at) :]) as directory:
-                    opaque = self._add_directory(path, directory)
+                    xattrs, marks = self._xattrs(path, directory)
+                    opaque = marks.get("opaque", "")
+                    if path:
+                        entry = self._metadata("directory", os.fstat(directory))
+                        self._keep(path, replace(entry, xattrs=xattrs, opaque=opaque == "y"))
                     with os.scandir(directory) as found:
                         for item in found:
                             if self._add(directory, f"{path}/{item.name}", item, opaque):
@@ -124,16 +128,10 @@ class _Scan:
             except OSError as error:
                 if path == self.at or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
                     raise CaptureError(f"{path or '/'} cannot be read: {error.strerror}.") from None
-                self._drop(path)  # it was removed during the scan
+                # The directory was removed during the scan.
+                for gone in [name for name in self.kept if name == path or name.startswith(path + "/")]:
+                    del self.kept[gone]
         return self._linked()
-
-    def _add_directory(self, path: str, directory: int) -> str:
-        xattrs, marks = self._xattrs(path, directory)
-        opaque = marks.get("opaque", "")
-        if path:
-            found = os.fstat(directory)
-            self._keep(path, replace(self._metadata("directory", found), xattrs=xattrs, opaque=opaque == "y"))
-        return opaque
 
     def _add(self, directory: int, path: str, item: os.DirEntry[str], opaque: str) -> bool:
         """Adds the entry of one name in a directory. Returns whether the name is a directory to scan."""
@@ -259,10 +257,6 @@ class _Scan:
             f"Expected at most {MAX_BYTES} bytes of changed files, found more (last read: {path!r}). Remove "
             "files that are not needed, or keep them out of the container's own file system."
         )
-
-    def _drop(self, path: str) -> None:
-        for gone in [name for name in self.kept if name == path or name.startswith(path + "/")]:
-            del self.kept[gone]
 
     def _linked(self) -> dict[str, Entry]:
         for names in self.names.values():

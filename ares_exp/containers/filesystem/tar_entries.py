@@ -167,7 +167,10 @@ class _Reader:
             if kind == "file":
                 entry = self._with_content(entry, path, archive, member, pool)
         self._bytes += entry.size
-        self._check_bounds(path)
+        if len(self._entries) >= MAX_ENTRIES:
+            raise ValueError(f"it has more than {MAX_ENTRIES} files (last read: {path!r})")
+        if self._bytes > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES} bytes of files (last read: {path!r})")
         if path in self._entries:
             raise ValueError(f"it contains {path!r} twice")
         self._entries[path] = entry
@@ -194,7 +197,15 @@ class _Reader:
     def _metadata(self, kind: EntryKind, path: str, member: tarfile.TarInfo) -> Entry:
         if not (0 <= member.uid < 2**32 - 1 and 0 <= member.gid < 2**32 - 1):
             raise ValueError(f"the owner of {path!r} is not a valid user or group id")
-        entry = Entry(kind, mode=member.mode & 0o7777, uid=member.uid, gid=member.gid, mtime_ns=_mtime_ns(member))
+        # The digits of PAX headers have nanoseconds, which a float cannot represent exactly.
+        found = Decimal(member.pax_headers.get("mtime") or member.mtime).scaleb(9)
+        entry = Entry(
+            kind,
+            mode=member.mode & 0o7777,
+            uid=member.uid,
+            gid=member.gid,
+            mtime_ns=int(max(Decimal(-MAX_MTIME_NS), min(Decimal(MAX_MTIME_NS), found))),
+        )
         if kind == "symlink":
             target = os.fsencode(member.linkname)
             if not target or b"\0" in target or len(target) > MAX_PATH_BYTES:
@@ -226,18 +237,6 @@ class _Reader:
             writer.add(data)
         return replace(entry, size=member.size, chunks=writer.finish())
 
-    def _check_bounds(self, path: str) -> None:
-        if len(self._entries) >= MAX_ENTRIES:
-            raise ValueError(f"it has more than {MAX_ENTRIES} files (last read: {path!r})")
-        if self._bytes > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES} bytes of files (last read: {path!r})")
-
     def _note(self, text: str) -> None:
         if len(self._notes) < MAX_NOTES:
             self._notes.append(text)
-
-
-def _mtime_ns(member: tarfile.TarInfo) -> int:
-    """Returns nanoseconds from the digits of PAX headers, which a float cannot represent exactly."""
-    found = Decimal(member.pax_headers.get("mtime") or member.mtime).scaleb(9)
-    return int(max(Decimal(-MAX_MTIME_NS), min(Decimal(MAX_MTIME_NS), found)))

@@ -42,9 +42,6 @@ class HereDocument(NamedTuple):
     body: str = ""
     has_end: bool = False
 
-    def ends_with(self, line: str) -> bool:
-        return (line.lstrip("\t") if self.strips_tabs else line) == self.name
-
     @property
     def text(self) -> str:
         """The lines, without leading tabs if they are ignored."""
@@ -123,7 +120,7 @@ def _without_bodies(text: str) -> tuple[str, dict[int, list[HereDocument]]]:
     for number, line in enumerate(text.splitlines(), 1):
         if open_ones:
             current = open_ones[0]
-            if current.ends_with(line):
+            if (line.lstrip("\t") if current.strips_tabs else line) == current.name:
                 documents[first].append(open_ones.pop(0)._replace(has_end=True))
             else:
                 open_ones[0] = current._replace(body=f"{current.body}{line}\n")

@@ -1,25 +1,39 @@
-"""Images of tasks: pulled if missing, or built once per content of the build context."""
+"""Images of tasks: pulled if missing, or built once per content of the build context.
+
+Images are built with BuildKit, through a `docker` command, or with the engine's classic builder. docker-py cannot use
+BuildKit, which needs a session in addition to the request. A failed classic build leaves untagged images, the builder's
+cache, which no label distinguishes from other users' images. They remain until `docker image prune`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
 import hashlib
 import os
 import re
 import stat
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.leftovers import image_labels
-from ares_exp.containers.images.dockerfile_instructions import ignored_patterns
-from ares_exp.containers.images.image_build import build_image, check_buildable
+from ares_exp.containers.images.docker_cli import docker_clis, drives_buildkit, passed_on
+from ares_exp.containers.images.dockerfile_instructions import (
+    find_syntax,
+    ignored_patterns,
+    instructions,
+    read_text,
+    split_flags,
+)
 from ares_exp.containers.images.shared_work import Demand, share, work_lock
+from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.containers.user_cache import announce
-from ares_exp.errors import ContainerStartError, UserError
+from ares_exp.errors import ContainerStartError, UnsupportedTaskError, UserError
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -132,3 +146,128 @@ def image_tag(name: str, context_dir: Path) -> str:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60].strip("-") or "task"
     return f"ares-exp/{slug}:{digest.hexdigest()[:12]}"
+
+
+_AUTOMATIC = re.compile(r"(?:TARGET|BUILD)(?:PLATFORM|OS|ARCH|VARIANT)")
+_LAST_LINES = 30
+_MAX_LINE_BYTES = 4096
+_MAX_LINE_CHARS = 500
+_NOISE = re.compile(r"\x1b\[[0-9;]*m|^#\d+ (?:\d+\.\d+ )?")
+"""Pattern for text to remove from output: colour codes, and the step numbers before BuildKit's lines."""
+
+
+def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
+    """Rejects a Dockerfile that needs BuildKit if no local docker command can use the engine's BuildKit. Blocking.
+
+    Calls `connect` only if the file needs BuildKit. Raises `UnsupportedTaskError` with the line, the feature and a
+    suggested fix, `TaskError` if the file cannot be read, and `PreflightError` if no engine responds.
+    """
+    found = find_buildkit_feature(read_text(dockerfile))
+    if found is None or find_buildkit(engine := connect()) is not None:
+        return
+    clis = ", ".join(map(str, docker_clis())) or "there is no docker command"
+    raise UnsupportedTaskError(
+        f"{dockerfile}:{found[0]}: {found[1]} needs BuildKit, and no docker command on PATH can use it with the engine "
+        f"at {engine.host} ({clis}). Install docker-buildx, or build the image yourself and set docker_image "
+        "in the [environment] table of task.toml to its name."
+    )
+
+
+def find_buildkit(engine: Engine) -> Path | None:
+    """Finds the first `docker` command on PATH that can use the engine's BuildKit; `None` if none can. Blocking."""
+    return None if engine.capabilities.is_podman else next(filter(drives_buildkit, docker_clis()), None)
+
+
+def find_buildkit_feature(text: str) -> tuple[int, str] | None:
+    """Returns the line and the name of the first feature in a Dockerfile that the classic builder does not support.
+
+    New features are not added to the classic builder. It does not support any flag of RUN, and supports only two flags
+    of COPY and ADD.
+    """
+    if (syntax := find_syntax(text)).is_foreign:
+        return syntax.line, f"the frontend {syntax.frontend}"
+    for name, value, line, documents in instructions(text):
+        flags = split_flags(value)[0] if name in ("RUN", "COPY", "ADD") else ()
+        if unknown := next((flag for flag, _ in flags if flag not in ("from", "chown")), None):
+            return line, f"{name} --{unknown}"
+        if documents:
+            return line, "a here-document"
+        # An ARG with a default also works without BuildKit.
+        words = value.split() if name == "ARG" else re.findall(r"\$\{?(\w+)", value) if name == "FROM" else ()
+        if automatic := next(filter(_AUTOMATIC.fullmatch, words), None):
+            return line, f"the value of {automatic}"
+    return None
+
+
+def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], demand: Demand) -> None:
+    """Builds the image of `context_dir`. Blocking.
+
+    When `demand` ends, kills a build with BuildKit and raises `WorkAbandoned`. A classic build cannot be stopped.
+    Raises `ContainerStartError` with the end of the output if the build fails.
+    """
+    last = collections.deque[str](maxlen=_LAST_LINES)
+    cli = find_buildkit(engine)
+    if cli is not None:
+        failure = _build_with_buildkit(cli, engine.host, tag, context_dir, labels, demand, last)
+    else:
+        failure = _build_classic(engine, tag, context_dir, labels, last)
+    if failure:
+        if any("dockerfile parse error" in line for line in last):
+            failure += ". If the Dockerfile needs a newer syntax than the engine's, start it with the line "
+            failure += "`# syntax=docker/dockerfile:1`"
+        raise ContainerStartError(
+            f"The image of {context_dir} could not be built: {_plain([failure]).rstrip('.')}.\n"
+            f"Last lines of the output:\n{_plain(last) or '(no output)'}"
+        )
+
+
+def _plain(lines: Iterable[str]) -> str:
+    shown = (_NOISE.sub("", line).strip() for line in lines)
+    text = "\n".join(line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}…" for line in shown if line)
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _build_with_buildkit(
+    cli: Path,
+    host: str,
+    tag: str,
+    context_dir: Path,
+    labels: Mapping[str, str],
+    demand: Demand,
+    last: collections.deque[str],
+) -> str:
+    """Runs `docker build`. Returns the error, or `""` on success. Adds the lines of the output to `last`."""
+    options = [f"--tag={tag}", *(f"--label={name}={value}" for name, value in labels.items())]
+    try:
+        process = subprocess.Popen(
+            while_we_live([str(cli), "build", "--progress=plain", *options, str(context_dir.resolve())]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**passed_on(), "DOCKER_HOST": host, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"{cli} could not be started: {error}"
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout, demand.releasing(process.stdin.close):
+        while line := process.stdout.readline(_MAX_LINE_BYTES):
+            last.append(line.decode("utf-8", "replace"))
+    code = process.wait()  # its output has ended; the closed stdin kills the rest of its process group
+    demand.pause(0)
+    return f"{cli} ended with exit code {code}" if code else ""
+
+
+def _build_classic(
+    engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], last: collections.deque[str]
+) -> str:
+    failure = ""
+    events = engine.api.build(
+        path=str(context_dir), tag=tag, rm=True, forcerm=True, decode=True, timeout=None, labels=dict(labels)
+    )
+    for event in events:  # read to its end: a partly read response leaks its socket
+        failure = failure or str(event.get("error", ""))
+        lines = str(event.get("stream", "")).splitlines()
+        last.extend(line for line in lines if not line.startswith((" --->", "Removing intermediate container")))
+    return failure

@@ -171,7 +171,13 @@ class ContainerFiles:
         else:
             _require_base(changes.delta.base, self._base())
             self._refuse_mount_points(changes.delta.entries)
-            entries = self._with_changes(changes.delta.entries)
+            gone = {path for path, entry in changes.delta.entries.items() if entry.kind != "directory"}
+            kept = {path: entry for path, entry in self._new.items() if gone.isdisjoint((path, *parents(path)))}
+            entries = kept | {
+                path: entry
+                for path, entry in changes.delta.entries.items()
+                if entry.kind != "whiteout" or self._overlay_of(path) != "/"
+            }
             self._write(entries, changes.objects)
             self._verify(entries, changes.objects)
         self._make_points()
@@ -229,13 +235,6 @@ class ContainerFiles:
         found = Path(path).stat()
         uid, gid = (found.st_uid, found.st_gid) if self._privileged else (0, 0)
         return Entry("directory", stat.S_IMODE(found.st_mode) | stat.S_IRWXU, uid, gid, mtime_ns=found.st_mtime_ns)
-
-    def _with_changes(self, changes: Mapping[str, Entry]) -> dict[str, Entry]:
-        gone = {path for path, entry in changes.items() if entry.kind != "directory"}
-        kept = {path: entry for path, entry in self._new.items() if gone.isdisjoint((path, *parents(path)))}
-        return kept | {
-            path: entry for path, entry in changes.items() if entry.kind != "whiteout" or self._overlay_of(path) != "/"
-        }
 
     def _write(self, entries: Mapping[str, Entry], objects: ObjectStore) -> None:
         for layer in (self._root, *self._uppers.values()):

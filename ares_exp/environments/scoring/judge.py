@@ -147,8 +147,11 @@ class Judge(ScorerBase):
             files=episode.output_dir,
             scorer=episode.scorer,
         )
+        policy = self._model.policy
+        asked = (name_of(policy), policy.model_name, request.system_prompt, request.messages[0]["content"])
+        question = f"sha256:{hashlib.sha256(repr(asked).encode(errors='replace')).hexdigest()}"
         try:
-            grades = await model.ask(self._question(request), request, self._reading)
+            grades = await model.ask(question, request, self._reading)
         finally:
             episode.spend(model.used)
         scores = {name: (grade - self._lowest) / (self._highest - self._lowest) for name, grade in grades.items()}
@@ -183,12 +186,6 @@ class Judge(ScorerBase):
         lines = "one line per criterion" if self._criteria else "one line"
         system = _SYSTEM.format(mark=mark, lines=lines, form=self._form, lowest=self._lowest, highest=self._highest)
         return LLMRequest([{"role": "user", "content": asked}], system_prompt=system)
-
-    def _question(self, request: LLMRequest) -> str:
-        """Returns the name under which a request is recorded: a digest of its prompts and its model."""
-        policy = self._model.policy
-        asked = (name_of(policy), policy.model_name, request.system_prompt, request.messages[0]["content"])
-        return f"sha256:{hashlib.sha256(repr(asked).encode(errors='replace')).hexdigest()}"
 
     def _shortened(self, text: str) -> str:
         if len(text) <= self._max_chars:

@@ -98,6 +98,7 @@ class RunStatistics:
             for name, own in by_task([one for one in final if one.outcome not in UNFINISHED]).items()
         )
         ks = ks_up_to(max((task.attempts for task in tasks), default=0))
+        names = dict.fromkeys(name for result in final for name in result.phase_sec)
         return cls(
             threshold=threshold,
             level=level,
@@ -115,7 +116,9 @@ class RunStatistics:
             cost=Spread.of([result.cost for result in final]),
             num_steps=Spread.of([result.num_steps for result in final]),
             seconds=Spread.of([result.duration_sec for result in final]),
-            phase_sec=_phases(final),
+            phase_sec={
+                name: Spread.of([one.phase_sec[name] for one in final if name in one.phase_sec]) for name in names
+            },
             tasks=tasks,
         )
 
@@ -144,11 +147,6 @@ def _scores(
         mean_reward=mean_over_attempts(rewards, level=level),
         pass_rates=pass_rates(counts, ks, level=level),
     )
-
-
-def _phases(results: Sequence[EpisodeResult]) -> dict[str, Spread]:
-    names = dict.fromkeys(name for result in results for name in result.phase_sec)
-    return {name: Spread.of([one.phase_sec[name] for one in results if name in one.phase_sec]) for name in names}
 
 
 def mean_scores(
@@ -202,16 +200,17 @@ def results_document(summary: RunSummary) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "totals": json_ready(summary.to_dict()),
         "statistics": statistics.to_dict(),
-        "tasks": [_task_row(task) for task in statistics.tasks],
+        "tasks": [
+            json_ready(
+                {
+                    **asdict(task),
+                    "attempts": task.attempts,
+                    "scored": task.scored,
+                    "pass_rate": task.pass_rate,
+                    "pass_variance": task.pass_variance,
+                    "flaky": task.is_flaky,
+                }
+            )
+            for task in statistics.tasks
+        ],
     }
-
-
-def _task_row(task: TaskStatistics) -> dict[str, Any]:
-    derived = {
-        "attempts": task.attempts,
-        "scored": task.scored,
-        "pass_rate": task.pass_rate,
-        "pass_variance": task.pass_variance,
-        "flaky": task.is_flaky,
-    }
-    return dict(json_ready({**asdict(task), **derived}))

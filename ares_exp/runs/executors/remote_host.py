@@ -54,8 +54,6 @@ GUESSES = "Some common causes include"
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RemoteHost:

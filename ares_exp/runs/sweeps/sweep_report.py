@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -143,7 +143,12 @@ class SweepReport:
             for name, job in zip(names, jobs, strict=True)
         )
         if over is not None:
-            _check_overridden(over, overrides.values(), path)
+            found = dict.fromkeys(override.partition("=")[0] for job in overrides.values() for override in job)
+            if over not in (known := [name for name in found if name not in RESUME_KEYS]):
+                raise ConfigError(
+                    f"No job of {_shown(path)} overrides `{over}`.{close_matches(over, known)} The overridden keys "
+                    f"are: {', '.join(known) or 'none'}."
+                )
         over = over or REPEATED_BY
         groups: dict[tuple[tuple[str, str], ...], list[tuple[Row, JobFolder]]] = {}
         for row, job in zip(rows, jobs, strict=True):
@@ -199,15 +204,6 @@ class SweepReport:
 def _chosen(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
     given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     return {key: given[key] for key in keys if key in given}
-
-
-def _check_overridden(key: str, jobs: Iterable[Sequence[str]], path: Path) -> None:
-    found = dict.fromkeys(override.partition("=")[0] for job in jobs for override in job)
-    if key not in (known := [name for name in found if name not in RESUME_KEYS]):
-        raise ConfigError(
-            f"No job of {_shown(path)} overrides `{key}`.{close_matches(key, known)} The overridden keys are: "
-            f"{', '.join(known) or 'none'}."
-        )
 
 
 def pooled(runs: Sequence[RunSummary]) -> RunSummary:

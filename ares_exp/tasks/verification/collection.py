@@ -245,7 +245,7 @@ async def deliver_artifacts(container: Container, folder: Path) -> None:
     """
     for entry in await asyncio.to_thread(read_manifest, folder):  # empty if the collection took too long
         if entry.status in ("ok", "empty"):
-            await _deliver(container, entry, entry.host_path(folder))
+            await _deliver(container, entry, folder / entry.destination.removeprefix("artifacts").lstrip("/"))
 
 
 async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> None:

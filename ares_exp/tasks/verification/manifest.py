@@ -50,10 +50,6 @@ class ManifestEntry:
             exclude=artifact.exclude if kind == "directory" else (),
         )
 
-    def host_path(self, folder: Path) -> Path:
-        """Returns the path of the artifact in `folder`, the directory of artifacts."""
-        return folder / self.destination.removeprefix("artifacts").lstrip("/")
-
 
 def write_manifest(folder: Path, entries: Sequence[ManifestEntry]) -> None:
     """Writes the manifest of the artifacts in `folder`. Blocking."""

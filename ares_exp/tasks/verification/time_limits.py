@@ -67,7 +67,8 @@ class TimeLimits:
         phases: list[float | None] = [start, task.set_up_timeout_sec]
         for stage in task.stages:
             before, after = stage.start_timeout_sec, stage.collect_timeout_sec
-            phases += [before, self.agent(stage), after, self._verification(task, stage)]
+            own = self.verifier_spec(task, stage)
+            phases += [before, self.agent(stage), after, self.verifier(stage) if own is None else own.lifetime_sec]
         return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=_sum(phases))
 
     def verifier_spec(self, task: Task, stage: Stage) -> ContainerSpec | None:
@@ -76,10 +77,6 @@ class TimeLimits:
             return None
         start = self.start(task)
         return replace(spec, start_timeout_sec=start, lifetime_sec=_sum((start, self.verifier(stage))))
-
-    def _verification(self, task: Task, stage: Stage) -> float | None:
-        own = self.verifier_spec(task, stage)
-        return self.verifier(stage) if own is None else own.lifetime_sec
 
     def _limit(self, own: float | None, cap: float | None, multiplier: float | None) -> float | None:
         seconds = min(math.inf if own is None else own, cap or math.inf)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 ENV = "env:"
 FIELDS = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "stop": "stop_sequences"}
 """Sampling parameters of the service whose names differ from the arguments of the policies."""
-
-logger = logging.getLogger(__name__)
 
 
 def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:

@@ -8,7 +8,6 @@ contains the episode's line.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,8 +15,6 @@ from typing import Any
 
 from ares_exp.errors import ConfigError
 from ares_exp.records.run_dir import append_durably, append_text, atomic_file, dump_json
-
-logger = logging.getLogger(__name__)
 
 
 class ServiceRecord:

@@ -107,7 +107,12 @@ class Service:
                 service = HttpService(rollouts, run, self._key)
                 try:
                     async with service.listening(self._listener):
-                        self._announce()
+                        assert self._listener is not None
+                        host, port = self._listener.getsockname()[:2]
+                        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+                        with suppress(BrokenPipeError):
+                            sys.stdout.write(f"Serving rollouts at {self.url}. Ctrl-C ends the service.\n")
+                            sys.stdout.flush()
                         await rollouts.failure
                 finally:
                     watching.cancel()
@@ -115,11 +120,3 @@ class Service:
                     await rollouts.close()
         finally:
             self._listener.close()
-
-    def _announce(self) -> None:
-        assert self._listener is not None
-        host, port = self._listener.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        with suppress(BrokenPipeError):
-            sys.stdout.write(f"Serving rollouts at {self.url}. Ctrl-C ends the service.\n")
-            sys.stdout.flush()

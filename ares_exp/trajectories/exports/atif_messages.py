@@ -138,18 +138,14 @@ def content_from_atif(content: Any) -> Any:
 def _part_to_atif(part: Any) -> dict[str, Any]:
     if isinstance(part, Mapping) and isinstance(text := part.get("text"), str):
         return {"type": "text", "text": text}
-    url = _image_url(part)
+    image = part.get("image_url") if isinstance(part, Mapping) else None
+    url = image.get("url") if isinstance(image, Mapping) else None
+    url = url if isinstance(url, str) else ""
     kind = _IMAGE_TYPES.get("." + url.rpartition(".")[2].lower())
     if kind is not None and "://" in url:  # a local path would have to exist next to the document
         return {"type": "image", "source": {"media_type": kind, "path": url}}
     name = part.get("type") if isinstance(part, Mapping) else None
     return {"type": "text", "text": f"[{name if isinstance(name, str) else 'a part of the message'}]"}
-
-
-def _image_url(part: Any) -> str:
-    image = part.get("image_url") if isinstance(part, Mapping) else None
-    url = image.get("url") if isinstance(image, Mapping) else None
-    return url if isinstance(url, str) else ""
 
 
 def _part_from_atif(part: Mapping[str, Any]) -> dict[str, Any]:

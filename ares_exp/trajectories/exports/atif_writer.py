@@ -196,8 +196,10 @@ class _AtifWriter:
     def _observe(
         self, observation: Mapping[str, Any], acted: tuple[dict[str, Any], dict[str, Any] | None] | None
     ) -> None:
-        """Writes the new messages of an observation. If possible, they become results of the preceding agent step."""
-        if not _is_request(observation):
+        """Writes the new messages of an observation, as results of the preceding agent step where possible."""
+        lists = (observation.get("messages"), observation.get("tools", FrozenList()))
+        are_lists = all(isinstance(items, FrozenList) and {Message}.issuperset(map(type, items)) for items in lists)
+        if not (are_lists and isinstance(observation.get("system_prompt", ""), str)):
             self._dropped[NO_CHAT] = None
             self._emit({"source": "user", "message": dumps(observation, ensure_ascii=False)})
             return
@@ -314,12 +316,6 @@ def _response_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | Non
         return None
     else:
         return plain(fields), rest
-
-
-def _is_request(observation: Mapping[str, Any]) -> bool:
-    lists = (observation.get("messages"), observation.get("tools", FrozenList()))
-    are_lists = all(isinstance(items, FrozenList) and {Message}.issuperset(map(type, items)) for items in lists)
-    return are_lists and isinstance(observation.get("system_prompt", ""), str)
 
 
 def _key(message: Mapping[str, Any]) -> str:

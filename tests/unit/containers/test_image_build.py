@@ -13,7 +13,7 @@ import pytest
 from ares_exp.containers.docker.capabilities import Capabilities
 from ares_exp.containers.docker.engine import Engine
 from ares_exp.containers.images.docker_cli import docker_clis
-from ares_exp.containers.images.image_build import build_image, check_buildable, find_buildkit, find_buildkit_feature
+from ares_exp.containers.images.image import build_image, check_buildable, find_buildkit, find_buildkit_feature
 from ares_exp.containers.images.shared_work import Demand, WorkAbandoned
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 from tests.leaks import is_alive, wait_until

@@ -16,8 +16,7 @@ from ares_exp.containers.local.container_directory import find_storage, folders
 from ares_exp.containers.local.isolation import CHANNELS, is_privileged
 from ares_exp.errors import CaptureError, RestoreError, SnapshotMismatchError, UnsafeSnapshotError
 from ares_exp.records.secrets import protect
-from ares_exp.testing.awkward_tree import python
-from ares_exp.testing.changes_contract import ChangesContract
+from ares_exp.testing.changes_contract import ChangesContract, python
 from tests.unit.containers.local_containers import local_container, needs_local
 
 pytestmark = [

@@ -1,6 +1,7 @@
 """Snapshots whose environment is closed, or whose caller is cancelled, in the middle; and what they may not ask for."""
 
 import asyncio
+import fcntl
 import json
 import tempfile
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from ares_exp.environments.restoring import Continuation
 from ares_exp.llms.request import MessageEdit
 from ares_exp.llms.response import LLMResponse
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot, with_checksum
-from ares_exp.snapshots.store import exclusive_lock
+from ares_exp.snapshots.store import LOCK_FILE
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from tests.unit.environments.snapshots import agent_of, ask
@@ -90,8 +91,8 @@ async def test_close_during_snapshot_leaves_none(make_environment: Any, tmp_path
     env, store = make_environment(agent=agent_of(ends_slowly)), tmp_path / "store"
     await env.reset()
     store.mkdir()
-    with exclusive_lock(store) as held:
-        assert held
+    with (store / LOCK_FILE).open("w") as collector:
+        fcntl.flock(collector, fcntl.LOCK_EX)
         exporting = asyncio.create_task(env.export_state(store, snapshot_id="one"))
         await asyncio.sleep(0)
         closing = asyncio.create_task(env.close())

@@ -19,9 +19,8 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.endpoint_policy import SAMPLING_FIELDS
 from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING, PROCESSED_LOGPROBS
 from ares_exp.records.run_dir import RunDir
-from ares_exp.training.recorded_sequences import RecordedSequences
+from ares_exp.training.recorded_sequences import RecordedSequences, write_sequences
 from ares_exp.training.sampled_calls import NEUTRAL
-from ares_exp.training.sequence_files import write_sequences
 from ares_exp.training.sequences import SequenceReport, TrainingSequence, sequences_of
 from ares_exp.training.skyrl import generator_output
 from ares_exp.training.verl import agent_loop_output, agent_loop_outputs

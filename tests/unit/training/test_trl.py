@@ -13,10 +13,10 @@ import pytest
 
 from ares_exp.errors import UserError
 from ares_exp.training.client import Client, Episode, Request
-from ares_exp.training.logprobs import largest_gap
 from ares_exp.training.toy import toy_model, toy_tokenizer, write_model
 from ares_exp.training.trl import columns_of, generate
 from tests.service_contract import served
+from tests.tiny_model import largest_gap
 from tests.unit.training.counted_tasks import options
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(900)]  # there may be much beside it
@@ -118,4 +118,4 @@ def test_sampled_tokens_have_exact_logprobs() -> None:
         assert len(response.ids) <= 5
         assert (response.stop == "stop") == (response.ids[-1:] == [tokenizer.eos_token_id])
     del rows[2]
-    assert largest_gap(model, rows, pad=1, temperature=0.7) < 1e-4
+    assert largest_gap(model, rows, temperature=0.7) < 1e-4

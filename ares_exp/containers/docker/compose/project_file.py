@@ -79,7 +79,8 @@ def complete(
     for kind in ("networks", "volumes"):
         for name, one in (whole.get(kind) or {}).items():
             if not (one or {}).get("external"):
-                whole[kind][name] = _owned(one or {})
+                rest = {key: value for key, value in (one or {}).items() if key != "name"}
+                whole[kind][name] = {**rest, "labels": {**_table(rest.get("labels")), **owner_labels()}}
     if closed:
         for name in whole["networks"]:
             whole["networks"][name] |= _CLOSED
@@ -95,11 +96,6 @@ def names_of(document: Mapping[str, Any]) -> list[str]:
     """Returns the names by which the services of a file reach each other."""
     services: Mapping[str, Mapping[str, Any]] = document["services"]
     return [*services, *(one["container_name"] for one in services.values() if one.get("container_name"))]
-
-
-def _owned(thing: Mapping[str, Any]) -> dict[str, Any]:
-    rest = {key: value for key, value in thing.items() if key != "name"}
-    return {**rest, "labels": {**_table(rest.get("labels")), **owner_labels()}}
 
 
 def _complete_service(service: dict[str, Any], options: DockerOptions, *, closed: bool) -> None:

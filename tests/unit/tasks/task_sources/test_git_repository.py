@@ -16,8 +16,7 @@ from ares_exp.containers.user_cache import changing, workspace
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import GitError, PreflightError
 from ares_exp.tasks import child_process
-from ares_exp.tasks.task_sources.git_command import Git
-from ares_exp.tasks.task_sources.git_tasks import default_cache_dir
+from ares_exp.tasks.task_sources.git_tasks import Git, default_cache_dir
 from tests.unit.tasks.task_sources.conftest import MakeRepository, Repository
 
 
@@ -97,7 +96,7 @@ def test_unchanged_branch_needs_one_request(
     first = load(cache_dir, told, repo=repository.url)
     trace = cache_dir / "trace"
     monkeypatch.setenv("GIT_TRACE2_EVENT", str(trace))
-    monkeypatch.setattr("ares_exp.tasks.task_sources.git_command._PASSED_ON", ("GIT_TRACE2",))
+    monkeypatch.setattr("ares_exp.tasks.task_sources.git_tasks._PASSED_ON", ("GIT_TRACE2",))
     assert load(cache_dir, told, repo=repository.url) == first
     names = [one for one in map(json.loads, trace.read_text().splitlines()) if one["event"] == "cmd_name"]
     commands = [one["name"] for one in names if one["hierarchy"] == one["name"]]
