@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class KeepAlive:
-    """Renews the TTL of each sandbox after a third of it. The sandboxes of a dead runner therefore expire.
+    """Renews the TTL of each sandbox when a third of it has passed. If the runner dies, its sandboxes therefore expire.
 
     Attributes:
         service: The service of the sandboxes.
@@ -39,7 +39,7 @@ class KeepAlive:
     _has_warned: bool = False
 
     def add(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
-        """Adds a sandbox with its full TTL remaining, in minutes. The TTL also limits the time without activity."""
+        """Starts renewing the TTL of a new sandbox, and its inactivity timer. The TTL is `ttl_min` minutes."""
         self._tasks[sandbox.id] = asyncio.create_task(self._renew(sandbox, ttl_min))
 
     def discard(self, sandbox: AsyncSandbox) -> None:
@@ -84,9 +84,10 @@ class Connection:
 
     Attributes:
         service: Client of the service.
-        keep_alive: Renewal of the sandboxes' TTLs.
-        holders: Number of containers and calls of the factory that use the connection.
-        has_object_store: Whether the service accepts files for its image builder, as far as is known.
+        keep_alive: Object that renews the TTLs of the sandboxes.
+        holders: Number of containers and factory calls that are using the connection.
+        has_object_store: Whether the service accepts files for its image builder. True until the service rejects a
+            file.
     """
 
     service: DaytonaService
@@ -115,7 +116,7 @@ class Connections:
         return found
 
     async def release(self, connection: Connection) -> None:
-        """Ends one use of the connection, and closes the connection after the last use."""
+        """Releases the connection, and closes it if no other container or call uses it."""
         connection.holders -= 1
         if connection.holders == 0:
             self._of_loop.pop(asyncio.get_running_loop(), None)

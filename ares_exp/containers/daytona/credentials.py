@@ -24,8 +24,8 @@ class Credentials:
     Attributes:
         api_url: Address of its API, without a trailing slash.
         api_key: Key of an organisation.
-        jwt_token: Token of a user, instead of a key. It needs `organization_id`.
-        organization_id: Organisation on whose account sandboxes run. Used only with `jwt_token`.
+        jwt_token: Token of a user, as an alternative to a key. It requires `organization_id`.
+        organization_id: Organisation whose account the sandboxes belong to. Used only with `jwt_token`.
         target: Region of the sandboxes; `None`: the organisation's default.
     """
 

@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 async def find(service: DaytonaService, *, of_this_machine: bool = False) -> list[Leftover]:
-    """Lists the sandboxes of runs, including active runs, on all machines or on this machine."""
+    """Lists the sandboxes of dead and active runs on all machines, or only on this machine."""
     from daytona import ListSandboxesQuery
 
     ours = {HOST: owner_labels()[HOST]} if of_this_machine else None
@@ -90,7 +90,7 @@ async def remove_stale(service: DaytonaService) -> None:
 
 
 def find_all(*, snapshots: bool) -> list[Leftover]:
-    """Lists the sandboxes of runs. With `snapshots`, also lists snapshots made by this machine, as stale. Blocking."""
+    """Lists the sandboxes of runs. With `snapshots`, also lists this machine's snapshots, as stale. Blocking."""
     credentials = Credentials.from_environment()
 
     async def look(service: DaytonaService) -> list[Leftover]:

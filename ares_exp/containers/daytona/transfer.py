@@ -1,6 +1,6 @@
 """File transfer into and out of a sandbox, as one tar archive through the service's file API and the sandbox's `tar`.
 
-One request transfers all files. Only the sandbox resolves its paths.
+One request transfers all files. Paths and links in the sandbox are resolved only by programs in the sandbox.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
 
 Run = Callable[..., Awaitable[ExecResult]]
-"""Function that runs a command as root with `sh -c` and the keyword `timeout_sec`. Raises like `Container.exec`."""
+"""Function that runs a command as root with `sh -c`. Takes `timeout_sec`, and raises the errors of `Container.exec`."""
 
 _TIMEOUT_SEC = 600
 _SPOOL_BYTES = 8 * 1024 * 1024
@@ -44,7 +44,7 @@ class FileTransfer:
         service: The sandbox's service.
         sandbox: The sandbox.
         run: Function that runs a command in the sandbox.
-        directory: Existing directory in the sandbox that only root may enter, for archives in transit.
+        directory: Existing directory in the sandbox for temporary archives. Only root may enter it.
     """
 
     service: DaytonaService

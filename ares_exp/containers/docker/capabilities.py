@@ -20,8 +20,8 @@ _MiB = 1024 * 1024
 class Capabilities:
     """The capabilities of an engine. The defaults are valid for every engine.
 
-    `disk_quota` means that the engine can limit the size of a container's files. `cdi_gpus` are the names of GPUs in
-    the Container Device Interface.
+    `disk_quota` is true if the engine can limit the size of a container's files. `cdi_gpus` are the names of the
+    engine's GPUs in the Container Device Interface.
     """
 
     cpus: int = 1
@@ -32,7 +32,7 @@ class Capabilities:
 
     @property
     def simultaneous_starts(self) -> int:
-        """Bound on simultaneous starts. More starts would make each one slower without increasing the throughput."""
+        """Maximum number of simultaneous starts. More would slow each start down without increasing the throughput."""
         return min(16, max(8, 2 * self.cpus))
 
 
@@ -102,7 +102,7 @@ def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
 
 
 def unenforced(spec: ContainerSpec, can: Capabilities) -> list[str]:
-    """Returns a warning for each limit that the engine cannot enforce. Rejects missing GPUs as `gpu_request` does."""
+    """Returns a warning for each limit that the engine cannot enforce. Raises the errors of `gpu_request`."""
     if spec.gpus:
         gpu_request(spec.name, spec.gpus, can)
     if spec.storage_mb is not None and not can.disk_quota:

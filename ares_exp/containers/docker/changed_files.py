@@ -1,4 +1,4 @@
-"""Restore of changed files into a new container: finding their base image, and writing the files."""
+"""The restore of changed files in a new container: the search for their base image, and the writing of the files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
 
 
 def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
-    """Returns the task's name of an image if it still refers to the image, otherwise another name or the id."""
+    """Returns the task's name for an image if it still refers to that image, otherwise another name or the id."""
     names: list[str] = image.get("RepoTags") or [image["Id"]]
     return spec.docker_image if spec.docker_image in names else names[0]
 
@@ -99,7 +99,7 @@ _TYPES = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "symlink": tarf
 
 
 def archive(changes: StoredChanges) -> Iterator[bytes]:
-    """Yields a tar archive of changes without deletions. Raises `SnapshotCorruptError` for a damaged object."""
+    """Yields a tar archive of the changes except deletions. Raises `SnapshotCorruptError` for a damaged object."""
     links: dict[int, str] = {}
     for path, entry in sorted_by_path(changes.delta.entries).items():
         member = _member(path, entry)

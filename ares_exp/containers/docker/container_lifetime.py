@@ -28,7 +28,7 @@ reads a line, `jobs` makes the shell reap them, without a fork that could fail.
 """
 
 REMOVAL_SEC = 12.0
-"""Bound on the removal of a container, which takes milliseconds, or seconds under load."""
+"""Time limit for the removal of a container, which takes milliseconds, or seconds under load."""
 
 _REAP_EVERY_SEC = 1.0
 _KEPT_BYTES = 4096
@@ -66,7 +66,7 @@ class FirstProcess:
             reaper.cancel()
 
     async def _reap(self) -> None:
-        """Sends lines. Each line makes the first process reap zombies, for which other processes may be waiting."""
+        """Sends lines. Each line makes the first process reap zombies, because other processes may wait for that."""
         with contextlib.suppress(OSError):
             while True:
                 await asyncio.sleep(_REAP_EVERY_SEC)
@@ -88,7 +88,7 @@ class FirstProcess:
 
 
 def remove(engine: Engine, container: str, image: str | None = None) -> None:
-    """Kills and removes a container, and the image if nothing else uses it. Blocking. Ignores missing resources."""
+    """Kills and removes a container, and `image` if no other container uses it. Blocking. Ignores missing resources."""
     if problem := why_it_stays(lambda: _remove_container(engine, container)):
         _logger.warning("The container %s could not be removed: %s.", container, problem)
     elif image is not None and (problem := why_it_stays(lambda: engine.api.remove_image(image))):
@@ -116,9 +116,9 @@ def why_it_stays(removal: Callable[[], object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExitReason:
-    """The reason of a container's end, as a clause that follows "The container ".
+    """The reason why a container ended, as a clause that follows "The container ".
 
-    `is_outside` means that the cause is certainly outside of the container. `exit_code` is known if the first process
+    `is_outside` is true if the cause is certainly outside of the container. `exit_code` is set if the first process
     ended by itself.
     """
 
@@ -128,7 +128,7 @@ class ExitReason:
 
 
 class ExitWatch:
-    """Watcher that determines why a container ended. It does so immediately, because the engine soon forgets it."""
+    """Determines why a container ended, immediately after the end, because the engine soon forgets the container."""
 
     def __init__(self, engine: Engine, container: str, first_process: FirstProcess) -> None:
         self._engine = engine
@@ -184,7 +184,7 @@ def out_of_reach(engine: Engine, what: str) -> ExitReason:
 
 
 def _events(engine: Engine, container: str, now: str) -> Iterator[dict[str, Any]]:
-    """Yields the events of an ended container until its removal or `now`, which is the `Date` of a response."""
+    """Yields the events of an ended container until its removal or until `now`, the `Date` header of a response."""
     until = parsedate_to_datetime(now).timestamp() + 1
     parameters = {
         "since": "1",
@@ -218,18 +218,18 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
 
 
 APPEARS_WITHIN_SEC = 5.0
-"""Bound on the wait for a container after the engine's response to its creation was lost."""
+"""Maximum wait for a container to appear after the engine's response to its creation was lost."""
 
 
 class AnswerLostError(EngineError):
-    """The engine's response to a creation was lost. The container may exist or may still appear."""
+    """The engine's response to the creation of a container was lost. The container may exist, or appear later."""
 
 
 _semaphores = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
 
 
 def starts(engine: Engine) -> asyncio.Semaphore:
-    """Returns this event loop's semaphore, which bounds concurrent starts. More starts would not be faster."""
+    """Returns this event loop's semaphore for starts. More concurrent starts than it allows would not be faster."""
     return _semaphores.setdefault(
         asyncio.get_running_loop(), asyncio.Semaphore(engine.capabilities.simultaneous_starts)
     )
@@ -239,7 +239,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
     """Creates the container with the unique `name`. The `Labels` of `config` identify the owner. Blocking.
 
     If the response is lost, the request is repeated. If the first request succeeded, the engine then reports that the
-    name is taken. Raises `AnswerLostError` if the container may exist, or may still appear.
+    name is taken. Raises `AnswerLostError` if the container may exist, or may appear later.
     """
     from docker.errors import APIError
     from requests.exceptions import RequestException
@@ -282,7 +282,7 @@ def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
 
 
 def remove_when_it_appears(engine: Engine, name: str) -> None:
-    """Removes a container whose creation had no response. Polls for `APPEARS_WITHIN_SEC`. Blocking."""
+    """Removes a container whose creation had no response. Waits up to `APPEARS_WITHIN_SEC` for it. Blocking."""
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
         with contextlib.suppress(*engine_errors()):

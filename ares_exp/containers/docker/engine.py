@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from requests import Response
 
 CALL_TIMEOUT_SEC = 120.0
-"""Bound on one response of the engine. Image builds and pulls have the container's start limit instead."""
+"""Time limit for one response of the engine. Image builds and pulls have the container's start limit instead."""
 
 INQUIRY_TIMEOUT_SEC = 10.0
-"""Bound on a request that takes a healthy engine milliseconds. A hanging engine must not block the run."""
+"""Time limit for a request that takes a healthy engine milliseconds. A hanging engine must not block the run."""
 
 PODMAN_SOCKET = "/podman/podman.sock"
-"""The end of the path of Podman's system socket and user sockets."""
+"""End of the paths of Podman's sockets: the system's socket and the users' sockets."""
 
 Pool = Literal["calls", "starts", "removals", "transfers"]
 """Kinds of calls. Each kind has its own threads, so that quick calls do not wait for slow calls of another kind."""
@@ -56,7 +56,7 @@ class Engine:
     capabilities: Capabilities
 
     def ask(self, path: str, parameters: Mapping[str, str] | None = None, *, stream: bool = False) -> Response:
-        """Sends a GET request, and returns the response with any status, within `INQUIRY_TIMEOUT_SEC`. Blocking."""
+        """Sends a GET request with a time limit, and returns the response with any status. Blocking."""
         answer: Response = self.api.get(
             f"{self.api.base_url}/v{self.api.api_version}{path}",
             params=parameters,
@@ -68,7 +68,7 @@ class Engine:
     async def hijack(self, path: str, body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Posts a request whose connection becomes a two-way byte stream.
 
-        Raises `EngineError` if the engine returns an error, and `ConnectionError` if it is gone.
+        Raises `EngineError` if the engine returns an error, and `ConnectionError` if the engine is gone.
         """
         reader, writer = await self._connect()
         try:
@@ -191,7 +191,7 @@ def connect_blocking(host: str | None = None) -> Engine:
 
 @functools.lru_cache(maxsize=4)
 def _connected(pid: int, docker_host: str, context: str) -> Engine:
-    """Connects once per process and address, because a forked process cannot use the parent's sockets and threads."""
+    """Connects once per process and address. A forked process cannot use the sockets and threads of its parent."""
     import docker
 
     host, secured = _address(docker_host)
@@ -228,7 +228,7 @@ def _how_to_reach(host: str, error: BaseException) -> str:
 
 
 def _probe(host: str) -> None:
-    """Opens and closes a connection, to raise a short error. docker-py's error is long, and leaks a socket."""
+    """Opens and closes a connection, to get a short error. docker-py's own error is long, and leaks a socket."""
     url = urlsplit(host)
     if url.scheme == "unix":
         with socket.socket(socket.AF_UNIX) as probe:

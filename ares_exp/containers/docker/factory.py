@@ -80,11 +80,11 @@ class DockerContainerFactory(ContainerFactoryBase):
                 profile files first, which reset `PATH` on Debian.
             keep_image: Whether images built from a task's Dockerfile are kept for the next run. `False` removes each
                 image with the last container that uses it.
-            env: Variables for every container. The task's variables override them.
+            env: Environment variables for every container. The task's variables override them.
             extra_hosts: Additional lines of `/etc/hosts`: `{host.docker.internal: host-gateway}` (the engine's host).
             pids_limit: Maximum number of processes in one container, as a protection against fork bombs.
             swap_mb: Swap that a container may use in addition to its memory limit.
-            no_new_privileges: Whether programs are prevented from gaining rights when they start. sudo and su inside
+            no_new_privileges: Whether programs in the container cannot gain privileges when they start. sudo and su
                 then fail.
             capture: Method by which snapshots read a container's changes. `upper`: from the engine's directory, which
                 needs root on its machine and an overlay storage driver. `archive`: from an archive made by GNU tar in
@@ -131,7 +131,7 @@ class DockerContainerFactory(ContainerFactoryBase):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options as JSON values, without the values of `env`, which may be secret."""
+        """The constructor's options as JSON values. `env` has only names of variables, because values may be secret."""
         options = self._options
         network = options.network
         return {

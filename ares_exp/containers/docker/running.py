@@ -55,7 +55,7 @@ _NO_INTERPRETER = ", or run as root on the engine's machine, which needs nothing
 _logger = logging.getLogger(__name__)
 
 _NO_WORKDIR = "chdir to cwd"
-"""Part of the engine's message when a process cannot start in the image's working directory."""
+"""Part of the engine's message if a process cannot start in the image's working directory."""
 
 
 class RunningContainer:
@@ -179,7 +179,7 @@ class RunningContainer:
             await self.exec(script, user="root", shell="sh -c", timeout_sec=_HANG_UP_SEC)
 
     def _starts_elsewhere(self, why: str) -> bool:
-        """Returns whether the error is a missing working directory. If so, later shells start in `/`."""
+        """Returns whether the working directory is missing according to an error. Later shells then start in `/`."""
         if _NO_WORKDIR not in why:
             return False
         self._start_dir = "/"
@@ -197,7 +197,7 @@ class RunningContainer:
             raise PortForwardingError(f"No forwarded port can be opened in the container: {reason(error)}.") from error
 
     async def _make_forwarded_port(self, serve: Serve, port: int) -> ForwardedPort:
-        """Opens a forwarded port at a socket in the container's network, or through a relay if that is impossible."""
+        """Opens a forwarded port with a socket in the container's network, or with a relay if that is impossible."""
         engine, container = self._engine, self._container
         why = await in_thread(lambda: namespace_obstacle(engine.host))
         if why is None:

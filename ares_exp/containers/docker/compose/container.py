@@ -35,7 +35,7 @@ NO_SNAPSHOTS = "the services of its compose file have separate state"
 
 
 def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
-    """Checks before the start that a task with a compose file can be run. Returns warnings. Blocking.
+    """Checks, before the start, that a task with a compose file can run. Returns warnings. Blocking.
 
     Raises `UnsupportedTaskError` if no compose program is installed, the file violates the security policy, or the task
     needs to switch networks between phases. Raises `TaskError` if the file is malformed.

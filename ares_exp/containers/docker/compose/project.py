@@ -35,23 +35,23 @@ _LAST_LINES = 20
 _LAST_BYTES = 4096
 
 PROJECT = "com.docker.compose.project"
-"""The label with the name of the project, on all of its resources."""
+"""Label on all resources of a project. Its value is the name of the project."""
 
 APPEARS_WITHIN_SEC = 2.0
-"""Time after the compose program's death in which the engine may still execute its requests."""
+"""Seconds after the death of the compose program in which the engine may still execute its requests."""
 
 SERVICE = "com.docker.compose.service"
-"""The label with the name of a container's service."""
+"""Label of a container. Its value is the name of the container's service."""
 
 
 class ComposeProject:
     """The containers, networks and volumes of one attempt at a task. All their names start with `name`.
 
     Attributes:
-        containers: Name of a container of each service; empty before the start.
+        containers: Name of one container per service; empty before the start.
         addresses: Names by which the services reach each other; empty before the start.
         built: Names of the images that were built for the project.
-        unready: Names of the services that were not ready when a failed start was removed.
+        unready: Names of the services that were not ready when a start failed.
     """
 
     def __init__(self, name: str, spec: ContainerSpec, options: DockerOptions) -> None:
@@ -154,7 +154,7 @@ class ComposeProject:
         return {service: name.lstrip("/") for service, name in sorted(found, reverse=True)}
 
     async def remove(self, engine: Engine) -> str:
-        """Kills and removes the project. Returns the reason if some resources remain, or `""`. Idempotent."""
+        """Kills and removes the project. Returns the reason if resources remain, otherwise `""`. Idempotent."""
         if not self._exists:
             return ""
         until = time.monotonic() + APPEARS_WITHIN_SEC
@@ -191,7 +191,7 @@ class ComposeProject:
         return ["--ansi", "never", "-p", self.name, "--project-directory", str(self._file.parent)]
 
     async def _read(self, tool: ComposeTool, env: Mapping[str, str]) -> dict[str, Any]:
-        """Reads the task's file, merged on top of `base_document`. Substitutes variables and includes other files."""
+        """Reads the task's file, merged on top of `base_document`, with substituted variables and included files."""
         async with working_directory("build") as folder:
             base = folder / "base.json"
             await asyncio.to_thread(lambda: base.write_text(json.dumps(base_document(self._spec)), encoding="utf-8"))

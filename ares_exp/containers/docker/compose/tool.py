@@ -1,7 +1,7 @@
 """The compose program of this machine: the plugin `docker compose`, or the program `docker-compose`.
 
-The program substitutes each `$NAME` in a task's file with a variable of its environment. Our environment is not passed
-on, because a file could copy any API key into a container. The program gets the variables of the task
+The program substitutes each `$NAME` in a task's file with a variable of its environment. The program does not inherit
+our environment, because a file could copy any API key into a container. It gets the variables of the task
 (`[environment.env]`) and of Harbor.
 """
 
@@ -25,7 +25,7 @@ from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.errors import ContainerStartError, PreflightError, UnsupportedTaskError
 
 ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "DOCKER_CONFIG")
-"""Variables passed to the program, which it needs to find Docker's programs, plugins and settings."""
+"""Variables that the program inherits, because it needs them to find Docker's programs, plugins and settings."""
 
 _OLDEST = (1, 28)  # the first version that reads both older formats and files without a version, and has --ansi
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
@@ -61,7 +61,7 @@ class ComposeTool:
     ) -> Answer:
         """Runs the program. Kills it with its children if the caller is cancelled or this process is killed.
 
-        Raises `ContainerStartError` if it does not start, or prints more than `_MAX_ANSWER_BYTES`.
+        Raises `ContainerStartError` if the program does not start, or prints more than `_MAX_ANSWER_BYTES`.
         """
         life, held = os.pipe()
         process: asyncio.subprocess.Process | None = None
@@ -121,7 +121,7 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
 def find_compose() -> ComposeTool:
     """Finds the compose program, and caches the result. Blocking, usually for less than a second.
 
-    Raises `PreflightError` if no compose program is installed, or if all are too old.
+    Raises `PreflightError` if no compose program is installed, or if all installed programs are too old.
     """
     return _found(tuple(os.environ.get(name, "") for name in ENVIRONMENT))
 
@@ -160,10 +160,10 @@ _OBEYED = re.compile(
 
 
 def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
-    """Rejects a file that uses a variable of the task whose name would control programs on this machine.
+    """Rejects a file that uses a task variable whose name has a meaning for programs on this machine, such as `PATH`.
 
-    The compose program does not get these variables, so it cannot substitute them. Containers may still have them.
-    Raises `UnsupportedTaskError`.
+    The compose program does not get these variables, so it could not substitute them. Containers may have them. Raises
+    `UnsupportedTaskError`.
     """
     found = [name for name in spec.env if _OBEYED.fullmatch(name) and re.search(rf"\$\{{?{re.escape(name)}\b", text)]
     if found:
