@@ -1,10 +1,10 @@
 r"""Encoding of deltas as lines of JSON. Lines are untrusted: each entry is checked before use.
 
 The first line is `{"version": 1, "base": …, "notes": […]}`. Then each entry has one line, with its path and the fields
-that differ from the defaults of `Entry`. Xattrs are hexadecimal. Chunks are digests, or the number of consecutive
-chunks of zeros. If a file has many chunks, further lines contain lists of chunks. Changing a page of a large file
-therefore changes few objects. Bytes of a name that are not UTF-8 are lone surrogates (`\udc80` to `\udcff`), as in
-Python.
+that differ from the defaults of `Entry`. Xattrs are hexadecimal. Each chunk is a digest; a number stands for that many
+consecutive chunks of zeros. If a file has many chunks, further lines contain lists of chunks. If a page of a large file
+changes, only a few stored objects therefore change. Bytes of a name that are not UTF-8 are lone surrogates (`\udc80` to
+`\udcff`), as in Python.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _check_integer(name: str, value: Any, lowest: int, highest: int) -> None:
 
 
 def _bytes(text: Any, what: str) -> bytes:
-    """Returns the bytes of a name. Only one spelling is allowed, so that a file cannot have two entries."""
+    """Encodes a name as bytes. Rejects other encodings of the same name, so that a file cannot have two entries."""
     if not isinstance(text, str):
         malformed(f"expected {what}, found", text)
     try:
@@ -184,12 +184,12 @@ def put_delta(delta: Delta, objects: ObjectStore) -> tuple[str, ...]:
 
 
 def get_delta(objects: ObjectStore, digests: Sequence[str]) -> Delta:
-    """Returns the delta that `put_delta` stored."""
+    """Loads a delta that was stored with `put_delta`."""
     return decode(objects.get_lines(digests))
 
 
 def encode(delta: Delta) -> Iterator[bytes]:
-    """Yields the lines of a delta, without line ends. Equal deltas have equal lines."""
+    """Yields the lines that encode a delta, without line ends. Equal deltas have equal lines."""
     yield _json({"version": _VERSION, "base": delta.base, "notes": list(delta.notes)})
     links: dict[int, int] = {}
     for path, entry in sorted_by_path(delta.entries).items():
@@ -211,7 +211,7 @@ def encode(delta: Delta) -> Iterator[bytes]:
 
 
 def decode(lines: Iterable[bytes]) -> Delta:
-    """Returns the delta that these lines encode.
+    """Parses lines from `encode`, and returns the delta.
 
     Raises:
         SnapshotMetadataError: The lines are malformed; `SnapshotVersionError` for a newer version.

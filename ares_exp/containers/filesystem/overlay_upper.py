@@ -47,7 +47,7 @@ _RACY_NS = 20_000_000  # two writes within one tick of the kernel's clock have t
 
 
 ScanCache = dict[Path, dict[int, tuple[tuple[int, ...], Entry]]]
-"""The entries of files in upper directories by inode, so that only changed files are read again.
+"""Cache of the entries of files in upper directories, by inode. With it, only changed files are read again.
 
 Only one scan may use a cache at a time. A file counts as unchanged if its size, mode and times of change are the same.
 Writes through a shared memory mapping change the times only when the kernel writes them back.
@@ -184,7 +184,7 @@ class _Scan:
         self._keep(path, entry)
 
     def _read(self, directory: int, path: str, name: str, opaque: str) -> tuple[os.stat_result, Entry | None]:
-        """Reads a file that may change at the same time. Adds a whiteout itself, and then returns `None` as entry."""
+        """Reads a file that may change meanwhile. For a whiteout, adds its entry here, and returns `None` as entry."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         file = os.open(name, flags, dir_fd=directory)
         try:

@@ -61,14 +61,14 @@ class Instruction(NamedTuple):
 
 
 class Syntax(NamedTuple):
-    """The number and the frontend of a Dockerfile's `# syntax=` line; 0 and `None` if the line is missing."""
+    """The line number and the frontend of a Dockerfile's `# syntax=` line; 0 and `None` if there is no such line."""
 
     line: int
     frontend: str | None
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the frontend is not Docker's. The file can then have any format."""
+        """Whether the frontend is not from Docker. The file can then have any format."""
         return self.frontend is not None and _OFFICIAL.fullmatch(self.frontend) is None
 
 
@@ -160,7 +160,7 @@ def _unquoted(word: str) -> str:
 
 
 def split_flags(value: str) -> tuple[list[tuple[str, str]], str]:
-    """Returns the leading flags of an instruction, each with its value (default `""`), and the rest."""
+    """Returns the leading flags of an instruction as pairs of name and value (default `""`), and the remaining text."""
     flags = []
     while match := _FLAG.match(value):
         flags.append((match[1], match[2] or ""))

@@ -1,7 +1,7 @@
 """Image builds: with BuildKit, through a `docker` command, or with the engine's classic builder.
 
 docker-py cannot use BuildKit, which needs a session in addition to the request. A failed classic build leaves untagged
-images, the builder's cache, which no label distinguishes from other users' images. They remain until `docker image
+images in the builder's cache. No label distinguishes them from other users' images, so they remain until `docker image
 prune`.
 """
 
@@ -74,8 +74,8 @@ def find_buildkit_feature(text: str) -> tuple[int, str] | None:
 def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], demand: Demand) -> None:
     """Builds the image of `context_dir`. Blocking.
 
-    When the demand ends, kills a build with BuildKit and raises `WorkAbandoned`. The engine does not stop a classic
-    build. Raises `ContainerStartError` with the end of the output if the build fails.
+    When `demand` ends, kills a build with BuildKit and raises `WorkAbandoned`. A classic build cannot be stopped.
+    Raises `ContainerStartError` with the end of the output if the build fails.
     """
     last = collections.deque[str](maxlen=_LAST_LINES)
     cli = find_buildkit(engine)
@@ -108,7 +108,7 @@ def _build_with_buildkit(
     demand: Demand,
     last: collections.deque[str],
 ) -> str:
-    """Runs `docker build`. Returns the error, or `""` on success. The lines of its output are added to `last`."""
+    """Runs `docker build`. Returns the error, or `""` on success. Adds the lines of the output to `last`."""
     options = [f"--tag={tag}", *(f"--label={name}={value}" for name, value in labels.items())]
     try:
         process = subprocess.Popen(

@@ -28,7 +28,7 @@ _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class LocalSource:
-    """A file, directory or pattern of the context that an instruction on a line needs."""
+    """A file, directory or pattern of the context that the instruction on `line` needs."""
 
     line: int
     pattern: str
@@ -65,7 +65,7 @@ def _words(instruction: Instruction, text: str) -> tuple[str, ...]:
 
 
 def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
-    """Finds the files to send to the builder, by their names in the context. Applies `.dockerignore`. Blocking.
+    """Returns the files to send to the builder, by their names in the context. Applies `.dockerignore`. Blocking.
 
     Raises `TaskError` if a source is missing. Raises `UnsupportedTaskError` if a source leads out of the context, or
     cannot be uploaded unchanged: a link in a directory, an empty directory, a device, a name that is not UTF-8.
@@ -124,7 +124,7 @@ def _lost(what: str) -> UnsupportedTaskError:
 
 
 def find_directory(directory: Path) -> Mapping[str, Path]:
-    """Finds all files of a directory by their names in it. Raises the same errors as `find_files`. Blocking."""
+    """Returns all files of a directory, by their names in it. Raises the same errors as `find_files`. Blocking."""
     found: dict[str, Path] = {}
     for child in sorted(directory.iterdir()):
         _collect(child.name, child, None, found)

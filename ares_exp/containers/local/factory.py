@@ -79,12 +79,12 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def is_isolated(self) -> bool:
-        """Whether this machine allows all namespaces."""
+        """Whether containers have all namespaces, because this machine allows them."""
         return find_isolation().isolation == "namespaces"
 
     @property
     def max_containers(self) -> int | None:
-        """One if commands run directly on this machine."""
+        """One if commands run directly on this machine, otherwise `None`."""
         return self._host.max_containers if self._host is not None else None
 
     def __call__(self, spec: ContainerSpec) -> LocalContainer:

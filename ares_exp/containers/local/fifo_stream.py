@@ -1,6 +1,6 @@
 """A byte stream over a pair of FIFOs, between the runner and a process in a local container, and file transfer over it.
 
-Files are transferred as tar archives over the stream of a shell. Only the container resolves its paths.
+Files are transferred as tar archives over the stream of a shell. Paths in the container are resolved only inside it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _CHUNK_BYTES = 256 * 1024
 
 @contextlib.contextmanager
 def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
-    """Creates two FIFOs, `name.in` and `name.out`, for a process in the container to open during the context.
+    """Creates the FIFOs `name.in` and `name.out`, which a process in the container opens during the `with` block.
 
     This process first opens all four ends, so that `open` never blocks and no process sees an early end of file. The
-    container sees `directory` read-only, so it cannot replace a FIFO with a link. Yields a stream over our two ends.
-    The stream stays open after the context, unless the context fails.
+    container sees `directory` read-only, so it cannot replace a FIFO with a link. Yields a stream over our two ends,
+    which stays open after the `with` block unless the block fails.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         for path in (directory / f"{name}.in", directory / f"{name}.out"):
@@ -54,7 +54,7 @@ def _open_fifo(path: Path, *, readers: contextlib.ExitStack, writers: contextlib
 
 
 class FifoStream:
-    """A `ChannelStream` over our ends of a pair of FIFOs. One reader and one writer at a time."""
+    """A `ChannelStream` over our ends of a pair of FIFOs. Allows one reader and one writer at a time."""
 
     def __init__(self, *, reader: int, writer: int) -> None:
         self._reader = reader

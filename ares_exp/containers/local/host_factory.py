@@ -1,8 +1,8 @@
 """`container=host`: commands run directly on this machine, in the real paths, without isolation.
 
-It is for machines that allow no namespaces. The paths that a task uses are checked. They are recorded before the task's
-files are written (`guardian.MADE`), and removed after the episode by this process, the guardian, the next run or
-`clean`.
+This backend is for machines that allow no namespaces. Paths that a task uses must not exist, or must be empty
+directories. They are recorded (in `guardian.MADE`) before the task's files are written. After the episode, this
+process, the guardian, the next run or `clean` removes them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class MachinePaths:
             self._unsettled.clear()
 
     def make_room(self, source: Path, target: str) -> list[str]:
-        """Records the paths that an upload will create, and creates the topmost missing part of each path.
+        """Records the paths that an upload will create, and creates the first missing part of each path.
 
         Returns the created files. After the upload has replaced them, the caller must call `renew`.
         Raises `TransferError` if a directory above `target` cannot be created.
@@ -102,7 +102,7 @@ class MachinePaths:
                 self._write(path, is_kept=False)
 
     def _create_first_missing(self, path: str, is_directory: bool) -> bool:
-        """Creates and records the topmost missing part of a path. Returns whether it is a file."""
+        """Creates and records the first missing part of a path. Returns whether that part is a file."""
         if os.path.lexists(path):
             return False
         top = _first_missing(path)
@@ -186,7 +186,7 @@ def _replaced(step: CopyStep, context: Path) -> Iterator[str]:
 
 
 def _contents(source: Path, target: str) -> Iterator[tuple[str, bool]]:
-    """Yields the paths of a copy of `source` below `target`, parents first, and whether they are directories."""
+    """Yields the paths that a copy of `source` to `target` has, parents first, and whether each is a directory."""
     for path in sorted(source.rglob("*")):
         yield posixpath.join(target, path.relative_to(source)), _is_directory(path)
 
