@@ -1,4 +1,4 @@
-"""The egress proxy: the only way out of a container under an allowlist.
+"""The egress proxy: the only connection of a container to the outside under an allowlist.
 
 One proxy per container runs in this process, on a socket that listens inside the container's network, which has no
 other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …). The proxy supports `CONNECT` and plain
@@ -36,7 +36,7 @@ HEAD_TIMEOUT_SEC = 20.0
 RESOLVE_TIMEOUT_SEC = 15.0
 CONNECT_TIMEOUT_SEC = 15.0
 IDLE_TIMEOUT_SEC = 600.0
-"""Time without data in both directions after which a connection is closed."""
+"""Seconds without data in both directions after which a connection is closed."""
 
 _LINGER_SEC = 2.0
 _DROP_SEC = 5.0
@@ -62,7 +62,7 @@ async def resolve_name(name: str) -> Sequence[IPAddress]:
 
 @functools.lru_cache(maxsize=4)
 def _resolvers(pid: int) -> ThreadPoolExecutor:
-    """Returns separate threads for lookups, because a container may look up many names that resolve slowly."""
+    """Returns a thread pool only for lookups, because a container may look up many names that resolve slowly."""
     return ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="egress names")
 
 
@@ -104,7 +104,7 @@ class EgressProxy:
         await self._drop_connections()
 
     async def destinations(self, host: str) -> list[IPAddress]:
-        """Returns the allowed addresses of `host`, a name or an address in canonical form; at least one.
+        """Returns the allowed addresses of `host`, at least one. `host` is a name or an address in canonical form.
 
         Raises `RefusedError` if the host is not allowed, or its name cannot be resolved.
         """
@@ -192,7 +192,7 @@ class EgressProxy:
         far_reader: asyncio.StreamReader,
         far_writer: asyncio.StreamWriter,
     ) -> None:
-        """Copies bytes in both directions until the server ends its direction. The client may end its own earlier."""
+        """Copies bytes in both directions until the server has sent all its data. The client may finish earlier."""
         async with asyncio.timeout(IDLE_TIMEOUT_SEC) as idle:
 
             async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -217,7 +217,7 @@ class EgressProxy:
 
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refused: RefusedError) -> None:
-    """Sends an error and waits briefly for the client to read it, because closing immediately may lose it."""
+    """Sends an error response. Waits briefly for the client to read it, because an immediate close may lose it."""
     _logger.debug("The egress proxy refused a request: %s", refused)
     body = f"ares_exp: {refused}\n".encode()
     head = f"HTTP/1.1 {refused.status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
