@@ -109,7 +109,7 @@ def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) 
             if member is None or not member.isreg():
                 raise TransferError(f"Cannot download to {target}: the source is not a regular file.")
             if member.size > max_bytes:
-                raise TransferError(f"Cannot download to {target}: {member.size} bytes, expected at most {max_bytes}.")
+                raise TransferError(f"Cannot download to {target}: {member.size} bytes exceed a limit of {max_bytes}.")
             member.name = "file"
             _extract(archive, member, Path(scratch))
             (Path(scratch) / "file").replace(target)
@@ -167,7 +167,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
         path.hardlink_to(target / member.linkname)
         return
     content = archive.extractfile(member)
-    assert content is not None, "only links and special files have none"
+    assert content is not None, "only links and special files have no content"
     with content, path.open("xb") as file:
         shutil.copyfileobj(content, file)
     mode = member.mode if member.mode & 0o100 else member.mode & ~0o111

@@ -145,7 +145,7 @@ class ShellPool:
                     raise
         except TimeoutError:
             raise ContainerDiedError(
-                f"The container no longer answers: no shell could be opened within {OPEN_TIMEOUT_SEC:.0f} s."
+                f"The container no longer responds: no shell could be opened within {OPEN_TIMEOUT_SEC:.0f} s."
             ) from None
         if self.is_closed:
             channel.close()
@@ -261,7 +261,7 @@ class CommandKiller:
         except ContainerError as error:
             if isinstance(error, ContainerDiedError):
                 raise
-            raise ContainerDiedError(f"The container is lost: a command in it could not be killed. {error}") from error
+            raise ContainerDiedError(f"The container is unusable: a command could not be killed. {error}") from error
         finally:
             if channel.run is run:
                 channel.close()
@@ -282,7 +282,7 @@ class CommandKiller:
                 if word:
                     waiting -= doomed
                 if word != "0":
-                    _logger.warning("Some processes of a killed command may still run in the container.")
+                    _logger.warning("Some processes of a killed command may still be running in the container.")
         finally:
             waiting.discard(own)
 
@@ -419,7 +419,7 @@ class CommandRunner:
                 channel.raise_if_lost()  # not retried: the command may have run
             if run.pid or timed_out:
                 return run, timed_out
-        raise ContainerDiedError("The container no longer answers: its shells end before they run a command.")
+        raise ContainerDiedError("The container no longer responds: its shells end before they run a command.")
 
     async def _open_sink(self, user: User | None, errors: BoundedOutput) -> tuple[Channel, ScriptRun]:
         """Opens a channel whose output is the stderr of a command in another channel."""
@@ -435,7 +435,7 @@ class CommandRunner:
             if run.sink.done() and not run.sink.cancelled():
                 return channel, run
             channel.close()
-        raise ContainerDiedError("The container no longer answers: no stream for stderr could be opened.")
+        raise ContainerDiedError("The container no longer responds: no stream for stderr could be opened.")
 
     async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
         await channel.send(lambda key, _: f"end\n{key}\n")  # the sink reads the first line, then the server the second

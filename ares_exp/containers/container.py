@@ -40,7 +40,7 @@ class ExecResult:
         output: stdout and stderr merged in the order in which they were written, decoded as UTF-8 (invalid bytes become
             U+FFFD). Contains only stdout if stderr is separate, and only the head and tail if `elided_bytes` is not 0.
         exit_code: Exit status, 128 + n for death by signal n; `None` when the time limit ended the command.
-        duration_sec: Wall seconds, measured by the caller's clock.
+        duration_sec: Wall-clock seconds, measured in this process.
         timed_out: Whether the time limit ended the command. In this case, all of its processes are dead.
         elided_bytes: Number of bytes dropped from the middle of the output and from the middle of the separate stderr,
             in total.
@@ -121,8 +121,7 @@ class ContainerSpec:
         docker_image: A prebuilt image, or `None`.
         context_dir: The task's `environment/` directory (build context with a `Dockerfile`), or `None`.
         compose_file: Docker Compose file whose service `main` is the container, or `None`.
-        workdir: Default directory of commands, instead of the image's working directory. The directory must exist in
-            the image.
+        workdir: Default directory of commands, instead of the image's working directory. The directory must exist.
         env: Environment variables of the container, including its first process.
         network: The network policy at the start.
         phase_networks: The policies of later phases, which may be passed to `Container.set_network`.
@@ -246,14 +245,12 @@ class Container(Protocol):
         """Kills and removes the container. Idempotent, never raises for a container that is already gone."""
 
     async def __aenter__(self) -> Self:
-        """Starts the container."""
         await self.start()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stops the container."""
         await self.stop()
 
 
@@ -301,9 +298,8 @@ class SnapshottableContainer(Protocol):
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         """Reads the differences between the container's files and its base (the image or the host).
 
-        The container keeps running.
-
-        Files that have not changed since the last capture of this container are not read again.
+        The container keeps running. Files that have not changed since the last capture of this container are not read
+        again.
 
         Args:
             objects: Store for the contents of files.
@@ -319,8 +315,8 @@ class SnapshottableContainer(Protocol):
 class ContainerFactory(Protocol):
     """Creates containers of one backend. The constructor validates the options and has no side effects.
 
-    These members are required. The optional members are in `ContainerFactoryBase`, with their defaults. To use the
-    optional members, inherit from `ContainerFactoryBase`, or define some of them.
+    All members of this class are required. `ContainerFactoryBase` has further, optional members with defaults. To use
+    them, inherit from `ContainerFactoryBase`, or define only the members that you need.
     """
 
     name: str

@@ -218,7 +218,7 @@ class EgressProxy:
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refused: RefusedError) -> None:
     """Sends an error response. Waits briefly for the client to read it, because an immediate close may lose it."""
-    _logger.debug("The egress proxy refused a request: %s", refused)
+    _logger.debug("The egress proxy rejected a request: %s", refused)
     body = f"ares_exp: {refused}\n".encode()
     head = f"HTTP/1.1 {refused.status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
     writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
@@ -251,7 +251,7 @@ class RefusedError(Exception):
 class ProxyRequest:
     """The target of a proxy request, with a canonical host.
 
-    `head` has the bytes to send first: none for `CONNECT`, the rewritten request for plain HTTP.
+    `head` contains the bytes to send to the target first: none for `CONNECT`, the rewritten request for plain HTTP.
     """
 
     host: str
@@ -262,7 +262,7 @@ class ProxyRequest:
 async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
     """Reads one request head from a stream whose limit is `MAX_HEAD_BYTES`. The caller sets the timeout.
 
-    Raises `RefusedError` if it is malformed or too long, and `EOFError` if the client disconnected.
+    Raises `RefusedError` if the request is malformed or too long, and `EOFError` if the client disconnected.
     """
     try:
         head = await reader.readuntil(b"\r\n\r\n")

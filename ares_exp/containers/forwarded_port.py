@@ -139,8 +139,8 @@ def listen_at_free_port(listen: Callable[[tuple[str, int]], socket.socket], port
             if error.errno != errno.EADDRINUSE:
                 raise
     raise PortForwardingError(
-        f"Expected a free port among {port} to {port + PORTS_TRIED - 1} of the container's loopback, but "
-        "programs in the container use all of them. Set another port with `agent.port`."
+        f"None of the ports {port} to {port + PORTS_TRIED - 1} of the container's loopback is free, because "
+        "programs in the container use them. Set another port with `agent.port`."
     )
 
 

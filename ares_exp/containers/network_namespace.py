@@ -61,7 +61,7 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
     process = Path("/proc", str(pid))
     with (process / "ns" / "net").open("rb") as namespace:
         if container_id not in (process / "mountinfo").read_text():
-            raise ProcessLookupError(f"process {pid} of this machine is not the container's: its engine runs elsewhere")
+            raise ProcessLookupError(f"process {pid} is not in the container, because the engine runs elsewhere")
         return _visit(namespace, lambda: socket.create_server(address))
 
 
@@ -74,7 +74,7 @@ def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> s
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:
         if os.fstat(network.fileno()).st_ino != namespace:
-            raise ProcessLookupError(f"process {pid} is now another process")
+            raise ProcessLookupError(f"the process number {pid} now belongs to another process")
         if (entries / "user").stat().st_ino == Path("/proc/self/ns/user").stat().st_ino:
             return _visit(network, lambda: socket.create_server(address))
         with (entries / "user").open("rb") as user:

@@ -69,7 +69,7 @@ def remove_stale(leftovers: Iterable[Leftover]) -> int:
     removed = 0
     for count, leftover in enumerate(stale):
         if time.monotonic() > deadline:
-            _logger.warning("%d leftovers of dead runs remain: their removal takes too long.", len(stale) - count)
+            _logger.warning("%d leftovers of dead runs remain, because removals take too long.", len(stale) - count)
             break
         problem = leftover.remove()
         removed += not problem
@@ -81,11 +81,11 @@ def log_removal(leftover: Leftover, problem: str) -> None:
     """Logs the removal of a leftover of a dead run. `problem` is the reason why the removal failed, or empty."""
     what, problem = (leftover.kind, leftover.name, leftover.whose), problem.rstrip(".")
     if not problem:
-        _logger.info("Removed the %s %s of %s, which is dead.", *what)
+        _logger.info("Removed the %s %s. Its owner (%s) is dead.", *what)
     elif leftover.kind == "image":  # often another container's image
-        _logger.info("The %s %s of %s, which is dead, was not removed: %s.", *what, problem)
+        _logger.info("The %s %s of a dead owner (%s) was not removed: %s.", *what, problem)
     else:
-        _logger.warning("The %s %s of %s, which is dead, could not be removed: %s.", *what, problem)
+        _logger.warning("The %s %s of a dead owner (%s) could not be removed: %s.", *what, problem)
 
 
 def created_sec(created: object) -> float | None:
@@ -170,7 +170,7 @@ def machine_mark() -> str:
 
 
 def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
-    """Returns whether the owner of a resource is certainly dead. Other users' owners and unknown owners count as alive.
+    """Returns whether the owner of a resource is certainly dead. Processes of other users never count as dead.
 
     An owner is certainly dead if its process no longer exists in our pid namespace, or if this machine has rebooted
     since. With `since_boot`, a reboot proves nothing. Use this for resources outside this machine, because a cloned

@@ -99,7 +99,7 @@ class _Relay:
             if stream is not None:
                 stream.close()
             if isinstance(error, OSError):  # a `TimeoutError` is also an `OSError`
-                why = str(error) or f"no answer within {OPEN_SEC:g} s"
+                why = str(error) or f"no response within {OPEN_SEC:g} s"
                 raise PortForwardingError(f"No relay could be started in the container: {why}.") from error
             raise
         word, _, port = said.partition(" ")
@@ -108,8 +108,8 @@ class _Relay:
         stream.close()
         if word == "taken":
             raise PortForwardingError(
-                f"Expected a free port among {ports[0]} to {ports[-1]} of the container's loopback, but "
-                "programs in the container use all of them. Set another port with `agent.port`."
+                f"None of the ports {ports[0]} to {ports[-1]} of the container's loopback is free, because "
+                "programs in the container use them. Set another port with `agent.port`."
             )
         raise PortForwardingError(f"The relay in the container ({found}) is not listening. Its output: {said!r}.")
 
@@ -181,7 +181,7 @@ class _Relay:
     def _accept(self, number: int) -> None:
         # Twice as many: a connection that has ended in the container still exists here until the server has its data.
         if number in self._connections or len(self._connections) >= 2 * MAX_CONNECTIONS:
-            raise _RelayError(f"it accepted connection {number} with {len(self._connections)} open")
+            raise _RelayError(f"it accepted connection {number}, which is open or exceeds the limit")
         connection = self._connections[number] = _Connection(self, number, self._serve)
         connection.carried.add_done_callback(lambda _: self._connections.pop(number))
 

@@ -253,7 +253,6 @@ class BoundedOutput:
         return max(0, self._total - self._limit)
 
     def add(self, data: bytes) -> None:
-        """Appends bytes."""
         self._total += len(data)
         room = self._limit - self._tail_limit - len(self._head)
         if room > 0:

@@ -191,4 +191,4 @@ def test_sdk_gets_only_needed_files(tmp_path: Path) -> None:
 def test_copied_local_directories_give_a_warning(tmp_path: Path) -> None:
     spec = ContainerSpec("t", docker_image="debian:12.9", mounts=(Mount(tmp_path, "/opt/tool", "d1"),))
     (warning,) = DaytonaContainerFactory().check(spec)
-    assert warning == "/opt/tool: directories of this machine, copied into every sandbox when it starts"
+    assert warning == "/opt/tool: copied from this machine into every sandbox when the sandbox starts"

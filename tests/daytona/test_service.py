@@ -83,7 +83,7 @@ async def test_server_error_is_retried_a_few_times(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     defect = emulator.faults.add(Fault("status", status=500, times=None))
-    with pytest.raises(errors.ContainerServiceUnavailableError, match="The sandbox: the Daytona service answers 500: "):
+    with pytest.raises(errors.ContainerServiceUnavailableError, match="The sandbox: the Daytona service returned 500:"):
         await service.call("The sandbox", activity(sandbox))
     assert defect.hits == FEW_TRIES
 
@@ -128,7 +128,7 @@ async def test_service_that_fails_is_unreachable(emulator: Emulator, monkeypatch
     monkeypatch.setattr(leftovers, "_ANSWER_SEC", 0.3)
     emulator.faults.add(Fault("status", status=503, times=None))
     with pytest.raises(
-        errors.UnreachableError, match=r"The service: the Daytona service answers 503: .* DAYTONA_API_URL"
+        errors.UnreachableError, match=r"The service: the Daytona service returned 503: .* DAYTONA_API_URL"
     ):
         await made.check_reachable()
 

@@ -107,7 +107,7 @@ async def test_stopped_engine_is_unreachable(monkeypatch: pytest.MonkeyPatch, en
             await relay.close()
             said = await last_words(box, kind=ContainerLostError)
             assert said.startswith(
-                f"The container of mortal is out of reach: the engine at {relay.host} does not answer"
+                f"The container of mortal is out of reach: the engine at {relay.host} does not respond"
             )
         await gone(engine, box.container_name)  # our end of its stdin was lost
     gc.collect()
@@ -119,7 +119,7 @@ async def test_container_of_a_stopping_engine_is_lost(monkeypatch: pytest.Monkey
         monkeypatch.setenv("DOCKER_HOST", relay.host)
         async with DockerContainerFactory()(SPEC) as box:
             await relay.stop_accepting()
-            with pytest.raises(ContainerLostError, match=f"out of reach. The engine at {relay.host} does not answer"):
+            with pytest.raises(ContainerLostError, match=f"out of reach. The engine at {relay.host} does not respond"):
                 await box.exec("true", user="nobody")  # needs a new connection
     gc.collect()
 

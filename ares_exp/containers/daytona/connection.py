@@ -39,7 +39,7 @@ class KeepAlive:
     _has_warned: bool = False
 
     def add(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
-        """Starts renewing the TTL of a new sandbox, and its inactivity timer. The TTL is `ttl_min` minutes."""
+        """Starts renewing the TTL (`ttl_min` minutes) and the inactivity timer of a new sandbox."""
         self._tasks[sandbox.id] = asyncio.create_task(self._renew(sandbox, ttl_min))
 
     def discard(self, sandbox: AsyncSandbox) -> None:
@@ -97,7 +97,7 @@ class Connection:
 
 
 class Connections:
-    """One connection per event loop with containers."""
+    """The connections of a factory: one connection per event loop that has containers."""
 
     def __init__(self) -> None:
         self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()

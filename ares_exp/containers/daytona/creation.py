@@ -70,7 +70,7 @@ async def create_sandbox(
     params = params.model_copy(update={"name": name})
     loop = asyncio.get_running_loop()
     asked_at = loop.time()
-    remedy = "The first start with a large image takes long. Set `timeouts.build_multiplier=2`."
+    remedy = "The first start with a large image takes a long time. Set `timeouts.build_multiplier=2`."
     async with bounded_start(f"The sandbox {name}", timeout_sec, stop=lambda: _undo(service, name), remedy=remedy):
         sandbox = await _create_or_adopt(service, params, name, timeout_sec)
         ttl_min = params.ttl_minutes or 0
@@ -180,7 +180,6 @@ async def _delete(service: DaytonaService, sandbox: AsyncSandbox) -> None:
 
 
 def _may_appear(creation: asyncio.Task[AsyncSandbox]) -> bool:
-    """Returns whether a creation may still produce a sandbox."""
     if not creation.done() or creation.cancelled():
         return True
     error = creation.exception()

@@ -90,7 +90,7 @@ def _checked_url(text: str) -> str:
     if url.username is not None or "?" in text or "#" in text:
         raise PreflightError(
             f"{_API_URL} has a user, a query or a fragment. Set it to a plain address such as "
-            f"{DEFAULT_API_URL}; the key goes into {_API_KEY}."
+            f"{DEFAULT_API_URL}, and set {_API_KEY} to the key."
         )
     if url.scheme not in ("http", "https") or not host:
         raise PreflightError(f"Expected {_API_URL} to be an address like {DEFAULT_API_URL}, got {text!r}.")

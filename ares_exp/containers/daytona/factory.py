@@ -86,7 +86,6 @@ class DaytonaContainerFactory(ContainerFactoryBase):
         self._connections = Connections()
 
     def __call__(self, spec: ContainerSpec) -> Container:
-        """Creates a container for `spec` without starting it."""
         return DaytonaContainer(spec, self._options, self._connections)
 
     @property

@@ -126,7 +126,7 @@ def unanswered(what: str, seconds: float) -> ContainerServiceUnavailableError:
     """Returns the error for a request without a response within `seconds`."""
     remedy = _REMEDIES[ContainerServiceUnavailableError]
     return ContainerServiceUnavailableError(
-        f"{what}: no answer from the Daytona service within {seconds:g} s. {remedy}"
+        f"{what}: no response from the Daytona service within {seconds:g} s. {remedy}"
     )
 
 
@@ -143,12 +143,12 @@ def _message(what: str, error: DaytonaError, kind: type[ContainerError]) -> str:
         answered = f"the Daytona service cannot be reached: {said}" if _is_outage(error) else said
     else:
         code = f", {plain(error.code)}" if error.code else ""
-        answered = f"the Daytona service answers {error.status_code}{code}: {said}"
+        answered = f"the Daytona service returned {error.status_code}{code}: {said}"
     return f"{what}: {answered}. {_REMEDIES.get(kind, '')}".rstrip()
 
 
 def _is_lost(error: DaytonaError) -> bool:
-    """Returns whether the sandbox is gone. A 404 or 410 of the daemon in the sandbox only means a missing file."""
+    """Returns whether the sandbox is gone. A 404 or 410 from the daemon in the sandbox only means a missing file."""
     if error.code in _LOST_CODES:
         return True
     if error.status_code == 410:
@@ -174,7 +174,7 @@ def _never_connected(error: BaseException | None) -> bool:
 
 
 def _wait_sec(headers: Mapping[str, object]) -> float | None:
-    """Returns the longest requested wait. The service has one header per limit: `Retry-After-<limit>`."""
+    """Returns the longest wait that the headers request. Each limit has its own header, `Retry-After-<limit>`."""
     asked = [
         retry_after_sec({"retry-after": str(value)})
         for name, value in headers.items()

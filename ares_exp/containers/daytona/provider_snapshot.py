@@ -58,8 +58,7 @@ def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
     """Returns the service's snapshot that contains these changes; `None` if there are no changes.
 
     Raises:
-        SnapshotMismatchError: The changes are not stored in a snapshot of the service, or ares_exp did not create this
-            snapshot.
+        SnapshotMismatchError: The changes are not stored in a snapshot that ares_exp created at the service.
     """
     if changes is None:
         return None
@@ -126,13 +125,13 @@ async def make_ready(service: DaytonaService, name: str) -> None:
             await _wait_until_active(service, name, what)
     except ContainerNotFoundError as error:
         raise SnapshotMismatchError(
-            f"Daytona has no snapshot {name}, which should contain the files. It was deleted, or the organisation of "
-            "this key does not own it."
+            f"Daytona has no snapshot {name}, which should contain the files. A user has deleted it, or it belongs to "
+            "another organisation than this key."
         ) from error
     except CaptureError as error:
         raise SnapshotMismatchError(str(error)) from error
     except TimeoutError as error:
-        raise SnapshotMismatchError(f"{what} of Daytona could not be used within {READY_SEC:g} s.") from error
+        raise SnapshotMismatchError(f"{what} of Daytona was not ready within {READY_SEC:g} s.") from error
 
 
 async def find_kept(service: DaytonaService) -> dict[str, float | None]:
@@ -172,7 +171,7 @@ async def _ask(service: DaytonaService, sandbox: AsyncSandbox, name: str, what: 
 
 
 async def _wait_until_active(service: DaytonaService, name: str, what: str) -> None:
-    """Waits until a snapshot is active. Bounded by the caller. Raises `CaptureError` if the snapshot is unusable."""
+    """Waits until a snapshot is active, without a time limit. Raises `CaptureError` if the snapshot is unusable."""
     pause = _EARLY_POLL_SEC
     while (state := state_of(found := await _get(service, name, what))) != "active":
         if state in _UNUSABLE:

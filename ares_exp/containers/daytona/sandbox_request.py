@@ -64,7 +64,7 @@ def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
     warnings = list(plan_image(spec, options.snapshot).warnings)
     if spec.mounts:
         copied = ", ".join(one.target for one in spec.mounts)
-        warnings.append(f"{copied}: directories of this machine, copied into every sandbox when it starts")
+        warnings.append(f"{copied}: copied from this machine into every sandbox when the sandbox starts")
     ttl_minutes(spec, options)
     for policy in sorted(spec.networks, key=str):
         try:
@@ -133,9 +133,9 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
     if needed is not None and options.ttl_min * 60 <= needed:
         enough = math.ceil(needed / 60) + TTL_MARGIN_MIN
         raise ConfigError(
-            f"Task {spec.name}: expected container.ttl_min to be longer than start, agent and scoring may take "
-            f"({needed:g} s), got {options.ttl_min} min. Set container.ttl_min={enough}, or lower the task's limits, "
-            "for example with timeouts.multiplier=…"
+            f"Task {spec.name}: container.ttl_min={options.ttl_min} is too short, because start, agent and scoring may "
+            f"take {needed:g} s. Set container.ttl_min={enough}, or lower the task's limits, for example with "
+            "timeouts.multiplier=…"
         )
     return options.ttl_min
 

@@ -72,7 +72,7 @@ class DaytonaService:
         """Sends a request, with retries after transient failures.
 
         Args:
-            what: Subject of error messages: "The sandbox x".
+            what: Subject of error messages, for example "The sandbox x".
             request: Function that sends the request once, through the SDK. Called for each attempt.
             timeout_sec: Time limit for all attempts and the waits between them.
             unreachable_sec: Shorter limit that applies as long as no connection can be established, for example because

@@ -185,7 +185,6 @@ class SandboxShells:
             await terminal.hang_up(str(error))
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work` in the background until it is done or the shells are closed."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -224,7 +223,7 @@ class PseudoTerminal:
         self.is_open = True
 
     async def start(self, typed: str, mark: str, *, columns: int, lines: int) -> None:
-        """Opens the terminal, types a command that replaces its shell, and waits for a line with the mark."""
+        """Opens the terminal, types a command that replaces its shell, and waits until it prints a line with `mark`."""
         from daytona import PtySize
 
         async def request(_: AsyncDaytona) -> Any:
@@ -243,13 +242,13 @@ class PseudoTerminal:
                 while (found := line.search(printed)) is None:
                     data = await self.read()
                     if not data or len(printed) > _MAX_BEFORE_BYTES:
-                        raise OSError("it ended" if not data else "it prints without end")
+                        raise OSError("it ended" if not data else "it printed too much")
                     printed += data
         except OSError as error:  # includes TimeoutError
             shown = bytes(printed[-300:]).decode(errors="replace")
             raise ContainerError(
-                f"{self._what} could not be opened: its shell does not start ({str(error) or f'{_START_SEC:g} s'}). "
-                f"It printed: {shown!r}."
+                f"{self._what} could not be opened: its shell did not start "
+                f"({str(error) or f'within {_START_SEC:g} s'}). It printed: {shown!r}."
             ) from None
         self._ahead = bytes(printed[found.end() :])
 
@@ -344,7 +343,7 @@ class ShellStream:
                         heard = f"{self._number}.{int(mark)}"
                         self._shells.in_background(self._shells.has_heard(self._terminal, heard))
             except ValueError as error:
-                raise OSError(f"A program in the sandbox prints the markers of ares_exp: {error}") from error
+                raise OSError(f"A program in the sandbox printed an invalid control sequence: {error}") from error
         return self._ready.popleft()
 
     async def write(self, data: bytes) -> None:

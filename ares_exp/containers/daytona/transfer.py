@@ -53,7 +53,6 @@ class FileTransfer:
     directory: str
 
     async def upload(self, source: Path, target: str) -> None:
-        """Copies files into the sandbox; see `Container.upload`."""
         directory, name = (target, "") if source.is_dir() else posixpath.split(target)
         packed_path, into = self._new_path(), shlex.quote(directory or "/")
         with await in_thread(lambda: archive.pack(source, name)) as packed:
@@ -65,7 +64,6 @@ class FileTransfer:
             raise TransferError(f"Cannot copy {source} to {target} in the sandbox: {reason}.")
 
     async def download(self, source: str, target: Path) -> None:
-        """Copies files out of the sandbox; see `Container.download`."""
         packed_path, path = self._new_path(), shlex.quote(source or "/")
         directory, name = posixpath.split(source)
         parent = shlex.quote(directory or "/")
@@ -80,12 +78,12 @@ class FileTransfer:
         packed = _PACKED.fullmatch(result.output)
         try:
             if result.exit_code == 3:
-                raise TransferError(f"Cannot copy {source} out of the sandbox: there is no such file or directory.")
+                raise TransferError(f"Cannot copy {source} out of the sandbox: the path does not exist.")
             if result.exit_code != 0 or packed is None:
-                raise TransferError(f"Cannot copy {source} out of the sandbox: packing it failed.")
+                raise TransferError(f"Cannot copy {source} out of the sandbox: `tar` cannot pack it.")
             size = int(packed[2])
             if size > _PACKED_BYTES:
-                raise TransferError(f"Cannot copy {source} out of the sandbox: more than {archive.MAX_BYTES} bytes.")
+                raise TransferError(f"Cannot copy {source} out of the sandbox: it exceeds {archive.MAX_BYTES} bytes.")
             with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as file:
                 try:
                     await self._fetch(packed_path, file, size)
@@ -136,9 +134,8 @@ class FileTransfer:
         received = await self.service.call(what, fetch, timeout_sec=_TIMEOUT_SEC)
         if received != size:
             raise TransferError(
-                f"Expected {size} bytes in {path} of the sandbox, got "
-                f"{'more' if received > size else received}. A process in the sandbox may be changing the file, or "
-                "may have replaced the programs that read it."
+                f"The size of {path} in the sandbox changed from {size} bytes during the download. A process may be "
+                "changing the file, or may have replaced the programs that read it."
             )
 
     def _new_path(self) -> str:

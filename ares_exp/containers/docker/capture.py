@@ -3,8 +3,7 @@
 `upper`: reads the upper directory of the container's overlay until two reads agree. The result is the state at a moment
 between these reads. The method takes tens of milliseconds. It needs root on the engine's machine, but no program in the
 image. `archive`: the engine lists the changes, and GNU `tar` in the container packs the files. The list contains every
-deleted path, but no opaque directories and no names that are not UTF-8. `auto`: `upper` if possible, otherwise
-`archive`.
+deleted path, but no opaque directories and no names that are not UTF-8. `auto`: `upper` if possible.
 
 The container is never paused, because an engine that starts a process in a container while it is being paused hangs
 forever.
@@ -132,7 +131,7 @@ class Capture:
                 return entries
             before = entries
         assert before is not None
-        notes += [*found, "Files changed while they were read: a process writes continuously."]
+        notes += [*found, "Files changed during every read, because a process writes continuously."]
         return before
 
     async def close(self) -> None:
@@ -167,7 +166,7 @@ async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> di
 
 
 def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc")) -> Path:
-    """Finds the upper directory of an inspected, running container. Blocking.
+    """Finds the upper directory of a running container in its description from the engine, `inspected`. Blocking.
 
     Raises `SnapshotUnsupportedError` if this process cannot read it. The message is a clause that follows "because".
     """
@@ -198,7 +197,7 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
     told = ((inspected.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
     upper = Path(told or options.get("upperdir", ""))
     if not upper.is_absolute() or not upper.is_dir():
-        raise SnapshotUnsupportedError(f"its upper directory {upper} is not visible here")
+        raise SnapshotUnsupportedError(f"its upper directory {upper} does not exist on this machine")
     return upper
 
 
@@ -221,8 +220,8 @@ class ArchiveCapture:
             entries = await self._by_tar(there, objects, notes, skip)
         except failures as error:
             raise CaptureError(
-                f"The changed files of {self._container} cannot be read by `tar` in it: {reason(error)}. Use an image "
-                "with GNU tar, or run as root on the engine's machine, which needs no tar."
+                f"`tar` in the container {self._container} cannot read its changed files: {reason(error)}. Use an "
+                "image with GNU tar, or run as root on the engine's machine, which does not require tar."
             ) from error
         for path in deleted:
             if path in above and path in entries:  # some engines list an opaque directory like this
@@ -269,7 +268,7 @@ class ArchiveCapture:
         return {**old, **read}
 
     async def _signatures(self, paths: list[str]) -> dict[str, bytes]:
-        """Returns signatures by path. They change with the file. Empty if `stat` in the container lacks an option."""
+        """Returns signatures of files by path. They change with the files. Empty if `stat` lacks a needed option."""
         most = sum(len(path) * 4 + _STAT_BYTES for path in paths)
         answer, _ = await self._run(_STAT, paths, lambda file: file.read(most + 1))
         found = {}

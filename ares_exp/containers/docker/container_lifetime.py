@@ -73,7 +73,6 @@ class FirstProcess:
                 await self._stream.write(b"\n")
 
     async def ended(self) -> None:
-        """Waits for the end of the process."""
         await asyncio.wait({self._listener})
 
     def last_output(self) -> str:
@@ -173,9 +172,9 @@ def exit_reason(engine: Engine, container: str) -> ExitReason | None:
             return None
         return _told_by(list(_events(engine, container, answer.headers["Date"])))
     except Timeout:
-        return out_of_reach(engine, f"hangs (no answer within {INQUIRY_TIMEOUT_SEC:g} s)")
+        return out_of_reach(engine, f"hangs (no response within {INQUIRY_TIMEOUT_SEC:g} s)")
     except engine_errors() as error:
-        return out_of_reach(engine, f"does not answer ({reason(error)})")
+        return out_of_reach(engine, f"does not respond ({reason(error)})")
 
 
 def out_of_reach(engine: Engine, what: str) -> ExitReason:
@@ -209,7 +208,7 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
     exit_code = int(death["Actor"]["Attributes"]["exitCode"])
     signals = [event["Actor"]["Attributes"]["signal"] for event in events if event["Action"] == "kill"]
     if signals and signals[-1] == str(exit_code - _BY_SIGNAL):
-        clause = f"was killed from outside by signal {signals[-1]} (`docker kill`, `docker rm -f` or the like)"
+        clause = f"was killed from outside by signal {signals[-1]} (for example, by `docker kill` or `docker rm -f`)"
         return ExitReason(clause, is_outside=True)
     recent = death["timeNano"] - _OOM_BEFORE_DEATH_NS
     if exit_code == _BY_SIGNAL + 9 and any(e["Action"] == "oom" and e["timeNano"] > recent for e in events):
@@ -265,7 +264,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
     """Waits for the container whose name the engine reports as taken, and checks its `labels`. Blocking.
 
-    Raises `AnswerLostError` if it does not appear, and `EngineError` if it has another owner.
+    Raises `AnswerLostError` if the container does not appear, and `EngineError` if it has another owner.
     """
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:

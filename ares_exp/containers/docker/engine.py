@@ -106,7 +106,7 @@ async def connect(host: str | None = None) -> Engine:
 
 
 async def why_unreachable(host: str | None) -> str:
-    """Returns the reason if the engine at `host` does not respond within `INQUIRY_TIMEOUT_SEC`, or an empty string.
+    """Returns the reason if the engine at `host` does not respond within `INQUIRY_TIMEOUT_SEC`, otherwise `""`.
 
     Opens a new connection, because an engine that is being stopped still responds on open connections.
     """
@@ -118,7 +118,7 @@ async def why_unreachable(host: str | None) -> str:
             _probe(address)
             connect_blocking(host).ask("/_ping").raise_for_status()
         except failures as error:
-            return f"The engine at {address} does not answer: {reason(error)}"
+            return f"The engine at {address} does not respond: {reason(error)}"
         return ""
 
     return await in_thread(ask, abandon=True)
@@ -212,7 +212,7 @@ def _connected(pid: int, docker_host: str, context: str) -> Engine:
 def _how_to_reach(host: str, error: BaseException) -> str:
     if urlsplit(host).path.endswith(PODMAN_SOCKET):
         return (
-            f"No Podman service answers at {host}: {reason(error)}. Start it (`systemctl --user start podman.socket`, "
+            f"No Podman service responds at {host}: {reason(error)}. Start it (`systemctl --user start podman.socket`, "
             "as root without --user; or `podman system service --time=0`), or name another socket in CONTAINER_HOST."
         )
     if isinstance(error, PermissionError):
@@ -222,7 +222,7 @@ def _how_to_reach(host: str, error: BaseException) -> str:
             "or use container=local."
         )
     return (
-        f"No Docker engine answers at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), check that "
+        f"No Docker engine responds at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), check that "
         "you may use its socket (`docker version`), set DOCKER_HOST to another engine, or use container=local."
     )
 
@@ -248,7 +248,7 @@ def _address(docker_host: str) -> tuple[str, bool]:
     name = os.environ.get("DOCKER_CONTEXT", "")
     if not found and name not in ("", "default"):
         raise PreflightError(
-            f"Expected DOCKER_CONTEXT to name a Docker context, got {name}, which does not exist. Choose a context "
+            f"DOCKER_CONTEXT is {name}, but there is no such Docker context. Choose a context "
             "from `docker context ls`, or unset it."
         )
     host = str(found.get("base_url") or "unix:///var/run/docker.sock").replace("http+unix://", "unix://")

@@ -78,8 +78,8 @@ class DockerContainerFactory(ContainerFactoryBase):
                 `no-network` becomes an allowlist.
             shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
                 profile files first, which reset `PATH` on Debian.
-            keep_image: Whether images built from a task's Dockerfile are kept for the next run. `False` removes each
-                image with the last container that uses it.
+            keep_image: Whether images built from a task's Dockerfile are kept for the next run. Otherwise, each image
+                is removed together with the last container that uses it.
             env: Environment variables for every container. The task's variables override them.
             extra_hosts: Additional lines of `/etc/hosts`: `{host.docker.internal: host-gateway}` (the engine's host).
             pids_limit: Maximum number of processes in one container, as a protection against fork bombs.
@@ -124,7 +124,6 @@ class DockerContainerFactory(ContainerFactoryBase):
         return None
 
     def __call__(self, spec: ContainerSpec) -> Container:
-        """Creates a container for `spec` without starting it."""
         if spec.compose_file is not None:
             return ComposeContainer(spec, self._options)
         return DockerContainer(spec, self._options)
@@ -158,8 +157,8 @@ class DockerContainerFactory(ContainerFactoryBase):
             await in_thread(engine.api.ping)
         except engine_errors() as error:
             raise PreflightError(
-                f"The Docker engine at {engine.host} no longer answers: {reason(error)}. Restart it, or set "
-                "DOCKER_HOST to another one."
+                f"The Docker engine at {engine.host} no longer responds: {reason(error)}. Restart it, or set "
+                "DOCKER_HOST to another engine."
             ) from error
         await in_thread(lambda: remove_stale(engine), pool="removals")
 

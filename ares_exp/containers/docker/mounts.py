@@ -39,8 +39,8 @@ def check_mounts(spec: ContainerSpec, host: str | None) -> None:
         shown = ", ".join(one.target for one in spec.mounts)
         raise UnsupportedTaskError(
             f"{spec.name}: cannot mount directories of this machine ({shown}), because the Docker engine runs on "
-            f"another one (DOCKER_HOST={address_of_engine(host)}). Tasks with a compose file do not support this. Use "
-            "a local engine, container=local, or an agent that needs no mount."
+            f"another machine (DOCKER_HOST={address_of_engine(host)}), and the task has a compose file. Use a local "
+            "engine, container=local, or an agent that needs no mount."
         )
 
 

@@ -73,8 +73,8 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
     if why is not None:
         raise UnsupportedTaskError(
             f"Task {spec.name} has a network with allowed_hosts. To enforce it, container=docker needs root on "
-            f"the engine's own machine, and the engine's unix socket, but {why}. Run it there as root, or use "
-            "container.network=no-network or container.network=public."
+            f"the engine's own machine, and the engine's unix socket, but {why}. Run ares_exp there as root, or "
+            "use container.network=no-network or container.network=public."
         )
     if "public" in modes and options.allowed_hosts:
         return ["container.allowed_hosts has no effect on a public network"]
@@ -95,7 +95,7 @@ def namespace_obstacle(host: str | None) -> str | None:
             probe.connect(url.path)
             peer = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     except OSError as error:
-        return f"the engine does not answer ({error})"
+        return f"the engine does not respond ({error})"
     return (
         None if peer[0] else "the engine's processes cannot be seen from here (this process is in a container itself)"
     )

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _TERMINAL_SEC = 30.0
 _HANG_UP_SEC = 10.0
-_NO_INTERPRETER = ", or run as root on the engine's machine, which needs nothing in the image"
+_NO_INTERPRETER = ", or run as root on the engine's machine, which requires no interpreter"
 _logger = logging.getLogger(__name__)
 
 _NO_WORKDIR = "chdir to cwd"
@@ -74,7 +74,8 @@ class RunningContainer:
         """Creates the object without opening a shell.
 
         `what` is the name of the container in messages, which start with "The " and this name. `workdir` is the default
-        directory of commands, instead of the image's. `first_process` is used to find out why the container ended.
+        directory of commands, instead of the image's directory. `first_process` is used to determine why the container
+        ended.
         """
         self._engine = engine
         self._container = container
@@ -236,12 +237,11 @@ class RunningContainer:
             raise TransferError(f"The {what} failed: {reason(error)}.") from error
 
     def raise_if_closed(self) -> None:
-        """Raises `ContainerDiedError` after `close`."""
         if self._closed:
             raise ContainerDiedError(f"The {self._what} has not been started, or has been stopped.")
 
     async def raise_if_dead(self, cause: Exception) -> None:
-        """Raises if the container is dead, with the exit reason, or if `cause` is a lost connection to the engine.
+        """Raises an error with the reason if the container is dead, or if `cause` is a lost connection to the engine.
 
         Raises:
             ContainerLostError: The container is dead or cannot be reached, and its processes cannot be the cause.

@@ -20,7 +20,7 @@ from ares_exp.records.secrets import KnownSecrets
 EntryKind = Literal["file", "directory", "symlink", "fifo", "whiteout"]
 
 UNKEPT_DIRECTORIES = ("/dev/", "/proc/", "/sys/")
-"""Directories whose contents the kernel or the engine provides. No delta contains their paths."""
+"""Directories whose contents the kernel or the engine provides. No delta contains paths below them."""
 
 MAX_MTIME_NS = 2**40 * 10**9
 """Maximum distance of a time from 1970: 35 thousand years, which exceeds the range of any file system on disk."""
@@ -46,7 +46,7 @@ class Entry:
         mode: Permission bits, 0 to 0o7777; 0 for symlinks and whiteouts.
         uid, gid: Owner, as numbers.
         mtime_ns: Nanoseconds since the epoch; may be negative.
-        size: Size of a file, bytes.
+        size: Size of a file in bytes.
         chunks: Digests of the file's chunks. Each chunk has `CHUNK_BYTES` bytes, except for the last, which may be
             shorter. `None` is a chunk of zeros.
         target: Target of a symlink.
@@ -209,7 +209,6 @@ class ChunkWriter:
         self._chunks.append(future)
 
     def add_zeros(self, count: int = 1) -> None:
-        """Adds `count` chunks of zeros."""
         self._tail = b""
         self._chunks += [None] * count
 

@@ -140,7 +140,7 @@ class _Scan:
         if not is_kept(path) or self.skip(path):
             return False
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
-            raise CaptureError(f"Expected paths of at most {MAX_PATH_BYTES} bytes, found {path[:200]}…")
+            raise CaptureError(f"A path has more than {MAX_PATH_BYTES} bytes: {path[:200]}…")
         try:
             found = item.stat(follow_symlinks=False)
             kind = stat.S_IFMT(found.st_mode)
@@ -204,7 +204,7 @@ class _Scan:
                 except FileChangedError:
                     if attempt < _TRIES - 1:
                         continue
-                    raise CaptureError(f"{path!r} cannot be read: the file shrinks while it is read.") from None
+                    raise CaptureError(f"{path!r} cannot be read: the file became shorter during every read.") from None
                 after = os.fstat(file)
                 if _times(before) == _times(after):
                     break
@@ -229,7 +229,7 @@ class _Scan:
                 if mark in _ELSEWHERE:
                     raise CaptureError(
                         f"{path!r} cannot be read: the overlay stores a part of the file elsewhere ({name}). "
-                        "Expected a mount without redirect_dir and metacopy."
+                        "Mount the overlay without redirect_dir and metacopy."
                     )
                 marks[mark] = os.getxattr(file, name).decode("latin-1") if mark == "opaque" else ""
             elif is_kept_xattr(name):
@@ -248,7 +248,7 @@ class _Scan:
 
     def _keep(self, path: str, entry: Entry) -> None:
         if len(self.kept) >= MAX_ENTRIES:
-            raise CaptureError(f"Expected at most {MAX_ENTRIES} changed files, found more (last read: {path!r}).")
+            raise CaptureError(f"There are more than {MAX_ENTRIES} changed files (last read: {path!r}).")
         self.total_bytes += entry.size
         if self.total_bytes > MAX_BYTES:
             self._refuse_size(path)
@@ -256,7 +256,7 @@ class _Scan:
 
     def _refuse_size(self, path: str) -> None:
         raise CaptureError(
-            f"Expected at most {MAX_BYTES} bytes of changed files, found more (last read: {path!r}). Remove "
+            f"The changed files have more than {MAX_BYTES} bytes in total (last read: {path!r}). Remove "
             "files that are not needed, or keep them out of the container's own file system."
         )
 

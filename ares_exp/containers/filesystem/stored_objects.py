@@ -63,7 +63,7 @@ def read_frame(path: Path, max_bytes: int) -> bytes:
             raise damaged(path, "its header has no size")
         if size > max_bytes:
             raise UnsafeSnapshotError(
-                f"Expected {path} to contain at most {max_bytes} bytes, but its header has {size}."
+                f"Expected {path} to contain at most {max_bytes} bytes, but its header states {size}."
             )
         data = decompressor.decompress(frame, max_length=size + 1)  # bounds the memory for any frame
     except zstd.ZstdError as error:
@@ -189,7 +189,7 @@ class ObjectStore:
             raise ValueError("Expected lines without line breaks.")
         if known.found_in(data):
             raise CaptureError(
-                "Expected no secrets in a snapshot, but a line contains a protected value or the value of a sensitive "
+                "A line of the snapshot contains a secret: a protected value, or the value of a sensitive "
                 "environment variable. Keep secrets out of the container and the conversation."
             )
         return self.put(data)
@@ -210,7 +210,7 @@ class ObjectStore:
             if not data.endswith(b"\n"):
                 raise SnapshotCorruptError(f"{self.file(digest)} does not contain lines: the last line has no newline.")
             if len(lines) + data.count(b"\n") > max_lines:
-                raise UnsafeSnapshotError(f"Expected at most {max_lines} lines, got more, in {self.file(digest)}.")
+                raise UnsafeSnapshotError(f"{self.file(digest)} exceeds the limit of {max_lines} lines.")
             lines += data[:-1].split(b"\n")
         return lines
 
@@ -236,7 +236,6 @@ class ObjectStore:
                 self._durable |= pending
 
     def digests(self) -> Iterator[str]:
-        """Yields the digests of all stored objects."""
         for file in (self.path / "objects").glob("??/*"):
             if _DIGEST.fullmatch(digest := file.parent.name + file.name):
                 yield digest

@@ -44,7 +44,7 @@ def write_tree(
         if not f"{path}/".startswith(f"{at}/"):
             raise RestoreError(f"{path!r} cannot be created: it is not in {at}.")
         if path == at and entry.kind != "directory":
-            raise RestoreError(f"{path!r} cannot be created: expected a directory, got a {entry.kind}.")
+            raise RestoreError(f"{path!r} cannot be created: it must be a directory, not a {entry.kind}.")
         if opaque_xattr is None and (entry.opaque or entry.kind == "whiteout"):
             raise RestoreError(f"{path!r} cannot be deleted: only an overlay can hide files of the base.")
     try:

@@ -78,7 +78,7 @@ def find_dockerfile(task: str, context_dir: Path | None) -> Path:
         return found
     where = f"in {context_dir}" if context_dir is not None else "and no environment directory"
     raise TaskError(
-        f"Task {task}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, or set "
+        f"Task {task} has neither a docker_image nor a Dockerfile {where}. Add a Dockerfile, or set "
         "docker_image in the [environment] table of its task.toml."
     )
 

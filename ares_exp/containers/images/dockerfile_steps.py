@@ -107,7 +107,7 @@ def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
     for instruction in instructions(read_text(path)):
         reader.read(instruction)
     if reader.base is None:
-        raise TaskError(f"Expected {path} to start with FROM, found no FROM.")
+        raise TaskError(f"{path} has no FROM instruction.")
     steps = tuple(step for step in reader.steps if step.line > base.built_lines)
     return Dockerfile(reader.base, steps, reader.env, reader.workdir, reader.user)
 
@@ -390,7 +390,7 @@ def stage_context(context: Path, directory: Path) -> Path:
 
 
 def names_not_ignored(context: Path) -> set[str] | None:
-    """Returns the relative paths that a context's `.dockerignore` keeps; `None` if it is missing. Blocking."""
+    """Returns the relative paths that `.dockerignore` does not exclude; `None` if there is no such file. Blocking."""
     patterns = ignored_patterns(context)
     if patterns is None:
         return None
@@ -400,7 +400,7 @@ def names_not_ignored(context: Path) -> set[str] | None:
 
 
 async def apply_step(step: Step, context: Path, run: RunInContainer, upload: UploadToContainer) -> None:
-    """Applies one step. Raises `ContainerStartError` with the end of its output if a command failed."""
+    """Applies one step. Raises `ContainerStartError` with the end of the output if a command fails."""
     if isinstance(step, RunStep):
         command = f"exec {shlex.join(step.argv)}"
         result = await run(command, env=step.env, cwd=step.workdir, user=step.user)

@@ -40,8 +40,8 @@ def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
     clis = ", ".join(map(str, docker_clis())) or "there is no docker command"
     raise UnsupportedTaskError(
         f"{dockerfile}:{found[0]}: {found[1]} needs BuildKit, and no docker command on PATH can use it with the engine "
-        f"at {engine.host} ({clis}). Install docker-buildx, or build the image yourself, and name it as docker_image "
-        "in the [environment] table of task.toml."
+        f"at {engine.host} ({clis}). Install docker-buildx, or build the image yourself and set docker_image "
+        "in the [environment] table of task.toml to its name."
     )
 
 

@@ -285,7 +285,7 @@ class LocalContainer(Container):
         return user
 
     async def _explained(self, error: ContainerError) -> ContainerError | None:
-        """Returns a better error if the container has ended, or lacks memory or processes; otherwise `None`."""
+        """Returns an error with a reason if the container has ended or lacks memory or processes; otherwise `None`."""
         if self._process is None or self._directory is None or self._stopped:
             return None
         name, directory = self._spec.name, self._directory.path
@@ -347,7 +347,6 @@ class LocalContainer(Container):
         return posixpath.join("/", self._workdir, str(path))
 
     async def stop(self) -> None:
-        """Kills the container and deletes its directory. Idempotent."""
         self._stopped = True
         try:
             await self._forwarded_ports.close()
@@ -378,7 +377,7 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
         )
     context = spec.context_dir
     if context is not None and (context / "Dockerfile").is_file():
-        refusal = f"container={backend} applies a Dockerfile to the host's root and cannot do {{}}. {_REMEDY}"
+        refusal = f"container={backend} applies a Dockerfile to the host's root and does not support {{}}. {_REMEDY}"
         dockerfile = read_dockerfile(context / "Dockerfile", Base(BASE_ENV), refusal=refusal)
         if backend == "local" and dockerfile.user not in ROOT_NAMES and not is_privileged():
             raise UnsupportedTaskError(f"{context / 'Dockerfile'}: USER {dockerfile.user}. {ONLY_ROOT}")
@@ -389,5 +388,5 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
             f"{spec.name}: container={backend} does not support images ({spec.docker_image}). {_REMEDY}"
         )
     if context is not None:
-        raise TaskError(f"{spec.name}: expected a Dockerfile in {context}, found none.")
+        raise TaskError(f"{spec.name}: there is no Dockerfile in {context}.")
     return None

@@ -275,7 +275,7 @@ class ContainerProcess:
             with fifo_pair(self._channels, str(self._count)) as stream:
                 answer = await self._ask(request, stream)
                 if answer != "ok\n":
-                    raise ContainerError(f"No shell for user {name!r}: {answer.strip() or 'it ended immediately'}.")
+                    raise ContainerError(f"No shell for the user {name!r}: {answer.strip() or 'it ended immediately'}.")
                 self._streams = [one for one in self._streams if not one.is_closed] + [stream]
                 return stream
         except OSError as error:
@@ -294,7 +294,7 @@ class ContainerProcess:
             line.cancel()
             end.cancel()
         reason = self.why_ended() if end.done() else f"no shell started within {SHELL_TIMEOUT_SEC:.0f} s"
-        raise ContainerDiedError(f"The local container no longer answers: {reason}.")
+        raise ContainerDiedError(f"The local container no longer responds: {reason}.")
 
     async def reaped(self) -> None:
         """Waits, at most `_REAP_SEC`, until the container is no longer near its process limit.

@@ -88,7 +88,6 @@ class LocalContainerFactory(ContainerFactoryBase):
         return self._host.max_containers if self._host is not None else None
 
     def __call__(self, spec: ContainerSpec) -> LocalContainer:
-        """Creates a container for `spec` without starting it."""
         if self._host is not None:
             return self._host(spec)
         return LocalContainer(

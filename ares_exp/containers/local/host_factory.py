@@ -192,7 +192,6 @@ def _contents(source: Path, target: str) -> Iterator[tuple[str, bool]]:
 
 
 def _is_directory(path: Path) -> bool:
-    """Returns whether a path is a directory, but not a link to a directory."""
     return path.is_dir() and not path.is_symlink()
 
 
@@ -210,7 +209,7 @@ _LOOK_EVERY_SEC = 0.05
 class HostContainerFactory(ContainerFactoryBase):
     """Runs commands directly on this machine, as root, one episode at a time. Nothing is isolated.
 
-    `LocalContainerFactory.find_leftovers` also lists its leftovers.
+    `LocalContainerFactory.find_leftovers` also lists the leftovers of this factory.
     """
 
     name = "host"
@@ -231,7 +230,6 @@ class HostContainerFactory(ContainerFactoryBase):
         self._shell: Shell = shell
 
     def __call__(self, spec: ContainerSpec) -> HostContainer:
-        """Creates a container for `spec` without starting it."""
         return HostContainer(spec, shell=self._shell)
 
     @property
@@ -245,7 +243,7 @@ class HostContainerFactory(ContainerFactoryBase):
             PreflightError: This user cannot run them, or another run uses the machine. The message suggests a fix.
         """
         if sys.platform != "linux":
-            raise PreflightError(f"container=host needs Linux, and this is {sys.platform}. Use container=docker.")
+            raise PreflightError(f"container=host needs Linux, but this is {sys.platform}. Use container=docker.")
         if os.geteuid() != 0:
             raise PreflightError(
                 "container=host needs root, because tasks use paths such as /app and /tests, and this process runs as "

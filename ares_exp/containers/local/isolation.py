@@ -159,7 +159,7 @@ def find_bwrap() -> Path:
     """
     if sys.platform != "linux":
         raise PreflightError(
-            f"container=local needs Linux (bubblewrap), and this is {sys.platform}. Use container=docker."
+            f"container=local needs Linux (bubblewrap), but this is {sys.platform}. Use container=docker."
         )
     system = shutil.which("bwrap")
     if system is not None and _is_usable(Path(system)):

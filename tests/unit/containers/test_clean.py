@@ -16,7 +16,7 @@ from ares_exp.containers.local.isolation import find_bwrap, is_privileged
 from tests.conftest import missing
 from tests.unit.containers.local_containers import STEADY_MOUNTS, needs_local
 
-NO_ENGINE = "Docker was not checked. No Docker engine answers at unix:///no/such.sock: "
+NO_ENGINE = "Docker was not checked. No Docker engine responds at unix:///no/such.sock: "
 
 NO_DAYTONA = {name: value for name, value in os.environ.items() if not name.startswith("DAYTONA_")}
 

@@ -137,7 +137,7 @@ secrets: {word: {file: ./word}}
     assert refused(tmp_path, text) == ""
 
 
-excess = partial(refused, after="limits of this run: ", before=". Raise the named option")
+excess = partial(refused, after="limits of this run: ", before=". Increase these options")
 """Returns what is too much; empty when nothing is."""
 CONTAINERS = "(at most 4: container.compose_max_containers)"
 PIDS = "from 1 to 100: container.pids_limit)"
@@ -157,11 +157,11 @@ MEMORY = "at most 512 MiB: container.compose_max_memory_mb)"
         ("deploy: {resources: {limits: {pids: 1000}}}", f"services.web.deploy.resources.limits.pids (1000, {PIDS}"),
         ("mem_limit: 513m", f"services.web.mem_limit ('513m', {MEMORY}"),
         ("mem_limit: 0.6Gb", f"services.web.mem_limit ('0.6Gb', {MEMORY}"),
-        ("mem_limit: 0", f"services.web.mem_limit (0, which is not a limit, {MEMORY}"),
-        ("mem_limit: 0b", f"services.web.mem_limit ('0b', which is not a limit, {MEMORY}"),
+        ("mem_limit: 0", f"services.web.mem_limit (0, which means no limit, {MEMORY}"),
+        ("mem_limit: 0b", f"services.web.mem_limit ('0b', which means no limit, {MEMORY}"),
         (
             "deploy: {resources: {limits: {memory: '0'}}}",
-            f"services.web.deploy.resources.limits.memory ('0', which is not a limit, {MEMORY}",
+            f"services.web.deploy.resources.limits.memory ('0', which means no limit, {MEMORY}",
         ),
         ("mem_limit: all", f"services.web.mem_limit ('all', {MEMORY}"),
         ("mem_limit: " + "9" * 40, f"services.web.mem_limit ({'9' * 40}, {MEMORY}"),

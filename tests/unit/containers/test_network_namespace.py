@@ -33,7 +33,7 @@ def test_process_outside_the_container_is_refused() -> None:
         listen_inside(os.getpid(), "f" * 64, ("127.0.0.1", 0))
     with pytest.raises(FileNotFoundError):
         listen_inside(2**22 + 1, "f" * 64, ("127.0.0.1", 0))
-    with pytest.raises(ProcessLookupError, match="is now another process"):
+    with pytest.raises(ProcessLookupError, match="now belongs to another process"):
         listen_in_namespace(os.getpid(), 1, ("127.0.0.1", 0))
 
 

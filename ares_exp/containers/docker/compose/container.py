@@ -91,7 +91,7 @@ class ComposeContainer(EngineContainer):
             raise ContainerDiedError("The container has not been started, or has been stopped.")
         if name not in containers:
             known = ", ".join(sorted(containers))
-            raise ContainerError(f"Expected one of the services of {self._spec.compose_file} ({known}), got {name}.")
+            raise ContainerError(f"{self._spec.compose_file} has no service {name}. It has the services {known}.")
         if name not in self._services:
             self._services[name] = Service(engine, containers[name], name)
         return self._services[name]

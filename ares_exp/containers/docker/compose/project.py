@@ -261,7 +261,7 @@ def _failure(one: Mapping[str, Any]) -> str:
         return f"could not be started: {state['Error']}"
     if _health(state) == "unhealthy":
         checks = state["Health"].get("Log") or [{}]
-        return f"is not healthy; its health check last said: {str(checks[-1].get('Output', '')).strip()[-500:]!r}"
+        return f"is not healthy. Its health check last printed {str(checks[-1].get('Output', '')).strip()[-500:]!r}"
     return ""
 
 

@@ -53,7 +53,7 @@ def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     """Applies the policy to a task's compose file as written. Returns warnings about ignored keys. Blocking.
 
     Raises `UnsupportedTaskError` if the file violates the policy, or uses a variable that `refuse_obeyed` rejects.
-    Raises `TaskError` if it cannot be read or is not a compose file.
+    Raises `TaskError` if the file cannot be read or is not a compose file.
     """
     path = spec.compose_file
     assert path is not None
@@ -94,7 +94,7 @@ def refuse_violations(path: Path, document: Mapping[str, Any], options: DockerOp
             )
         if excesses := list(_excesses(document, options)):
             raise UnsupportedTaskError(
-                f"{path}: the file exceeds limits of this run: {'; '.join(excesses)}. Raise the named option. {trust}"
+                f"{path}: the file exceeds limits of this run: {'; '.join(excesses)}. Increase these options. {trust}"
             )
     except TaskError:
         raise
@@ -109,21 +109,21 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
         if len(data) > _MAX_FILE_BYTES:
-            raise TaskError(f"{path}: expected a compose file of at most {_MAX_FILE_BYTES} bytes, got a larger file.")
+            raise TaskError(f"{path}: the compose file has more than {_MAX_FILE_BYTES} bytes.")
         found: object = yaml.safe_load(data)
     except TaskError:
         raise
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise TaskError(f"{path}: expected a compose file, but it cannot be read: {error}") from error
+        raise TaskError(f"{path}: the compose file cannot be read: {error}") from error
     services = found.get("services") if isinstance(found, dict) else None
     are_tables = isinstance(services, dict) and all(one is None or isinstance(one, dict) for one in services.values())
     if not isinstance(found, dict) or not are_tables:
-        raise TaskError(f"{path}: expected a compose file with a mapping `services`.")
+        raise TaskError(f"{path}: the compose file must contain a mapping `services`, whose values are mappings.")
     return data.decode("utf-8", "replace"), found
 
 
 class _Reading:
-    """The violations in one file. Values with a `$` are checked after the variables are substituted."""
+    """Finds the violations in one file. Values with a `$` are checked after the variables have been substituted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -272,7 +272,7 @@ def _excesses(document: Mapping[str, Any], options: DockerOptions) -> Iterator[s
     if sum(counts.values()) > options.compose_max_containers:
         most = max(counts, key=lambda name: counts[name])
         times = f", {counts[most]:g} of them for services.{most}" if counts[most] > 1 else ""
-        yield f"{sum(counts.values()):g} containers in all{times} ({option})"
+        yield f"{sum(counts.values()):g} containers in total{times} ({option})"
     if len(document.get("networks") or {}) > options.compose_max_containers:
         yield f"{len(document['networks'])} networks ({option})"
     for name, service in services.items():
@@ -282,7 +282,7 @@ def _excesses(document: Mapping[str, Any], options: DockerOptions) -> Iterator[s
         for key, value in _memory(service) if name != MAIN else ():
             is_none = key in _MEMORY_LIMITS and _size(value) == 0
             if not _is_left_for_later(value) and (is_none or not _size(value) <= options.compose_max_memory_mb * _MIB):
-                told = f"{value!r:.50}, which is not a limit" if is_none else f"{value!r:.50}"
+                told = f"{value!r:.50}, which means no limit" if is_none else f"{value!r:.50}"
                 allowed = f"at most {options.compose_max_memory_mb} MiB: container.compose_max_memory_mb"
                 yield f"services.{name}.{key} ({told}, {allowed})"
 

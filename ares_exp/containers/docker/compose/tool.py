@@ -37,7 +37,7 @@ _REQUEST_SEC = "120"  # version 1 gives up on the engine after 60
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The exit code of a run of the program, its stdout, and the last lines of its stderr."""
+    """The result of one call of the program: its exit code, its stdout, and the last lines of its stderr."""
 
     exit_code: int
     output: str
@@ -98,12 +98,11 @@ async def _whole(stream: asyncio.StreamReader) -> str:
     while data := await stream.read(64 * 1024):
         found += data
         if len(found) > _MAX_ANSWER_BYTES:
-            raise ContainerStartError(f"Expected at most {_MAX_ANSWER_BYTES} bytes from the compose program, got more.")
+            raise ContainerStartError(f"The compose program printed more than {_MAX_ANSWER_BYTES} bytes.")
     return found.decode("utf-8", "replace")
 
 
 async def _end(stream: asyncio.StreamReader) -> str:
-    """Returns the last lines of a stream."""
     last = b""
     while data := await stream.read(64 * 1024):
         last = (last + data)[-_LAST_BYTES:]
@@ -140,7 +139,7 @@ def _found(environment: tuple[str, ...]) -> ComposeTool:
         seen.append(f"{' '.join(command)} has version {version}")
     found = "; ".join(seen) or "neither `docker compose` nor `docker-compose` is on PATH"
     raise PreflightError(
-        f"Expected Docker Compose, version {'.'.join(map(str, _OLDEST))} or later: {found}. Install the plugin "
+        f"Docker Compose {'.'.join(map(str, _OLDEST))} or later is required, but {found}. Install the plugin "
         "(docker-compose-plugin in Docker's own packages, docker-compose in Debian's), or leave these tasks out."
     )
 
