@@ -159,7 +159,7 @@ class EgressProxy:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if len(self._connections) > MAX_CONNECTIONS:
-                raise RefusedError("503 Service Unavailable", f"More than {MAX_CONNECTIONS} connections at once.")
+                raise RefusedError("503 Service Unavailable", f"There are more than {MAX_CONNECTIONS} connections.")
             async with asyncio.timeout(HEAD_TIMEOUT_SEC):
                 request = await read_request(reader)
             far_reader, far_writer = await self._reach(request)

@@ -370,4 +370,4 @@ def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
 
 
 def _remove(path: Path, delete: Callable[[Path], bool]) -> str:
-    return "" if _when_stale(path, delete) or not path.exists() else "something in it is still in use"
+    return "" if _when_stale(path, delete) or not path.exists() else "it is still in use"

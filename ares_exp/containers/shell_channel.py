@@ -75,7 +75,7 @@ def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> No
             text.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:
             found = text[error.start]
-            raise ValueError(f"Expected {what} to be text that can be encoded, but it contains {found!r}.") from None
+            raise ValueError(f"Expected {what} to be valid Unicode text, but it contains {found!r}.") from None
     for name in env:
         if not _NAME.fullmatch(name):
             raise ValueError(f"Expected an identifier as the name of an environment variable, got {name!r}.")

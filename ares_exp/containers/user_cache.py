@@ -130,7 +130,7 @@ def _empty(folder: Path) -> str:
             delete(path)
         else:
             path.unlink()
-    return "something in it cannot be removed" if any(folder.iterdir()) else ""
+    return "some of its files cannot be removed" if any(folder.iterdir()) else ""
 
 
 def _size(folder: Path) -> int:

@@ -179,7 +179,7 @@ def exit_reason(engine: Engine, container: str) -> ExitReason | None:
 
 def out_of_reach(engine: Engine, what: str) -> ExitReason:
     """Returns the exit reason for an engine that does not work. `what` continues the clause "the engine at HOST"."""
-    return ExitReason(f"is out of reach: the engine at {engine.host} {what}", is_outside=True)
+    return ExitReason(f"cannot be reached: the engine at {engine.host} {what}", is_outside=True)
 
 
 def _events(engine: Engine, container: str, now: str) -> Iterator[dict[str, Any]]:

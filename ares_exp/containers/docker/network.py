@@ -96,9 +96,7 @@ def namespace_obstacle(host: str | None) -> str | None:
             peer = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     except OSError as error:
         return f"the engine does not respond ({error})"
-    return (
-        None if peer[0] else "the engine's processes cannot be seen from here (this process is in a container itself)"
-    )
+    return None if peer[0] else "this process is in a container itself, so it cannot see the engine's processes"
 
 
 class ContainerNetwork:

@@ -253,7 +253,7 @@ class RunningContainer:
         else:
             dead = await in_thread(lambda: exit_reason(self._engine, self._container), abandon=True)
         if dead is None and (why := await why_unreachable(self._engine.host)):  # open connections may still work
-            raise ContainerLostError(f"The {self._what} is out of reach. {why}.") from cause
+            raise ContainerLostError(f"The {self._what} cannot be reached. {why}.") from cause
         # An engine that is shutting down still answers some requests.
         if dead is None and (failure := connection_failure(cause)) is not None:
             dead = out_of_reach(self._engine, f"broke the connection ({reason(failure)})")

@@ -187,7 +187,7 @@ class _Reader:
         first = self._path(member.linkname)
         entry = self._entries.get(first)
         if entry is None or entry.kind == "directory":
-            raise ValueError(f"{path!r} is a hard link to {first!r}, which is not a file in it")
+            raise ValueError(f"{path!r} is a hard link to {first!r}, which is not a file in the archive")
         if entry.kind == "file" and entry.link is None:  # `cp -al` also gives symlinks second names
             entry = self._entries[first] = replace(entry, link=link_number(first))
         return entry

@@ -199,7 +199,7 @@ _PROBE = ContainerSpec(name="probe", start_timeout_sec=30.0)
 
 WAYS_OUT_ELSEWHERE = "Run as root, or use container=local or container=docker."
 NO_SNAPSHOTS = (
-    "container=host works in this machine's own files, which cannot be captured. Set `snapshot=none`, or use "
+    "container=host uses this machine's own files, which cannot be captured. Set `snapshot=none`, or use "
     "container=docker."
 )
 _LOCK_SEC = 10.0

@@ -58,7 +58,7 @@ def test_local_without_namespaces_uses_the_host(machine: pytest.MonkeyPatch) -> 
     factory = LocalContainerFactory()
     assert isinstance(factory(ContainerSpec("t")), HostContainer)
     assert (factory.max_containers, factory.is_isolated) == (1, False)
-    with pytest.raises(ConfigError, match="container=host works in this machine's own files"):
+    with pytest.raises(ConfigError, match="container=host uses this machine's own files"):
         factory.check_snapshots()
 
 

@@ -113,7 +113,7 @@ class ComposeProject:
             if name in images:
                 continue
             if not (image := str(service.get("image") or "")):
-                raise ContainerStartError(f"Service {name} of task {self._spec.name} has neither an image nor a build.")
+                raise ContainerStartError(f"Service {name} of task {self._spec.name} has neither `image` nor `build`.")
             images[name] = renamed.get(image, image.replace("$$", "$"))
             await ensure_image(engine, name=self._spec.name, docker_image=images[name], context_dir=None)
         return images
