@@ -261,7 +261,7 @@ def test_upper_directory_is_found(proc: Path, upper: Path) -> None:
         ("42/mountinfo", mounted("rw,upperdir=/x,redirect_dir=on"), "redirect_dir"),
         ("42/mountinfo", mounted("rw,upperdir=/x,metacopy=on"), "metacopy"),
         ("42/mountinfo", mounted("rw,subvolid=5", kind="btrfs"), "does not use overlayfs"),
-        ("../over lay/diff", None, "not visible here"),
+        ("../over lay/diff", None, "does not exist on this"),
     ],
 )
 def test_unreadable_upper_directory_is_refused(

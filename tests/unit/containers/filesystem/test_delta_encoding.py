@@ -185,7 +185,7 @@ UNSAFE = [
     ([{**F, "kind": "socket"}], "devices and sockets are not supported"),
     ([{**F, "kind": "symlink", "target": ""}], "that file systems allow"),
     ([{**F, "kind": "symlink", "target": "a\0b"}], "that file systems allow"),
-    ([{**F, "link": 1}, {**F, "path": "/g", "link": 1, "mode": 0o4755}], "equal entries for all hard links"),
+    ([{**F, "link": 1}, {**F, "path": "/g", "link": 1, "mode": 0o4755}], "same entry for all hard links"),
 ]  # fmt: skip
 MALFORMED = [
     ([5], "expected an entry, found: '5'"),
@@ -273,7 +273,7 @@ def test_delta_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_encoding, "MAX_BYTES", 1200)
     assert len(decode(lines).entries) == 2
     monkeypatch.setattr(delta_encoding, "MAX_ENTRIES", 1)
-    with pytest.raises(UnsafeSnapshotError, match="at most 1 entries"):
+    with pytest.raises(UnsafeSnapshotError, match="more than 1 entries"):
         decode(lines)
     monkeypatch.setattr(delta_encoding, "MAX_BYTES", 1199)
     with pytest.raises(UnsafeSnapshotError, match=r"line 3\): expected size to be from 0 to 599"):

@@ -257,7 +257,7 @@ def test_growing_list_shares_all_objects_except_last(store: ObjectStore) -> None
 def test_lines_are_bounded(store: ObjectStore) -> None:
     digests = store.put_lines([b"line"] * 100)
     assert len(store.get_lines(digests, max_lines=100, max_bytes=500)) == 100
-    with pytest.raises(UnsafeSnapshotError, match="at most 99 lines"):
+    with pytest.raises(UnsafeSnapshotError, match="limit of 99 lines"):
         store.get_lines(digests, max_lines=99)
     with pytest.raises(UnsafeSnapshotError, match="at most 499 bytes"):
         store.get_lines(digests, max_bytes=499)
