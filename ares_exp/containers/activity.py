@@ -42,10 +42,10 @@ class Activity:
     """Measurements of the agent's work in the container since the last time step.
 
     Attributes:
-        container_sec: Wall seconds of container calls: start and set-up, the agent's commands and transfers, and the
-            verifier. Concurrent calls are added up.
-        commands: The agent's finished commands, in the order in which they ended.
-        background_requests: The agent's requests that were answered without a time step, in the order of the
+        container_sec: Total wall-clock seconds of all container calls: start and set-up, the agent's commands and file
+            transfers, and the verifier. The times of concurrent calls are added.
+        commands: Finished commands of the agent, in the order in which they ended.
+        background_requests: LLM requests of the agent that the policy answered without a time step, in the order of the
             responses.
     """
 
@@ -60,7 +60,7 @@ class Activity:
         return taken
 
     def add_command(self, command: CommandRecord) -> None:
-        """Adds a finished command of the agent, and its duration to the container time."""
+        """Appends a finished command of the agent, and adds the command's duration to the container time."""
         self.commands.append(command)
         self.container_sec += command.duration_sec
 

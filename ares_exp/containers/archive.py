@@ -1,4 +1,4 @@
-"""Tar archives for copies into and out of containers. Archives from containers are untrusted. Functions block."""
+"""Tar archives for copies into and out of containers. Archives from containers are untrusted. All functions block."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def unpack_directory(
     """Unpacks an untrusted tar stream into the host directory `target`, creating it if missing.
 
     Special files, and links that could leave `target`, are skipped with one warning. Symlinks are created last, so that
-    no member is written through a symlink. An interrupted download leaves `target` unchanged. `strip_root` drops the
-    first part of each name, which is the directory's own name.
+    no member is written through a symlink. An interrupted download leaves `target` unchanged. With `strip_root`, the
+    first component of each member's name is removed, which is the name of the packed directory itself.
 
     Raises:
         TransferError: A member's name leads out of `target`, a bound is exceeded, or the archive is malformed.
@@ -109,7 +109,7 @@ def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) 
             if member is None or not member.isreg():
                 raise TransferError(f"Cannot download to {target}: the source is not a regular file.")
             if member.size > max_bytes:
-                raise TransferError(f"Cannot download to {target}: {member.size} bytes, expected at most {max_bytes}.")
+                raise TransferError(f"Cannot download to {target}: {member.size} bytes exceed a limit of {max_bytes}.")
             member.name = "file"
             _extract(archive, member, Path(scratch))
             (Path(scratch) / "file").replace(target)
@@ -126,7 +126,7 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _bounded(
     archive: tarfile.TarFile, target: Path, max_bytes: int, max_members: int, *, strip_root: bool
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the archive's members. Raises `TransferError` if they exceed a bound, or a name leads out of `target`."""
+    """Yields the archive's members. Raises `TransferError` if they exceed a bound or a name leads out of `target`."""
     total = count = 0
     while (member := archive.next()) is not None:
         archive.members = []  # type: ignore[attr-defined]  # a stream never goes back: keep memory flat
@@ -167,7 +167,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
         path.hardlink_to(target / member.linkname)
         return
     content = archive.extractfile(member)
-    assert content is not None, "only links and special files have none"
+    assert content is not None, "only links and special files have no content"
     with content, path.open("xb") as file:
         shutil.copyfileobj(content, file)
     mode = member.mode if member.mode & 0o100 else member.mode & ~0o111
@@ -179,8 +179,9 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
 def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
     """Creates a symlink unless it could leave `target`, and returns whether it was created.
 
-    The link must be relative. It may contain `..` only at its start, and must not lead above `target`. It must be in a
-    real directory, not behind another link, because only then does its depth show how many `..` are allowed.
+    The link must be relative. Its target may contain `..` only at the start, and must not lead above `target`. No
+    parent directory of the link may be a link itself, because the number of allowed `..` is computed from the link's
+    path.
     """
     name, path, parts = PurePosixPath(member.name), target / member.name, PurePosixPath(member.linkname).parts
     ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
@@ -195,7 +196,7 @@ def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
 
 
 def _move(new: Path, target: Path) -> None:
-    """Moves a file or directory to `target`. Merges directories and replaces anything else in the way."""
+    """Moves a file or directory to `target`. Merges directories, and replaces any other existing file or link."""
     to_directory = target.is_dir() and not target.is_symlink()
     if new.is_dir() and not new.is_symlink():
         if to_directory:

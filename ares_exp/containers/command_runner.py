@@ -1,8 +1,8 @@
 """Command execution in one container on persistent shells, so that a command does not need an engine call.
 
-A channel is a persistent shell (see `shell_channel`). It runs the next command only when no process in the container
-has the output of the previous command open. Background processes therefore never write into the output of the next
-command. Time limits and cancellation kill the processes of a command through another channel.
+A channel is a persistent shell (see `shell_channel`). It runs the next command only after all processes in the
+container have closed the output of the previous command. Background processes therefore never write into the output of
+the next command. Time limits and cancellation kill the processes of a command through another channel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ares_exp.containers.shell_channel import (
 from ares_exp.errors import ContainerDiedError, ContainerError
 
 OPEN_TIMEOUT_SEC = 60.0
-"""Bound on opening a channel. A loaded engine takes seconds, and a hanging engine must not block the run."""
+"""Time limit for opening a channel. A loaded engine takes seconds, and a hanging engine must not block the run."""
 
 MAX_IDLE = 16  # channels per user
 
@@ -131,8 +131,9 @@ class ShellPool:
     async def open(self, user: User | None, *, again: bool = True) -> Channel:
         """Opens a new channel and lends it to the caller when it is ready. Raises the same errors as `take`.
 
-        If the shell cannot start and `again` is true, `try_again` decides whether to open a second stream. There is no
-        third attempt, because an agent can replace the shell with a program that prints any message.
+        If the shell cannot start and `again` is true, `try_again` decides from the shell's message whether to try once
+        more. There are never more than two attempts, because an agent could have replaced the shell with a program that
+        prints any message.
         """
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_SEC):
@@ -144,7 +145,7 @@ class ShellPool:
                     raise
         except TimeoutError:
             raise ContainerDiedError(
-                f"The container no longer answers: no shell could be opened within {OPEN_TIMEOUT_SEC:.0f} s."
+                f"The container no longer responds: no shell could be opened within {OPEN_TIMEOUT_SEC:.0f} s."
             ) from None
         if self.is_closed:
             channel.close()
@@ -165,7 +166,8 @@ class ShellPool:
         """Opens a spare channel in the background, unless a channel is free, will soon be free, or is being opened.
 
         If commands follow each other quickly, they alternate between the first and the spare channel. The spare channel
-        can also kill a command that has used up all process numbers, because its next process already exists.
+        can also kill a command that has used up all process numbers, because the process for the kill script already
+        exists.
         """
 
         async def open_spare() -> None:
@@ -197,7 +199,7 @@ class ShellPool:
             await asyncio.wait({channel.listener for channel in channels})
 
     def _coming(self, user: User | None) -> dict[asyncio.Future[None], float]:
-        """Returns the `ready` futures of channels whose script has just ended, with the seconds to wait for them."""
+        """Returns the `ready` futures of channels whose script has just ended, and the seconds to wait for each."""
         now = time.monotonic()
         answered = (one for one in self._channels[user] if one.settling_until > now and not one.ready.done())
         return {one.ready: one.settling_until - now for one in answered}
@@ -221,7 +223,7 @@ class ShellPool:
 _KILL_SEC = 2.0
 
 END_SEC = 8.0
-"""Bound on killing a command after its time limit."""
+"""Time limit for killing a command whose own time limit has expired."""
 
 _logger = logging.getLogger(__name__)
 
@@ -229,12 +231,12 @@ _logger = logging.getLogger(__name__)
 class CommandKiller:
     """Kills the commands of one container.
 
-    Commands that end at about the same time share one kill script (`shell_channel.kill_script`), because several kill
-    scripts would stop each other.
+    Commands that end at about the same time share one kill script (`shell_channel.kill_script`), because kill scripts
+    that run at the same time would stop each other.
     """
 
     def __init__(self, shells: ShellPool, root: User | None) -> None:
-        """Uses the container's shells. `root` is the user who may kill all processes; `None`: the default user."""
+        """Creates the object. `root` is the user who may kill all processes; `None`: the default user."""
         self._shells = shells
         self._root = root
         self._doomed: dict[User | None, set[tuple[str, int]]] = collections.defaultdict(set)
@@ -259,13 +261,13 @@ class CommandKiller:
         except ContainerError as error:
             if isinstance(error, ContainerDiedError):
                 raise
-            raise ContainerDiedError(f"The container is lost: a command in it could not be killed. {error}") from error
+            raise ContainerDiedError(f"The container is unusable: a command could not be killed. {error}") from error
         finally:
             if channel.run is run:
                 channel.close()
 
     async def kill(self, user: User | None, exec_id: str, root: int) -> None:
-        """Kills the processes of a command, together with the processes of all other commands waiting to be killed."""
+        """Kills the processes of a command, and the processes of all other commands that are waiting to be killed."""
         waiting, own = self._doomed[user], (exec_id, root)
         waiting.add(own)
         try:
@@ -280,7 +282,7 @@ class CommandKiller:
                 if word:
                     waiting -= doomed
                 if word != "0":
-                    _logger.warning("Some processes of a killed command may still run in the container.")
+                    _logger.warning("Some processes of a killed command may still be running in the container.")
         finally:
             waiting.discard(own)
 
@@ -304,7 +306,7 @@ _COLLECT_SEC = 8.0
 
 
 class CommandRunner:
-    """Runs the commands of one container on persistent shells, any number at a time."""
+    """Runs the commands of one container on persistent shells. Any number of commands can run at the same time."""
 
     def __init__(
         self,
@@ -324,8 +326,8 @@ class CommandRunner:
                 shells.
             starts_there: Whether shells start in `workdir` even for a user who cannot enter it, as in container
                 engines.
-            try_again: Function that is called with the message of a shell that could not start, and returns whether to
-                try again.
+            try_again: Function that receives the message of a shell that could not start, and returns whether to try
+                again.
             shell: Default shell of commands.
             default_user: User of the shells that are opened with `user=None`. Commands that name this user share these
                 shells. `None`: root.
@@ -417,7 +419,7 @@ class CommandRunner:
                 channel.raise_if_lost()  # not retried: the command may have run
             if run.pid or timed_out:
                 return run, timed_out
-        raise ContainerDiedError("The container no longer answers: its shells end before they run a command.")
+        raise ContainerDiedError("The container no longer responds: its shells end before they run a command.")
 
     async def _open_sink(self, user: User | None, errors: BoundedOutput) -> tuple[Channel, ScriptRun]:
         """Opens a channel whose output is the stderr of a command in another channel."""
@@ -433,7 +435,7 @@ class CommandRunner:
             if run.sink.done() and not run.sink.cancelled():
                 return channel, run
             channel.close()
-        raise ContainerDiedError("The container no longer answers: no stream for stderr could be opened.")
+        raise ContainerDiedError("The container no longer responds: no stream for stderr could be opened.")
 
     async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
         await channel.send(lambda key, _: f"end\n{key}\n")  # the sink reads the first line, then the server the second

@@ -1,4 +1,4 @@
-"""The `Container` contract, the backend contracts, and the container factory."""
+"""Contracts of containers and of their factories, which the backends implement."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class ExecResult:
     """The result of one command.
 
     Attributes:
-        output: stdout and stderr merged in the order in which they were written, decoded as UTF-8 (invalid bytes
-            become U+FFFD). Only stdout if stderr is separate. Only head and tail if `elided_bytes` is not 0.
+        output: stdout and stderr merged in the order in which they were written, decoded as UTF-8 (invalid bytes become
+            U+FFFD). Contains only stdout if stderr is separate, and only the head and tail if `elided_bytes` is not 0.
         exit_code: Exit status, 128 + n for death by signal n; `None` when the time limit ended the command.
-        duration_sec: Wall seconds, measured by the caller's clock.
+        duration_sec: Wall-clock seconds, measured in this process.
         timed_out: Whether the time limit ended the command. In this case, all of its processes are dead.
-        elided_bytes: Bytes dropped from the middle of the output, and of the separate stderr.
+        elided_bytes: Number of bytes dropped from the middle of the output and from the middle of the separate stderr,
+            in total.
         stderr: The separate stderr, or `None` if it is merged into `output`.
     """
 
@@ -59,7 +60,8 @@ class TerminalOutput:
     """The output of a terminal, as it would appear on a screen.
 
     Attributes:
-        text: Text with control sequences, decoded as UTF-8. Only head and tail if the output exceeds the bound.
+        text: Text with control sequences, decoded as UTF-8. Contains only the head and tail if the output exceeds the
+            bound.
         is_new: Whether the output comes from a new terminal: the first terminal, or a replacement for one that ended.
     """
 
@@ -72,17 +74,18 @@ class ExecOptions(TypedDict, total=False):
 
     Attributes:
         cwd: Working directory. Default: `ContainerSpec.workdir`, or the working directory of the image.
-        env: Variables in addition to the container's variables, or instead of variables with the same name.
+        env: Additional environment variables. They override variables of the container with the same name.
         user: User who runs the command. Default: the image's user.
         timeout_sec: Time limit. When it expires, the whole process tree is killed inside the container and the output
             so far is returned with `timed_out=True`. Cancelling the call also kills the process tree. Default: `None`,
             no limit.
-        max_output_bytes: Bound on kept output, half from the head, half from the tail. Default: `MAX_OUTPUT_BYTES`.
-        shell: Shell of the command. Default: `"bash -c"`, unless the backend's option sets another shell. A login
-            shell reads profile files, which may reset variables of the image (Debian's reset `PATH`), and which an
-            agent may have edited.
-        separate_stderr: Whether stderr is returned separately from stdout, which takes one more millisecond. Default:
-            no.
+        max_output_bytes: Maximum size of the returned output. Half of it is from the head of the output, half from the
+            tail. Default: `MAX_OUTPUT_BYTES`.
+        shell: Shell of the command. Default: `"bash -c"`, unless the backend's option sets another shell. A login shell
+            reads profile files. They may reset variables of the image (Debian's files reset `PATH`), and an agent may
+            have edited them.
+        separate_stderr: Whether stderr is returned separately from stdout. The command then takes one more millisecond.
+            Default: no.
     """
 
     cwd: str | None
@@ -118,7 +121,7 @@ class ContainerSpec:
         docker_image: A prebuilt image, or `None`.
         context_dir: The task's `environment/` directory (build context with a `Dockerfile`), or `None`.
         compose_file: Docker Compose file whose service `main` is the container, or `None`.
-        workdir: Default directory of commands, instead of the image's working directory. It is not created.
+        workdir: Default directory of commands, instead of the image's working directory. The directory must exist.
         env: Environment variables of the container, including its first process.
         network: The network policy at the start.
         phase_networks: The policies of later phases, which may be passed to `Container.set_network`.
@@ -127,13 +130,12 @@ class ContainerSpec:
         users: Users who run commands in addition to the image's user, as declared by the task. A backend with a
             limited set of users rejects other users before it starts anything.
         start_timeout_sec: Time limit in seconds for building, creating and starting the container together.
-        lifetime_sec: Bound on the time for which the container is needed (start, agent and scoring), or `None` if
-            unknown.
+        lifetime_sec: Maximum time for which the container is needed (start, agent and scoring), or `None` if unknown.
         changes: Changed files that the container starts with, from `SnapshottableContainer.capture_changes`.
         mounts: Read-only directories on the host. Captured changes do not include them.
         directories: Absolute paths of directories that the episode writes to, such as its tests and logs, in addition
-            to the directories that the Dockerfile creates. If containers are not isolated from the machine, the
-            backend rejects a task if one of these directories exists and is not empty.
+            to the directories that the Dockerfile creates. A backend without isolation from the machine rejects the
+            task if one of these directories exists and is not empty.
     """
 
     name: str
@@ -157,7 +159,7 @@ class ContainerSpec:
 
     @property
     def networks(self) -> frozenset[NetworkPolicy]:
-        """All network policies of the container."""
+        """All network policies of the container: the policy at the start and the policies of later phases."""
         return self.phase_networks | {self.network}
 
 
@@ -243,14 +245,12 @@ class Container(Protocol):
         """Kills and removes the container. Idempotent, never raises for a container that is already gone."""
 
     async def __aenter__(self) -> Self:
-        """Starts the container."""
         await self.start()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stops the container."""
         await self.stop()
 
 
@@ -296,9 +296,10 @@ class SnapshottableContainer(Protocol):
     """A `Container` whose changed files can be captured and passed to another container (`ContainerSpec.changes`)."""
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Reads the differences from the container's base (its image, or the host), without disturbing the container.
+        """Reads the differences between the container's files and its base (the image or the host).
 
-        Files that have not changed since the last capture of this container are not read again.
+        The container keeps running. Files that have not changed since the last capture of this container are not read
+        again.
 
         Args:
             objects: Store for the contents of files.
@@ -314,8 +315,8 @@ class SnapshottableContainer(Protocol):
 class ContainerFactory(Protocol):
     """Creates containers of one backend. The constructor validates the options and has no side effects.
 
-    These members are required. The optional members are in `ContainerFactoryBase`, with their defaults. To use the
-    optional members, inherit from `ContainerFactoryBase`, or define some of them.
+    All members of this class are required. `ContainerFactoryBase` has further, optional members with defaults. To use
+    them, inherit from `ContainerFactoryBase`, or define only the members that you need.
     """
 
     name: str
@@ -425,7 +426,7 @@ def as_container_factory(factory: ContainerFactory) -> ContainerFactoryBase:
 async def bounded_start(
     what: str, seconds: float, *, stop: Callable[[], Coroutine[Any, Any, None]], started: bool = False, remedy: str = ""
 ) -> AsyncIterator[None]:
-    """Bounds the time of a start in the `with` block, and calls `stop` if the start fails or is cancelled.
+    """Limits the time of a container's start in the `with` block. Calls `stop` if the start fails or is cancelled.
 
     Args:
         what: Name of the container, as the first words of a sentence.

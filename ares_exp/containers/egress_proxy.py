@@ -1,4 +1,4 @@
-"""The egress proxy: the only way out of a container under an allowlist.
+"""The egress proxy: the only connection of a container to the outside under an allowlist.
 
 One proxy per container runs in this process, on a socket that listens inside the container's network, which has no
 other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …). The proxy supports `CONNECT` and plain
@@ -36,7 +36,7 @@ HEAD_TIMEOUT_SEC = 20.0
 RESOLVE_TIMEOUT_SEC = 15.0
 CONNECT_TIMEOUT_SEC = 15.0
 IDLE_TIMEOUT_SEC = 600.0
-"""Time without data in both directions after which a connection is closed."""
+"""Seconds without data in both directions after which a connection is closed."""
 
 _LINGER_SEC = 2.0
 _DROP_SEC = 5.0
@@ -62,7 +62,7 @@ async def resolve_name(name: str) -> Sequence[IPAddress]:
 
 @functools.lru_cache(maxsize=4)
 def _resolvers(pid: int) -> ThreadPoolExecutor:
-    """Returns separate threads for lookups, because a container may look up many names that resolve slowly."""
+    """Returns a thread pool only for lookups, because a container may look up many names that resolve slowly."""
     return ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="egress names")
 
 
@@ -104,7 +104,7 @@ class EgressProxy:
         await self._drop_connections()
 
     async def destinations(self, host: str) -> list[IPAddress]:
-        """Returns the allowed addresses of `host`, a name or an address in canonical form; at least one.
+        """Returns the allowed addresses of `host`, at least one. `host` is a name or an address in canonical form.
 
         Raises `RefusedError` if the host is not allowed, or its name cannot be resolved.
         """
@@ -159,7 +159,7 @@ class EgressProxy:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if len(self._connections) > MAX_CONNECTIONS:
-                raise RefusedError("503 Service Unavailable", f"More than {MAX_CONNECTIONS} connections at once.")
+                raise RefusedError("503 Service Unavailable", f"There are more than {MAX_CONNECTIONS} connections.")
             async with asyncio.timeout(HEAD_TIMEOUT_SEC):
                 request = await read_request(reader)
             far_reader, far_writer = await self._reach(request)
@@ -192,7 +192,7 @@ class EgressProxy:
         far_reader: asyncio.StreamReader,
         far_writer: asyncio.StreamWriter,
     ) -> None:
-        """Copies bytes in both directions until the server ends its direction. The client may end its own earlier."""
+        """Copies bytes in both directions until the server has sent all its data. The client may finish earlier."""
         async with asyncio.timeout(IDLE_TIMEOUT_SEC) as idle:
 
             async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -217,8 +217,8 @@ class EgressProxy:
 
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refused: RefusedError) -> None:
-    """Sends an error and waits briefly for the client to read it, because closing immediately may lose it."""
-    _logger.debug("The egress proxy refused a request: %s", refused)
+    """Sends an error response. Waits briefly for the client to read it, because an immediate close may lose it."""
+    _logger.debug("The egress proxy rejected a request: %s", refused)
     body = f"ares_exp: {refused}\n".encode()
     head = f"HTTP/1.1 {refused.status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
     writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
@@ -251,7 +251,7 @@ class RefusedError(Exception):
 class ProxyRequest:
     """The target of a proxy request, with a canonical host.
 
-    `head` has the bytes to send first: none for `CONNECT`, the rewritten request for plain HTTP.
+    `head` contains the bytes to send to the target first: none for `CONNECT`, the rewritten request for plain HTTP.
     """
 
     host: str
@@ -262,7 +262,7 @@ class ProxyRequest:
 async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
     """Reads one request head from a stream whose limit is `MAX_HEAD_BYTES`. The caller sets the timeout.
 
-    Raises `RefusedError` if it is malformed or too long, and `EOFError` if the client disconnected.
+    Raises `RefusedError` if the request is malformed or too long, and `EOFError` if the client disconnected.
     """
     try:
         head = await reader.readuntil(b"\r\n\r\n")

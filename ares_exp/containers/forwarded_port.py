@@ -1,7 +1,8 @@
 """Forwarded ports: addresses inside a container whose connections this process serves, under any network policy.
 
-A forwarded port leads only to one server in this process. `ListeningPort` is a listening socket of this process,
-created inside the container's network. Backends that have only a shell use `relayed_port`.
+A forwarded port gives access only to one server in this process. `ListeningPort` uses a listening socket of this
+process that is created inside the container's network. Backends that can only start a shell in the container use
+`relayed_port`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MAX_CONNECTIONS = 64
 """Maximum number of connections of one forwarded port. A further connection waits until one of them ends."""
 
 CUT_SEC = 5.0
-"""Time limit for cutting connections. They are cut immediately, unless `Serve` delays this."""
+"""Time limit for closing the connections of a port. They close immediately, unless a `Serve` function delays this."""
 
 Serve = Callable[[socket.socket], Awaitable[None]]
 """Function that takes over a connected, non-blocking stream socket. The other end is in a process of the container.
@@ -90,7 +91,7 @@ class ForwardedPorts:
         self._closed = False
 
     async def open(self, opening: Callable[[], Awaitable[_O]]) -> _O:
-        """Awaits `opening`, and returns its forwarded port or terminal, which `close` will close.
+        """Awaits `opening`, and returns the opened forwarded port or terminal. `close` will close it.
 
         Raises `ContainerDiedError` if the container was stopped during the opening. No forwarded port remains.
         """
@@ -127,9 +128,9 @@ _logger = logging.getLogger(__name__)
 
 
 def listen_at_free_port(listen: Callable[[tuple[str, int]], socket.socket], port: int) -> socket.socket:
-    """Listens at `port` of the loopback, or at one of the next ports, by calling `listen`. Blocking.
+    """Calls `listen` for `port` of the loopback, and for the next ports until a port is free. Blocking.
 
-    Raises `PortForwardingError` if all of the ports are taken, and other `OSError`s of `listen`.
+    Raises `PortForwardingError` if all of these ports are taken, and passes on other `OSError`s of `listen`.
     """
     for candidate in range(port, port + PORTS_TRIED):
         try:
@@ -138,8 +139,8 @@ def listen_at_free_port(listen: Callable[[tuple[str, int]], socket.socket], port
             if error.errno != errno.EADDRINUSE:
                 raise
     raise PortForwardingError(
-        f"Expected a free port among {port} to {port + PORTS_TRIED - 1} of the container's loopback, but "
-        "programs in the container use all of them. Set another port with `agent.port`."
+        f"None of the ports {port} to {port + PORTS_TRIED - 1} of the container's loopback is free, because "
+        "programs in the container use them. Set another port with `agent.port`."
     )
 
 

@@ -41,7 +41,7 @@ except OSError as error:
 
 
 def obstacle() -> str | None:
-    """Returns the reason if this process cannot enter the network of a container, as a clause, or `None`."""
+    """Returns the reason why this process cannot enter the network of a container, as a clause, or `None`."""
     if sys.platform != "linux":
         return "this machine does not run Linux"
     try:
@@ -55,26 +55,26 @@ def obstacle() -> str | None:
 def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of an engine's container. Blocks for a millisecond.
 
-    Raises `ProcessLookupError` if `pid` is not a process of the container `container_id`, because the engine runs
-    elsewhere, and `OSError` if the socket cannot be opened.
+    Raises `ProcessLookupError` if `pid` is not a process of the container `container_id`, which means that the engine
+    runs on another machine. Raises `OSError` if the socket cannot be opened.
     """
     process = Path("/proc", str(pid))
     with (process / "ns" / "net").open("rb") as namespace:
         if container_id not in (process / "mountinfo").read_text():
-            raise ProcessLookupError(f"process {pid} of this machine is not the container's: its engine runs elsewhere")
+            raise ProcessLookupError(f"process {pid} is not in the container, because the engine runs elsewhere")
         return _visit(namespace, lambda: socket.create_server(address))
 
 
 def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of a process of this user. Blocks for some milliseconds.
 
-    `namespace` is the inode of the process's network namespace, which detects a later process with the same number.
-    Raises `ProcessLookupError` for a later process, and `OSError` if the socket cannot be opened.
+    `namespace` is the inode of the process's network namespace. If the inode differs, `pid` belongs to a later process,
+    and `ProcessLookupError` is raised. Raises `OSError` if the socket cannot be opened.
     """
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:
         if os.fstat(network.fileno()).st_ino != namespace:
-            raise ProcessLookupError(f"process {pid} is now another process")
+            raise ProcessLookupError(f"the process number {pid} now belongs to another process")
         if (entries / "user").stat().st_ino == Path("/proc/self/ns/user").stat().st_ino:
             return _visit(network, lambda: socket.create_server(address))
         with (entries / "user").open("rb") as user:

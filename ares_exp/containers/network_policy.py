@@ -1,4 +1,4 @@
-"""Network policies: a mode, and the reachable hosts of mode `allowlist`."""
+"""Network policies: a mode, and for the mode `allowlist`, the reachable hosts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NetworkPolicy:
         return self if self.mode == "public" or not more else NetworkPolicy("allowlist", self.allowed_hosts | more)
 
     def allows_name(self, name: str) -> bool:
-        """Returns whether a canonical DNS name may be reached. `*.a.b` covers all names below `a.b`, not `a.b`."""
+        """Returns whether a canonical DNS name may be reached. `*.a.b` matches all names below `a.b`, but not `a.b`."""
         above = name.split(".")[1:]
         wildcards = ("*." + ".".join(above[start:]) for start in range(len(above)))
         return self.mode == "public" or not self.allowed_hosts.isdisjoint((name, *wildcards))

@@ -1,9 +1,9 @@
 """Owners of resources that outlive their creator (containers, networks, images), and whether an owner is dead.
 
-The owner is recorded in the labels of the resource, or as an identifier in its name. Process numbers are reused by
-machines, boots and containers. The labels therefore name the machine, the boot, the pid namespace, and the process's
-number and start time. A temporary directory has a lock instead, which the kernel releases when the creator ends
-(`OwnedDirectory`).
+The owner is recorded in the labels of the resource, or as an identifier in its name. A process number is not unique:
+other machines, later boots and containers use the same numbers. The labels therefore name the machine, the boot, the
+pid namespace, and the process's number and start time. A temporary directory has a lock instead, which the kernel
+releases when the creator ends (`OwnedDirectory`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Leftover:
     Attributes:
         kind: `container`, `network`, `volume`, `image`, `directory`, `cgroup`, `sandbox`, `snapshot` or `cache`.
         name: Name of the resource on the engine, at the service or in the file system.
-        whose: Description of the owner, for messages.
+        whose: Description of the owner for messages, for example `process 4711 on host`.
         is_stale: Whether the resource may be removed, because its owner is certainly dead or no process uses it.
         created: Creation time, seconds since the epoch; `None` if unknown.
         remove: Function that removes the resource. Returns the reason if that fails, or `""`. Blocking; never raises.
@@ -57,7 +57,7 @@ class Leftover:
 
 
 SWEEP_SEC = 20.0
-"""Bound on the removal of leftovers at the start of a run. The next run continues the removal."""
+"""Time limit for the removal of leftovers at the start of a run. The next run continues the removal."""
 
 _logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def remove_stale(leftovers: Iterable[Leftover]) -> int:
     removed = 0
     for count, leftover in enumerate(stale):
         if time.monotonic() > deadline:
-            _logger.warning("%d leftovers of dead runs remain: their removal takes too long.", len(stale) - count)
+            _logger.warning("%d leftovers of dead runs remain, because removals take too long.", len(stale) - count)
             break
         problem = leftover.remove()
         removed += not problem
@@ -78,14 +78,14 @@ def remove_stale(leftovers: Iterable[Leftover]) -> int:
 
 
 def log_removal(leftover: Leftover, problem: str) -> None:
-    """Logs the removal of a leftover of a dead run; `problem` is the reason why it failed, or empty."""
+    """Logs the removal of a leftover of a dead run. `problem` is the reason why the removal failed, or empty."""
     what, problem = (leftover.kind, leftover.name, leftover.whose), problem.rstrip(".")
     if not problem:
-        _logger.info("Removed the %s %s of %s, which is dead.", *what)
+        _logger.info("Removed the %s %s. Its owner (%s) is dead.", *what)
     elif leftover.kind == "image":  # often another container's image
-        _logger.info("The %s %s of %s, which is dead, was not removed: %s.", *what, problem)
+        _logger.info("The %s %s of a dead owner (%s) was not removed: %s.", *what, problem)
     else:
-        _logger.warning("The %s %s of %s, which is dead, could not be removed: %s.", *what, problem)
+        _logger.warning("The %s %s of a dead owner (%s) could not be removed: %s.", *what, problem)
 
 
 def created_sec(created: object) -> float | None:
@@ -99,7 +99,7 @@ def created_sec(created: object) -> float | None:
 
 
 NAME_PREFIX = "ares-exp-"
-"""Name prefix of our containers on an engine or at a service. Labels are not enough: `docker commit` copies them."""
+"""Name prefix of our containers on an engine or at a service. Labels are not reliable: `docker commit` copies them."""
 
 
 def unique_name(task: str) -> str:
@@ -109,10 +109,10 @@ def unique_name(task: str) -> str:
 
 
 RUN = "ares_exp.run"
-"""The label on all resources of a run."""
+"""Label on all resources of a run. Its value identifies the process of the run."""
 
 HOST = "ares_exp.host"
-"""The label with the machine's host name, for searches. Another machine may have the same name."""
+"""Label with the machine's host name, for searches. Another machine may have the same name."""
 
 _MACHINE, _BOOT = "ares_exp.machine", "ares_exp.boot"
 _NAMESPACE, _USER = "ares_exp.pid-namespace", "ares_exp.user"
@@ -122,7 +122,7 @@ _QUESTION_SEC = 10.0
 
 
 def owner_labels() -> dict[str, str]:
-    """Returns the labels that name this process. A value is empty if it cannot be determined."""
+    """Returns the labels that identify this process as an owner. A value is empty if it cannot be determined."""
     return dict(_labels_of(os.getpid()))
 
 
@@ -151,7 +151,7 @@ def owner_mark() -> str:
 
 
 def is_dead_mark(mark: str) -> bool:
-    """Returns whether the owner in an `owner_mark` is certainly dead."""
+    """Returns whether the owner in `mark`, a result of `owner_mark`, is certainly dead."""
     ours = owner_labels()
     pid, _, rest = mark.partition("-")
     start, _, scope = rest.partition("-")
@@ -171,11 +171,11 @@ def machine_mark() -> str:
 
 
 def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
-    """Returns whether the owner of a resource is certainly dead and had our user. An unknown owner counts as alive.
+    """Returns whether the owner of a resource is certainly dead. Processes of other users never count as dead.
 
-    An owner is certainly dead if its process is missing in our pid namespace, or if this machine has rebooted since.
-    `since_boot` ignores reboots. Use it for resources outside this machine, because cloned machines have the same name
-    but different boots. Blocking on macOS, where it runs `ps`.
+    An owner is certainly dead if its process no longer exists in our pid namespace, or if this machine has rebooted
+    since. With `since_boot`, a reboot proves nothing. Use this for resources outside this machine, because a cloned
+    machine has the same name but another boot. Blocking on macOS, where it runs `ps`.
     """
     if not _agree(labels, HOST) or not _agree(labels, _USER) or not labels.get(_BOOT):
         return False
@@ -185,7 +185,7 @@ def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
 
 
 def describe(labels: Mapping[str, str]) -> str:
-    """Returns a description such as `process 4711 on host`. Includes another user's name."""
+    """Returns a description such as `process 4711 on host`. Includes the user if it is another user."""
     user = "" if _agree(labels, _USER) else f" of user {labels.get(_USER) or 'unknown'}"
     return f"process {labels.get(_PID) or 'unknown'} on {labels.get(HOST) or 'an unknown host'}{user}"
 
@@ -211,7 +211,7 @@ _ENDED = "ended"
 
 
 def _process_start(pid: int) -> str:
-    """Returns a process's start time, which differs from later processes with the same number; empty if unknown."""
+    """Returns the start time of a process, to detect a later process with the same number; empty if unknown."""
     if not _IS_LINUX:
         return _ask("ps", "-o", "lstart=", "-p", str(pid))
     try:
@@ -243,7 +243,7 @@ def _read(path: str) -> str:
 
 
 def _ask(*command: str) -> str:
-    """Returns the output of a system program, independent of language and time zone; empty if the program fails."""
+    """Returns the output of a system program, in English and UTC; empty if the program fails."""
     env = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C", "TZ": "UTC"}
     try:
         answer = subprocess.run(command, capture_output=True, text=True, env=env, timeout=_QUESTION_SEC, check=False)
@@ -258,12 +258,12 @@ ShortLived = Literal["build", "fork", "host", "transfer", "verifier", "wandb"]
 
 
 def name_prefix(purpose: str) -> str:
-    """Returns the name prefix of directories for a purpose; the process number of their creator follows it."""
+    """Returns the name prefix of directories for a purpose. In a name, the process number of the creator follows."""
     return f"ares_exp-{purpose}-"
 
 
 class OwnedDirectory:
-    """A temporary directory, locked (`flock`) until the process that created it ends, even by `kill -9`.
+    """A temporary directory. Its lock (`flock`) is held until the process that created it ends, even by `kill -9`.
 
     Unlike process numbers, locks also work across pid namespaces.
     """
@@ -307,7 +307,7 @@ def short_lived_directory(purpose: ShortLived) -> OwnedDirectory:
 
 @asynccontextmanager
 async def working_directory(purpose: ShortLived) -> AsyncIterator[Path]:
-    """Provides a `short_lived_directory` for the body and always removes it afterwards."""
+    """Provides a `short_lived_directory` for the `with` block, and always removes it afterwards."""
     made: list[OwnedDirectory] = []
     try:
         await in_thread(lambda: made.append(short_lived_directory(purpose)))
@@ -354,7 +354,7 @@ def find_directories(purpose: str, delete: Callable[[Path], bool], folders: Iter
 
 
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
-    """Returns whether the directory's creator is dead and `then`, called under the lock, returns true (if given)."""
+    """Returns whether a directory's creator is dead. If so, calls `then` under the lock, and returns its result."""
     try:
         with locked(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
             found = os.fstat(descriptor)
@@ -365,4 +365,4 @@ def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
 
 
 def _remove(path: Path, delete: Callable[[Path], bool]) -> str:
-    return "" if _when_stale(path, delete) or not path.exists() else "something in it is still in use"
+    return "" if _when_stale(path, delete) or not path.exists() else "it is still in use"

@@ -1,4 +1,4 @@
-"""A shell that kills a child program when this process ends, even by `kill -9`, which closes a pipe to the shell."""
+"""A shell that kills a child program when this process ends, even by `kill -9`: the kernel then closes a pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ wait $program
 
 
 def while_we_live(command: Sequence[str], *, pipe: int | None = None) -> list[str]:
-    """Returns a command line that runs `command`, and kills the program's process group when a pipe is closed.
+    """Returns a command line that runs `command`, and kills the program's process group when the pipe is closed.
 
     The command line exits with the program's exit code. Start it with `start_new_session=True`, so that it leads a
     process group. Always close the pipe, or the shell keeps waiting after the program has ended.
@@ -27,6 +27,6 @@ def while_we_live(command: Sequence[str], *, pipe: int | None = None) -> list[st
     Args:
         command: The program and its arguments.
         pipe: Descriptor of the pipe's read end, which the child inherits (`pass_fds`). The program then inherits stdin.
-            If `None`, stdin is the pipe, and the program has no input.
+            `None`: the pipe is the stdin of the command line, and the program has no input.
     """
     return ["/bin/sh", "-c", _SHELL, "sh", "" if pipe is None else f"/dev/fd/{pipe}", *command]

@@ -33,7 +33,7 @@ LEASE = int(sys.argv[1]) if len(sys.argv) > 1 else 0  # seconds of silence after
 
 
 class Connection:
-    """One accepted connection: its send credit, the data waiting to be written to it, and its open halves."""
+    """One accepted connection: its send credit, the data waiting to be written to it, and which directions are open."""
 
     def __init__(self, number: int, accepted: socket.socket) -> None:
         self.number = number
@@ -155,13 +155,13 @@ class Relay:
             self.finish(one)
 
     def finish(self, one: Connection) -> None:
-        """Closes a connection whose halves have both ended."""
+        """Closes a connection if both of its directions have ended."""
         if not one.reads and not one.writes:
             one.socket.close()
             del self.connections[one.number]
 
     def drop(self, one: Connection) -> None:
-        """Closes a connection immediately, which its program sees as a reset."""
+        """Closes a connection immediately. The program at its other end sees a reset."""
         one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         one.socket.close()
         del self.connections[one.number]

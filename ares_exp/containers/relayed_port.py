@@ -24,7 +24,7 @@ from ares_exp.containers.shell_channel import ChannelStream
 from ares_exp.errors import ContainerError, PortForwardingError
 
 OPEN_SEC = 60.0
-"""Bound on the start of a relay, which takes some tenths of a second, or several requests to a service."""
+"""Time limit for the start of a relay, which takes some tenths of a second, or several requests to a service."""
 
 _CLOSE_SEC = 2.0
 _WORDS_PER_LEASE = 4
@@ -99,7 +99,7 @@ class _Relay:
             if stream is not None:
                 stream.close()
             if isinstance(error, OSError):  # a `TimeoutError` is also an `OSError`
-                why = str(error) or f"no answer within {OPEN_SEC:g} s"
+                why = str(error) or f"no response within {OPEN_SEC:g} s"
                 raise PortForwardingError(f"No relay could be started in the container: {why}.") from error
             raise
         word, _, port = said.partition(" ")
@@ -108,8 +108,8 @@ class _Relay:
         stream.close()
         if word == "taken":
             raise PortForwardingError(
-                f"Expected a free port among {ports[0]} to {ports[-1]} of the container's loopback, but "
-                "programs in the container use all of them. Set another port with `agent.port`."
+                f"None of the ports {ports[0]} to {ports[-1]} of the container's loopback is free, because "
+                "programs in the container use them. Set another port with `agent.port`."
             )
         raise PortForwardingError(f"The relay in the container ({found}) is not listening. Its output: {said!r}.")
 
@@ -181,7 +181,7 @@ class _Relay:
     def _accept(self, number: int) -> None:
         # Twice as many: a connection that has ended in the container still exists here until the server has its data.
         if number in self._connections or len(self._connections) >= 2 * MAX_CONNECTIONS:
-            raise _RelayError(f"it accepted connection {number} with {len(self._connections)} open")
+            raise _RelayError(f"it accepted connection {number}, which is open or exceeds the limit")
         connection = self._connections[number] = _Connection(self, number, self._serve)
         connection.carried.add_done_callback(lambda _: self._connections.pop(number))
 
@@ -210,7 +210,7 @@ class _Connection:
             self._arrived.put_nowait(data)
 
     async def _run(self, serve: Serve) -> None:
-        """Serves the connection, and copies its data until both directions have ended, or one is broken."""
+        """Serves the connection, and copies its data until both directions have ended or one of them is broken."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
@@ -239,7 +239,7 @@ class _Connection:
             await cancel_all(up, down)
 
     async def _up(self, ours: socket.socket) -> None:
-        """Sends data from the server to the relay, as far as the credit allows."""
+        """Sends the server's data to the relay, as far as the credit allows."""
         loop = asyncio.get_running_loop()
         while True:
             while self._credit == 0:
@@ -324,9 +324,9 @@ async def open_relayed_port(
         open_shell: Function that starts a shell, which becomes the relay.
         serve: See `ServingContainer.forward_port`.
         port: First port to try.
-        lease_sec: Number of seconds without a frame from this process after which the relay ends, for a backend whose
-            shells outlive this process. 0: the relay ends only with its stdin.
-        remedy: Further advice if the image has no interpreter, appended to the advice to add one.
+        lease_sec: Number of seconds without a frame from this process after which the relay ends. Needed by backends
+            whose shells outlive this process. 0: the relay ends only when its stdin is closed.
+        remedy: Advice to the user if the image has no interpreter, appended to the advice to add one.
     """
     start = functools.partial(_Relay.start, open_shell, serve, lease_sec=lease_sec)
     relay = await start(range(port, port + PORTS_TRIED), remedy=remedy)

@@ -1,8 +1,8 @@
 """A persistent shell in a container that runs one script at a time, and forks the next script's process in advance.
 
 The module also contains the source that the shell runs. It is POSIX `sh`, because the container may only have busybox.
-The shell reports its state with marks in its output (see `MarkParser`): `hello` once, and for each script `ready`,
-`start` and an exit code.
+The shell reports its state with marks, which are special sequences in its output (see `MarkParser`): `hello` once, and
+for each script `ready`, `start` and an exit code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class ShellInfo:
-    """The process number of a channel's shell, 0 if unknown, and the path of bash, empty if the image has no bash."""
+    """The process number of a channel's shell (0 if unknown), and the path of bash (empty if the image has no bash)."""
 
     pid: int = 0
     bash: str = ""
@@ -75,7 +75,7 @@ def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> No
             text.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:
             found = text[error.start]
-            raise ValueError(f"Expected {what} to be text that can be encoded, but it contains {found!r}.") from None
+            raise ValueError(f"Expected {what} to be valid Unicode text, but it contains {found!r}.") from None
     for name in env:
         if not _NAME.fullmatch(name):
             raise ValueError(f"Expected an identifier as the name of an environment variable, got {name!r}.")
@@ -104,7 +104,7 @@ def command_script(
         stays: Whether the command starts in the shell's directory (unless it is `/`) if `cwd` cannot be entered.
         env: Variables in addition to the shell's variables.
         shell: Shell that runs the command.
-        stderr: Process number of a `sink_script` for stderr; `None` merges it into stdout.
+        stderr: Process number of a `sink_script` that receives stderr; `None` merges stderr into stdout.
     """
     lines = []
     if stderr is not None:
@@ -130,14 +130,14 @@ def sink_script(*, key: str) -> str:
     """Returns a script whose stdout other processes in the container can open and write to.
 
     The script prints the mark `sink` with its process id, and ends when it reads the line `end`. The output of its
-    channel continues until the other processes have also closed this stdout.
+    channel ends only when the other processes have also closed this stdout.
     """
     wait = 'while read -r _line && [ "$_line" != end ]; do :; done'
     return _script(key, f"read -r _pid _ </proc/self/stat; printf '\\036{key} sink %s\\036' $_pid; {wait}")
 
 
 def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -> str:
-    """Returns a script that kills all processes of the commands `exec_ids`, and the processes `pids` with descendants.
+    """Returns a script that kills all processes of the commands `exec_ids`, the processes `pids` and their descendants.
 
     The script sends SIGSTOP until no new process appears, then SIGKILL until no process is left. A process belongs to a
     command if its environment contains the command's id. A process with a cleared environment belongs to the command of
@@ -198,7 +198,7 @@ _MAX_COMPLAINT = 500
 # channel's output open.
 _SETTLE_SEC = 0.05
 Script = Callable[[str, ShellInfo], str]
-"""Function that creates the source of a script for the key and the shell of a channel."""
+"""Function that receives the key and the shell of a channel, and returns the source of a script."""
 
 
 class MarkParser:
@@ -249,11 +249,10 @@ class BoundedOutput:
 
     @property
     def elided_bytes(self) -> int:
-        """Bytes dropped between head and tail."""
+        """Number of bytes that were dropped between head and tail."""
         return max(0, self._total - self._limit)
 
     def add(self, data: bytes) -> None:
-        """Appends bytes."""
         self._total += len(data)
         room = self._limit - self._tail_limit - len(self._head)
         if room > 0:
@@ -264,7 +263,7 @@ class BoundedOutput:
             del self._tail[: len(self._tail) - self._tail_limit]
 
     def text(self, between: str = "") -> str:
-        """Returns the head and the tail as text, with `between` for dropped bytes and U+FFFD for invalid UTF-8."""
+        """Returns the output as text. `between` replaces the dropped bytes, and U+FFFD replaces invalid UTF-8."""
         if self._total <= self._limit:
             return (self._head + self._tail).decode("utf-8", "replace")
         tail = self._tail[max(0, len(self._tail) - self._tail_limit) :]
@@ -286,7 +285,7 @@ class ChannelStream(Protocol):
 
         Raises:
             StreamLostError: The connection broke although the shell may still run.
-            OSError: The connection broke; treated like the end of the stream.
+            OSError: The connection broke. The caller treats this like the end of the stream.
         """
 
     async def write(self, data: bytes) -> None:
@@ -303,7 +302,7 @@ class ScriptRun:
         output: Buffer for the script's output until its exit code.
         pid: Process number of the script, and then of the command that replaces it; 0 before the start.
         sink: Future with the process number of a `sink_script`.
-        answered: Event that is set when the exit code is known, or can no longer arrive.
+        answered: Event that is set when the exit code has arrived or can no longer arrive.
         word: Exit code in decimal; empty while unknown.
     """
 
@@ -315,7 +314,7 @@ class ScriptRun:
         self.word = ""
 
     def answer(self, word: str = "") -> None:
-        """Records the exit code, or by default that no exit code will arrive. Wakes the waiting callers."""
+        """Records the exit code `word`; `""`: no exit code will arrive. Wakes the waiting callers."""
         if not self.answered.is_set():
             self.word = word
             self.answered.set()
@@ -326,8 +325,8 @@ class Channel:
     """A persistent shell and the task that reads its output.
 
     Attributes:
-        ready: Future that is done when a script may run, or when the channel has closed (see `is_open`).
-        run: Current script, until the next one may start; `None` when ready.
+        ready: Future that is done when the channel can take a script, or when the channel has closed (see `is_open`).
+        run: Current script, until the next script may start; `None` when the channel is ready.
         settling_until: `time.monotonic()` until which the channel is expected to become ready.
         is_open: Whether the channel can run scripts.
         complaint: First characters of the output before the first script, which is the engine's error message if the
@@ -359,7 +358,7 @@ class Channel:
         return self.run
 
     async def send(self, script: Script) -> None:
-        """Creates a script for this channel's key and shell, and sends it. Also sends input to the running script."""
+        """Sends a script, or input for the running script, which `script` creates for this channel's key and shell."""
         with contextlib.suppress(OSError):  # the listener sees the end of the stream
             await self.stream.write(script(self._key, self.shell).encode("utf-8", "surrogateescape"))
 

@@ -14,7 +14,7 @@ from ares_exp.containers.shell_channel import BoundedOutput
 
 TERM = "xterm-256color"
 KEPT_BYTES = 128 * 1024
-"""Bound on the kept output between two reads, half from the head, half from the tail."""
+"""Maximum size of the output kept between two reads: half from its head, half from its tail."""
 
 PROMPT_SEC = 2.0
 PROMPT_REST_SEC = 0.1  # wait for the rest of the prompt after its first bytes
@@ -51,9 +51,9 @@ class TerminalContainer(Protocol):
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
     ) -> Terminal:
-        """Opens a terminal of this size, with a login shell in the default directory of commands.
+        """Opens a terminal of `columns` and `lines` with a login shell in the default directory of commands.
 
-        Stopping the container closes the terminal. `user` is by default the image's user. `env` has variables in
+        The terminal closes when the container stops. `user` is by default the image's user. `env` contains variables in
         addition to the container's variables.
 
         Raises:
@@ -78,7 +78,7 @@ class TerminalSession:
         return self._ended.is_set()
 
     async def wait_for_prompt(self) -> None:
-        """Waits, bounded, until the shell has printed its first prompt."""
+        """Waits for a limited time until the shell has printed its first prompt."""
         await happened(self._printed, PROMPT_SEC)
         await asyncio.sleep(PROMPT_REST_SEC)
 

@@ -1,4 +1,4 @@
-"""The user's cache directory: files that runs fetched or created once, kept for later runs.
+"""The user's cache directory, with files that a run downloaded or created and that later runs use again.
 
 A process locks the folders that it uses (`hold`). `clean --cache` empties only unlocked folders.
 """
@@ -22,7 +22,7 @@ _POLL_SEC = 0.2
 logger = logging.getLogger(__name__)
 
 _held: dict[tuple[int, int], int] = {}
-"""Descriptors with the locks of this process, by device and inode of the folder.
+"""Open file descriptors that hold the locks of this process, by device and inode of the folder.
 
 The kernel closes them when the process ends.
 """
@@ -42,7 +42,7 @@ def announce(sentence: str) -> None:
 
 
 def hold(folder: Path) -> None:
-    """Protects the contents of a folder from clean-up until this process ends. Blocking; waits for a running clean-up.
+    """Protects the contents of a folder from `clean` until this process ends. Blocking; waits for a running `clean`.
 
     Creates the folder if it is missing. On file systems without locks, the folder stays unprotected.
     """
@@ -60,7 +60,7 @@ def hold(folder: Path) -> None:
 
 @contextmanager
 def workspace(folder: Path, purpose: str) -> Iterator[Path]:
-    """Provides a temporary directory in a cache folder, for files that are complete when they are renamed.
+    """Provides a temporary directory in a cache folder. Files are written there, and renamed when they are complete.
 
     Also removes temporary directories of killed processes with the same purpose.
     """
@@ -78,9 +78,9 @@ def workspace(folder: Path, purpose: str) -> Iterator[Path]:
 
 @contextmanager
 def changing(path: Path, *, stop: threading.Event, timeout_sec: float) -> Iterator[None]:
-    """Locks a file or folder of the cache in the body, after waiting for other processes and threads. Blocking.
+    """Locks a file or folder of the cache during the `with` block. Waits for other processes and threads. Blocking.
 
-    Raises `TimeoutError` if the wait took longer than `timeout_sec`, or `stop` was set.
+    Raises `TimeoutError` if the wait exceeds `timeout_sec`, or `stop` is set.
     """
     deadline = time.monotonic() + timeout_sec
     with ExitStack() as stack:
@@ -116,7 +116,7 @@ def find_caches() -> Iterator[Leftover]:
 
 
 def _when_free(folder: Path, *, empty: bool = False) -> str:
-    """Checks that no process uses a folder. With `empty`, empties it. Returns the reason if that fails, or `""`."""
+    """Checks that no process uses a folder. With `empty`, also empties it. Returns the reason of a failure, or `""`."""
     try:
         with locked(folder, os.O_RDONLY | os.O_DIRECTORY):
             return _empty(folder) if empty else ""  # keep the folder: processes that wait for its lock will use it
@@ -130,7 +130,7 @@ def _empty(folder: Path) -> str:
             delete(path)
         else:
             path.unlink()
-    return "something in it cannot be removed" if any(folder.iterdir()) else ""
+    return "some of its files cannot be removed" if any(folder.iterdir()) else ""
 
 
 def _size(folder: Path) -> int:

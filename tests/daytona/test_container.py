@@ -80,7 +80,7 @@ async def test_capture_starts_another_sandbox(
     (Fault("status", "POST", CREATION, status=429, retry_after=900), ContainerRateLimitError, "concurrency="),
     (Fault("status", "POST", CREATION, status=400, body=FULL), ContainerQuotaError, "CPU limit exceeded.*concurrency="),
     (Fault("status", status=401, times=None), ContainerAuthorizationError, "DAYTONA_API_KEY"),
-    (Fault("status", path="/process/execute", status=403, times=None), ContainerAuthorizationError, "answers 403"),
+    (Fault("status", path="/process/execute", status=403, times=None), ContainerAuthorizationError, "returned 403"),
     (Fault("lost", path="/process/execute"), ContainerDiedError, "ares-exp-t-"),
     (
         Fault("status", path="/process/execute", status=200, body={"exitCode": 1, "result": "no dd"}, times=None),

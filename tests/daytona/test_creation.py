@@ -204,7 +204,7 @@ async def test_failures_cause_only_one_warning(
     assert refusal.hits == 3
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
-    assert "answers 403" in warnings[0]
+    assert "returned 403" in warnings[0]
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_retry_after_header_is_read(headers: dict[str, str], seconds: float | No
 def test_message_contains_request_response_and_fix() -> None:
     message = str(read("The sandbox x", said(403, "Organization is suspended.", "ORGANIZATION_SUSPENDED", API)).error)
     assert message.startswith(
-        "The sandbox x: the Daytona service answers 403, ORGANIZATION_SUSPENDED: Organization is suspended. Check "
+        "The sandbox x: the Daytona service returned 403, ORGANIZATION_SUSPENDED: Organization is suspended. Check "
     )
 
 

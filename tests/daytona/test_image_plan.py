@@ -276,7 +276,7 @@ def test_unreadable_build_argument_warns_only_after_copy(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "expected a Dockerfile or a docker_image"),
+        (None, "has neither a docker_image nor a Dockerfile"),
         ("", "no FROM"),
         ("RUN x\n", "no FROM"),
         ("FROM x\nWORDS x\n", "line 2: expected a Dockerfile instruction, got WORDS"),

@@ -54,7 +54,7 @@ async def test_retry_after_delays_the_next_request(
 
 async def test_retry_after_above_the_timeout_fails(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("status", status=429, retry_after=600))
-    with pytest.raises(errors.ContainerRateLimitError, match=r"answers 429: .*concurrency=") as caught:
+    with pytest.raises(errors.ContainerRateLimitError, match=r"returned 429: .*concurrency=") as caught:
         await service.call("The sandbox x", look)
     assert (caught.value.status, caught.value.retry_after_sec, len(emulator.requests)) == (429, 600, 1)
 
@@ -83,7 +83,7 @@ async def test_server_error_is_retried_a_few_times(
     emulator: Emulator, service: DaytonaService, sandbox: AsyncSandbox
 ) -> None:
     defect = emulator.faults.add(Fault("status", status=500, times=None))
-    with pytest.raises(errors.ContainerServiceUnavailableError, match="The sandbox: the Daytona service answers 500: "):
+    with pytest.raises(errors.ContainerServiceUnavailableError, match="The sandbox: the Daytona service returned 500:"):
         await service.call("The sandbox", activity(sandbox))
     assert defect.hits == FEW_TRIES
 
@@ -117,7 +117,7 @@ async def test_failed_connection_is_always_retried(monkeypatch: pytest.MonkeyPat
     async with Emulator(port=closed_port):
         with pytest.raises(errors.ContainerAuthorizationError):  # which knows another key
             await asking
-    with pytest.raises(errors.ContainerServiceUnavailableError, match=r"(cannot be asked|no answer).*DAYTONA_API_URL"):
+    with pytest.raises(errors.ContainerServiceUnavailableError, match=r"(be asked|no response).*DAYTONA_API_URL"):
         await service.call("The sandbox x", look, timeout_sec=0.5)
     await service.close()
 
@@ -128,14 +128,14 @@ async def test_service_that_fails_is_unreachable(emulator: Emulator, monkeypatch
     monkeypatch.setattr(factory, "_ANSWER_SEC", 0.3)
     emulator.faults.add(Fault("status", status=503, times=None))
     with pytest.raises(
-        errors.UnreachableError, match=r"The service: the Daytona service answers 503: .* DAYTONA_API_URL"
+        errors.UnreachableError, match=r"The service: the Daytona service returned 503: .* DAYTONA_API_URL"
     ):
         await made.check_reachable()
 
 
 async def test_missing_response_times_out(emulator: Emulator, service: DaytonaService) -> None:
     emulator.faults.add(Fault("slow", seconds=1))
-    with pytest.raises(errors.ContainerServiceUnavailableError, match=r"The sandbox x: no answer .* within 0\.3 s"):
+    with pytest.raises(errors.ContainerServiceUnavailableError, match=r"The sandbox x: no response .* within 0\.3 s"):
         await service.call("The sandbox x", look, timeout_sec=0.3)
 
 

@@ -122,7 +122,7 @@ async def test_acknowledgements_are_repeated(emulator: Emulator, box: DaytonaCon
 
 async def test_shell_without_acknowledgements_is_lost(emulator: Emulator, box: DaytonaContainer) -> None:
     emulator.faults.add(Fault("status", "DELETE", "/files$", status=403, times=None))
-    with pytest.raises(ContainerDiedError, match=r"connection to a shell of the container broke.*answers 403"):
+    with pytest.raises(ContainerDiedError, match=r"connection to a shell of the container broke.*returned 403"):
         await box.exec(f"seq 1 {LINES}", timeout_sec=200)
     emulator.faults.clear()
     assert (await box.exec("echo next")).output == "next\n"

@@ -73,10 +73,10 @@ async def test_refusal_names_the_path_and_the_reason(emulator: Emulator, box: Da
     (tmp_path / "a").write_text("a")
     await box.upload(tmp_path / "a", "/a")
     emulator.faults.add(Fault("status", path="/files/", status=403, times=None))
-    with pytest.raises(TransferError, match=r"upload to /b failed.*answers 403") as caught:
+    with pytest.raises(TransferError, match=r"upload to /b failed.*returned 403") as caught:
         await box.upload(tmp_path / "a", "/b")
     assert emulator.api_key not in str(caught.value)
-    with pytest.raises(TransferError, match=r"download of /a failed.*answers 403"):
+    with pytest.raises(TransferError, match=r"download of /a failed.*returned 403"):
         await box.download("/a", tmp_path / "b")
     assert not (tmp_path / "b").exists()
     emulator.faults.clear()
@@ -90,9 +90,9 @@ async def test_copy_without_a_service_is_a_service_error(
     await box.exec("echo a >/a")
     monkeypatch.setattr(container, "_TIMEOUT_SEC", 1.0)
     emulator.faults.add(Fault("status", path="/files/", status=503, times=None))
-    with pytest.raises(ContainerServiceUnavailableError, match="answers 503"):
+    with pytest.raises(ContainerServiceUnavailableError, match="returned 503"):
         await box.upload(__file__, "/b")
-    with pytest.raises(ContainerServiceUnavailableError, match="answers 503"):
+    with pytest.raises(ContainerServiceUnavailableError, match="returned 503"):
         await box.download("/a", tmp_path / "b")
 
 

@@ -86,9 +86,9 @@ def test_check_reports_unsupported_specs(tmp_path: Path) -> None:
     check = DockerContainerFactory().check
     (tmp_path / "environment").mkdir()
     spec = ContainerSpec("t", context_dir=tmp_path / "environment")
-    with pytest.raises(errors.TaskError, match=r"found no Dockerfile in .*environment"):
+    with pytest.raises(errors.TaskError, match=r"nor a Dockerfile in .*environment"):
         check(spec)
-    with pytest.raises(errors.TaskError, match="found no Dockerfile"):
+    with pytest.raises(errors.TaskError, match="nor a Dockerfile"):
         check(ContainerSpec("t"))
     (tmp_path / "environment" / "Dockerfile").write_text(f"FROM {IMAGE}\n")
     assert check(spec) == []
@@ -100,10 +100,10 @@ def test_check_reports_unsupported_specs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "message"),
     [
-        ("unix:///no/such.sock", "No Docker engine answers at unix:///no/such.sock"),
+        ("unix:///no/such.sock", "No Docker engine responds at unix:///no/such.sock"),
         (
             "tcp://127.0.0.1:1",
-            r"No Docker engine answers at tcp://127.0.0.1:1: \[Errno \d+\] Connection refused\. Start",
+            r"No Docker engine responds at tcp://127.0.0.1:1: \[Errno \d+\] Connection refused\. Start",
         ),
         ("ssh://somewhere", "Expected DOCKER_HOST to be"),
     ],

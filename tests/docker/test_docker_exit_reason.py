@@ -107,7 +107,7 @@ async def test_stopped_engine_is_unreachable(monkeypatch: pytest.MonkeyPatch, en
             await relay.close()
             said = await last_words(box, kind=ContainerLostError)
             assert said.startswith(
-                f"The container of mortal is out of reach: the engine at {relay.host} does not answer"
+                f"The container of mortal cannot be reached: the engine at {relay.host} does not respond"
             )
         await gone(engine, box.container_name)  # our end of its stdin was lost
     gc.collect()
@@ -119,7 +119,7 @@ async def test_container_of_a_stopping_engine_is_lost(monkeypatch: pytest.Monkey
         monkeypatch.setenv("DOCKER_HOST", relay.host)
         async with DockerContainerFactory()(SPEC) as box:
             await relay.stop_accepting()
-            with pytest.raises(ContainerLostError, match=f"out of reach. The engine at {relay.host} does not answer"):
+            with pytest.raises(ContainerLostError, match=f"be reached. The engine at {relay.host} does not respond"):
                 await box.exec("true", user="nobody")  # needs a new connection
     gc.collect()
 
@@ -137,7 +137,7 @@ async def test_broken_connection_is_a_lost_container(
         monkeypatch.setenv("DOCKER_HOST", relay.host)
         async with DockerContainerFactory()(SPEC) as box:
             relay.cuts = cuts
-            with pytest.raises(ContainerLostError, match=r"is out of reach: the engine at .* broke the connection"):
+            with pytest.raises(ContainerLostError, match=r"cannot be reached: the engine at .* broke the connection"):
                 await call(box)
             relay.cuts = None
             assert (await box.exec("echo next")).output == "next\n"
@@ -149,7 +149,7 @@ async def test_cut_connections_are_a_lost_container(monkeypatch: pytest.MonkeyPa
         async with DockerContainerFactory()(SPEC) as box:
             relay.cut_all()  # the container loses its stdin
             said = await last_words(box, kind=ContainerLostError)
-    assert said.startswith(f"The container of mortal is out of reach: the engine at {relay.host} ")
+    assert said.startswith(f"The container of mortal cannot be reached: the engine at {relay.host} ")
 
 
 async def test_hanging_engine_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,5 +162,5 @@ async def test_hanging_engine_is_unreachable(monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.setattr(engine_module, "INQUIRY_TIMEOUT_SEC", 0.3)
             said = await asyncio.to_thread(exit_reason, seen_by_us, box.container_name)
             relay.hangs = False
-        assert f"is out of reach: the engine at {relay.host} hangs" in said.clause
+        assert f"cannot be reached: the engine at {relay.host} hangs" in said.clause
         assert said.is_outside

@@ -69,9 +69,9 @@ async def test_restarted_engine_leaves_no_objects(engine: PrivateEngine, tmp_pat
     engine.kill()
     try:
         for task in running:
-            with pytest.raises(ContainerLostError, match=r"engine at .* does not answer"):
+            with pytest.raises(ContainerLostError, match=r"engine at .* does not respond"):
                 await in_time(task)
-        with pytest.raises(ContainerLostError, match=r"engine at .* does not answer"):
+        with pytest.raises(ContainerLostError, match=r"engine at .* does not respond"):
             await in_time(boxes[0].exec("true"))
         with pytest.raises(ContainerDiedError):
             await in_time(boxes[0].upload(__file__, "/x"))

@@ -86,8 +86,8 @@ def test_tasks_are_solved_and_key_is_hidden(service: DaytonaService, tmp_path: P
     [
         ((), {"DAYTONA_API_KEY": ""}, ["DAYTONA_API_KEY", "DAYTONA_API_URL"]),
         ((), {"DAYTONA_API_URL": "http://127.0.0.1:9/api"}, ["127.0.0.1:9", "Check DAYTONA_API_URL"]),
-        ((), {"DAYTONA_API_KEY": "dtn_which_nobody_has_made"}, ["answers 401", "Check DAYTONA_API_KEY"]),
-        (("container.ttl_min=1",), {}, ["1260 s", "got 1 min", "container.ttl_min=31"]),
+        ((), {"DAYTONA_API_KEY": "dtn_which_nobody_has_made"}, ["returned 401", "Check DAYTONA_API_KEY"]),
+        (("container.ttl_min=1",), {}, ["1260 s", "ttl_min=1 is too short", "container.ttl_min=31"]),
     ],
     ids=["no key", "no service", "wrong key", "short TTL"],
 )

@@ -132,7 +132,7 @@ class DaytonaContainer(Container):
     async def _create(
         self, connection: Connection, plan: ImagePlan, directory: Path, ttl_min: int
     ) -> tuple[ImagePlan, AsyncSandbox]:
-        """Creates the sandbox, with files in the service's object store if it has one. Also returns its plan."""
+        """Adapts `plan` to the service, which may have no object store. Returns the new plan and the new sandbox."""
         spec, options = self._spec, self._options
 
         async def create(plan: ImagePlan) -> AsyncSandbox:
@@ -168,7 +168,7 @@ class DaytonaContainer(Container):
         await self.set_network(self._spec.network)
 
     async def _become(self, env: Mapping[str, str], workdir: str | None, user: User) -> None:
-        """Opens the shells for commands with the image's variables, directory and user. The task overrides them."""
+        """Opens shells for commands with these variables, directory and user. Values of the task override them."""
         if self._channels is not None:
             await self._channels.close()
         self._image_env = {name: value for name, value in env.items() if name not in self._spec.env}
@@ -212,7 +212,7 @@ class DaytonaContainer(Container):
         await self._copy(lambda transfer: transfer.download(path, Path(target)), f"download of {path}")
 
     def _absolute(self, path: str | Path) -> str:
-        """Returns an absolute path in the sandbox. Relative paths start at its working directory."""
+        """Returns an absolute path in the sandbox. A relative path is relative to the working directory of commands."""
         return posixpath.join(self._workdir or self._start_directory, str(path))
 
     async def _copy(self, copy: Callable[[FileTransfer], Awaitable[None]], what: str) -> None:
@@ -277,7 +277,7 @@ class DaytonaContainer(Container):
 
     @contextlib.asynccontextmanager
     async def _death_reported(self) -> AsyncIterator[None]:
-        """Raises `ContainerDiedError` instead of the block's error if the service confirms that the sandbox is gone."""
+        """Replaces an error of the block with `ContainerDiedError` if the service confirms that the sandbox is gone."""
         try:
             yield
         except (SnapshotError, ContainerError) as cause:

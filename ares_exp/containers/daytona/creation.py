@@ -1,7 +1,7 @@
 """Creation and removal of sandboxes. If a response is lost, no sandbox is created twice, and no sandbox leaks.
 
-Names are globally unique, and the service never has two sandboxes with the same name. So if a response is lost, the
-name shows whether the sandbox exists.
+The names of our sandboxes are unique, and the service rejects a second sandbox with the same name. So if a response is
+lost, a search for the name shows whether the sandbox exists.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     )
 
 APPEARS_WITHIN_SEC = 5.0
-"""Bound on the wait for a sandbox after the response to its creation was lost."""
+"""Maximum wait for a sandbox to appear after the response to its creation was lost."""
 
 REMOVAL_SEC = 60.0
-"""Bound on a removal, which the service rejects while the sandbox is being created. Later, the TTL removes it."""
+"""Time limit for a removal, which the service rejects while it creates the sandbox. Later, only the TTL removes it."""
 
 _TRIES = 6  # attempts at a creation, while failed attempts leave no sandbox
 _LOOK_SEC = 15.0
@@ -57,9 +57,10 @@ async def create_sandbox(
     name: str,
     timeout_sec: float,
 ) -> AsyncSandbox:
-    """Creates a sandbox and waits until it runs. Its full TTL then remains.
+    """Creates a sandbox and waits until it runs. The TTL of the sandbox starts at that moment.
 
-    After an error or cancellation, no sandbox remains. Its removal takes up to `REMOVAL_SEC` more than `timeout_sec`.
+    After an error or cancellation, the sandbox is removed. The removal may take `REMOVAL_SEC` longer than
+    `timeout_sec`.
 
     Raises:
         EnvironmentStartTimeoutError: The creation exceeded `timeout_sec`.
@@ -69,7 +70,7 @@ async def create_sandbox(
     params = params.model_copy(update={"name": name})
     loop = asyncio.get_running_loop()
     asked_at = loop.time()
-    remedy = "The first start with a large image takes long. Set `timeouts.build_multiplier=2`."
+    remedy = "The first start with a large image takes a long time. Set `timeouts.build_multiplier=2`."
     async with bounded_start(f"The sandbox {name}", timeout_sec, stop=lambda: _undo(service, name), remedy=remedy):
         sandbox = await _create_or_adopt(service, params, name, timeout_sec)
         ttl_min = params.ttl_minutes or 0
@@ -107,9 +108,9 @@ async def _create_or_adopt(
     name: str,
     timeout_sec: float,
 ) -> AsyncSandbox:
-    """Creates a sandbox, and returns it when it runs. If the response is lost, finds the sandbox by its name.
+    """Creates a sandbox, and returns it when it is running. If the response is lost, finds the sandbox by its name.
 
-    The caller sets the timeout of the creation. `timeout_sec` limits the time for retries of one request.
+    The caller must limit the total time. `timeout_sec` limits only the time for retries of one request.
     """
     what = f"The sandbox {name}"
 
@@ -137,7 +138,7 @@ async def _create_or_adopt(
 
 
 async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) -> AsyncSandbox:
-    """Waits until a sandbox runs. Used if the response to its creation was lost."""
+    """Waits until a sandbox is running. Used if the response to the creation was lost."""
     what = f"The sandbox {sandbox.name}"
     try:
         if not has_ended(sandbox):
@@ -153,7 +154,7 @@ async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) ->
 
 
 async def _undo(service: DaytonaService, name: str) -> None:
-    """Removes the sandbox of a failed creation. Errors are only logged, because another error is being raised."""
+    """Removes the sandbox of a failed creation. Only logs errors, because the error of the creation is being raised."""
     if name not in service.creating:
         return  # nothing was requested
     try:
@@ -179,7 +180,6 @@ async def _delete(service: DaytonaService, sandbox: AsyncSandbox) -> None:
 
 
 def _may_appear(creation: asyncio.Task[AsyncSandbox]) -> bool:
-    """Returns whether a creation may still produce a sandbox."""
     if not creation.done() or creation.cancelled():
         return True
     error = creation.exception()

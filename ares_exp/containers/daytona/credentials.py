@@ -24,8 +24,8 @@ class Credentials:
     Attributes:
         api_url: Address of its API, without a trailing slash.
         api_key: Key of an organisation.
-        jwt_token: Token of a user, instead of a key. It needs `organization_id`.
-        organization_id: Organisation on whose account sandboxes run. Used only with `jwt_token`.
+        jwt_token: Token of a user, as an alternative to a key. It requires `organization_id`.
+        organization_id: Organisation whose account the sandboxes belong to. Used only with `jwt_token`.
         target: Region of the sandboxes; `None`: the organisation's default.
     """
 
@@ -90,7 +90,7 @@ def _checked_url(text: str) -> str:
     if url.username is not None or "?" in text or "#" in text:
         raise PreflightError(
             f"{_API_URL} has a user, a query or a fragment. Set it to a plain address such as "
-            f"{DEFAULT_API_URL}; the key goes into {_API_KEY}."
+            f"{DEFAULT_API_URL}, and set {_API_KEY} to the key."
         )
     if url.scheme not in ("http", "https") or not host:
         raise PreflightError(f"Expected {_API_URL} to be an address like {DEFAULT_API_URL}, got {text!r}.")

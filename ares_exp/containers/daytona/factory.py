@@ -85,7 +85,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             cpus: Whole cores for every sandbox, instead of the tasks' values.
             memory_mb: MiB of memory for every sandbox, instead of the tasks' values. The service allocates whole GiB.
             storage_mb: MiB of disk for every sandbox, instead of the tasks' values. The service allocates whole GiB.
-            ttl_min: Number of minutes after which the service removes a sandbox that is not kept alive, such as a
+            ttl_min: Number of minutes after which the service removes a sandbox that no run keeps alive, such as a
                 leftover of a killed run. `None`: each task's limits plus ten minutes.
             network: `public` or `no-network`, instead of the task's network in all phases; `None` keeps the task's
                 network.
@@ -93,7 +93,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
                 `no-network` becomes an allowlist.
             shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
                 profile files first, which reset `PATH` on Debian.
-            env: Variables for every sandbox. The task's variables override them.
+            env: Environment variables for every sandbox. The task's variables override them.
             forwarded_port_lease_sec: Number of seconds after which a sandbox's forwarded port closes if the run sends
                 nothing, for example because it was killed. While the port is open, the run renews the lease four times
                 in this period. If the renewals are late, the agent's connections are cut and the port opens again.
@@ -114,12 +114,11 @@ class DaytonaContainerFactory(ContainerFactoryBase):
         self._connections = Connections()
 
     def __call__(self, spec: ContainerSpec) -> Container:
-        """Creates a container for `spec` without starting it."""
         return DaytonaContainer(spec, self._options, self._connections)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options as JSON values. Of `env`, only the names, because values may be secret."""
+        """The constructor's options as JSON values. `env` has only names of variables, because values may be secret."""
         options = asdict(self._options)
         env, network = options.pop("env"), options.pop("network")
         options["allowed_hosts"] = sorted(options["allowed_hosts"])

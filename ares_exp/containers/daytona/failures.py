@@ -53,7 +53,7 @@ _REMEDIES: Mapping[type[ContainerError], str] = {
 
 
 class NoObjectStoreError(ContainerServiceError):
-    """The service accepts no files for its image builder, because its deployment has no object store."""
+    """The service cannot accept files for its image builder, because it was deployed without an object store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Failure:
 
     Attributes:
         error: The error to raise.
-        passes: Whether the same request may succeed later.
+        passes: Whether the same request may succeed if it is sent again later.
         untouched: Whether the service has certainly not acted on the request.
         few_tries: Whether the request is retried only a few times, because the failure may be a permanent defect.
         wait_sec: Seconds that the service asks the client to wait; `None` if it does not ask.
@@ -123,10 +123,10 @@ def has_no_object_store(error: BaseException) -> bool:
 
 
 def unanswered(what: str, seconds: float) -> ContainerServiceUnavailableError:
-    """Returns the error for a request that took too long."""
+    """Returns the error for a request without a response within `seconds`."""
     remedy = _REMEDIES[ContainerServiceUnavailableError]
     return ContainerServiceUnavailableError(
-        f"{what}: no answer from the Daytona service within {seconds:g} s. {remedy}"
+        f"{what}: no response from the Daytona service within {seconds:g} s. {remedy}"
     )
 
 
@@ -143,12 +143,12 @@ def _message(what: str, error: DaytonaError, kind: type[ContainerError]) -> str:
         answered = f"the Daytona service cannot be reached: {said}" if _is_outage(error) else said
     else:
         code = f", {plain(error.code)}" if error.code else ""
-        answered = f"the Daytona service answers {error.status_code}{code}: {said}"
+        answered = f"the Daytona service returned {error.status_code}{code}: {said}"
     return f"{what}: {answered}. {_REMEDIES.get(kind, '')}".rstrip()
 
 
 def _is_lost(error: DaytonaError) -> bool:
-    """Returns whether the sandbox is gone. Codes of the daemon in the sandbox concern files and sessions instead."""
+    """Returns whether the sandbox is gone. A 404 or 410 from the daemon in the sandbox only means a missing file."""
     if error.code in _LOST_CODES:
         return True
     if error.status_code == 410:
@@ -174,7 +174,7 @@ def _never_connected(error: BaseException | None) -> bool:
 
 
 def _wait_sec(headers: Mapping[str, object]) -> float | None:
-    """Returns the longest requested wait. The service has one header per limit: `Retry-After-<limit>`."""
+    """Returns the longest wait that the headers request. Each limit has its own header, `Retry-After-<limit>`."""
     asked = [
         retry_after_sec({"retry-after": str(value)})
         for name, value in headers.items()
@@ -184,7 +184,7 @@ def _wait_sec(headers: Mapping[str, object]) -> float | None:
 
 
 def was_refused(error: BaseException) -> bool:
-    """Returns whether a request with this error has certainly had no effect, and will have none."""
+    """Returns whether a request that failed with this error certainly had no effect and will have none later."""
     status = getattr(error, "status_code", None)
     if has_no_object_store(error):
         return True

@@ -1,9 +1,10 @@
 """Captures of sandboxes as named snapshots of the service.
 
-The service commits the sandbox's disk as an image, and pauses its processes meanwhile. A sandbox created from the image
+The service pauses the processes of the sandbox while it commits the disk as an image. A sandbox created from this image
 has all files. The snapshot belongs to the organization of the key, in one region. Runs never delete it, because their
 branches need it. The sandbox's state is `snapshotting` until the image is stored, which may take minutes. Until then,
-the service rejects other changes of state (stop, resize, another snapshot). After a failure, the snapshot is missing.
+the service rejects other changes of state (stop, resize, another snapshot). If the service fails to store the image,
+the snapshot does not exist.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ KEPT_PREFIX = "ares-exp-kept-"
 """Name prefix of our snapshots at the service."""
 
 KEEP_SEC = 1800.0
-"""Bound on making one snapshot, including its upload to the service's registry."""
+"""Time limit for making one snapshot, including its upload to the service's registry."""
 
 READY_SEC = 600.0
-"""Bound on reactivating a snapshot that the service has deactivated."""
+"""Time limit for reactivating a snapshot that the service has deactivated."""
 
 _LOOK_SEC = 30.0
 _EARLY_POLL_SEC, _POLL_SEC = 0.1, 2.0
@@ -57,7 +58,7 @@ def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
     """Returns the service's snapshot that contains these changes; `None` if there are no changes.
 
     Raises:
-        SnapshotMismatchError: The changes are not in a snapshot of the service that this package requested.
+        SnapshotMismatchError: The changes are not stored in a snapshot that ares_exp created at the service.
     """
     if changes is None:
         return None
@@ -75,7 +76,7 @@ def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
 async def keep_files(service: DaytonaService, sandbox: AsyncSandbox) -> Delta:
     """Creates a snapshot of a running sandbox at the service. Removes it, if possible, after an error or cancellation.
 
-    Returns a delta without entries, whose base names the snapshot.
+    Returns a delta that has no entries. Its base contains the name of the snapshot.
 
     Raises:
         CaptureError: The service created no snapshot.
@@ -111,7 +112,7 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox) -> Delta:
 
 
 async def make_ready(service: DaytonaService, name: str) -> None:
-    """Activates a snapshot made by `keep_files`, because the service deactivates old ones.
+    """Activates a snapshot made by `keep_files`, because the service deactivates old snapshots.
 
     Raises:
         SnapshotMismatchError: The snapshot is gone or unusable.
@@ -124,17 +125,17 @@ async def make_ready(service: DaytonaService, name: str) -> None:
             await _wait_until_active(service, name, what)
     except ContainerNotFoundError as error:
         raise SnapshotMismatchError(
-            f"Daytona has no snapshot {name}, which should contain the files. It was deleted, or the organisation of "
-            "this key does not own it."
+            f"Daytona has no snapshot {name}, which should contain the files. A user has deleted it, or it belongs to "
+            "another organisation than this key."
         ) from error
     except CaptureError as error:
         raise SnapshotMismatchError(str(error)) from error
     except TimeoutError as error:
-        raise SnapshotMismatchError(f"{what} of Daytona could not be used within {READY_SEC:g} s.") from error
+        raise SnapshotMismatchError(f"{what} of Daytona was not ready within {READY_SEC:g} s.") from error
 
 
 async def find_kept(service: DaytonaService) -> dict[str, float | None]:
-    """Returns the snapshots that `keep_files` created on this machine: creation times in epoch seconds, by name."""
+    """Returns the snapshots that `keep_files` created on this machine, as creation times in epoch seconds by name."""
     found: dict[str, float | None] = {}
     for page in range(1, _MAX_PAGES + 1):
 
@@ -170,7 +171,7 @@ async def _ask(service: DaytonaService, sandbox: AsyncSandbox, name: str, what: 
 
 
 async def _wait_until_active(service: DaytonaService, name: str, what: str) -> None:
-    """Waits until a snapshot is active. Bounded by the caller. Raises `CaptureError` if the snapshot is unusable."""
+    """Waits until a snapshot is active, without a time limit. Raises `CaptureError` if the snapshot is unusable."""
     pause = _EARLY_POLL_SEC
     while (state := state_of(found := await _get(service, name, what))) != "active":
         if state in _UNUSABLE:

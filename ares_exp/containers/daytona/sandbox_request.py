@@ -1,6 +1,6 @@
 """Requests to the service: the parameters of a new sandbox, and its network settings.
 
-Requests that exceed the bounds of the service (`apps/api` of daytonaio/daytona) are rejected before a run starts.
+A task that exceeds the limits of the service (see `apps/api` of daytonaio/daytona) is rejected before a run starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TTL_MARGIN_MIN = 10
 """Minutes added to a task's limits, for retries and the time between its phases."""
 
 MAX_DOMAINS, MAX_NETWORKS = 20, 10
-"""The service's bounds on one allowlist."""
+"""Maximum numbers of networks and domains in one allowlist of the service."""
 
 _MB_PER_GIB = 1024
 _DOMAIN = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}")
@@ -54,7 +54,7 @@ class DaytonaOptions:
 def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
     """Checks, without a request, that the service can run `spec`. Blocking: reads the task's files.
 
-    Returns warnings about differences from the task's settings.
+    Returns warnings about settings of the task that the sandbox will not have.
 
     Raises:
         UnsupportedTaskError: The image cannot be created, or a network cannot be enforced.
@@ -64,7 +64,7 @@ def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
     warnings = list(plan_image(spec, options.snapshot).warnings)
     if spec.mounts:
         copied = ", ".join(one.target for one in spec.mounts)
-        warnings.append(f"{copied}: directories of this machine, copied into every sandbox when it starts")
+        warnings.append(f"{copied}: copied from this machine into every sandbox when the sandbox starts")
     ttl_minutes(spec, options)
     for policy in sorted(spec.networks, key=str):
         try:
@@ -85,8 +85,8 @@ def create_params(
 ) -> CreateSandboxFromImageParams | CreateSandboxFromSnapshotParams:
     """Returns the SDK's parameters for a sandbox.
 
-    If `plan` has steps after the start, the sandbox is created with the network of an image build. The caller has to
-    apply `network_settings` afterwards.
+    If `plan` has steps after the start, the sandbox first has the network of an image build. After these steps, the
+    caller must apply `network_settings`.
 
     Args:
         spec: The task's container.
@@ -133,9 +133,9 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
     if needed is not None and options.ttl_min * 60 <= needed:
         enough = math.ceil(needed / 60) + TTL_MARGIN_MIN
         raise ConfigError(
-            f"Task {spec.name}: expected container.ttl_min to be longer than start, agent and scoring may take "
-            f"({needed:g} s), got {options.ttl_min} min. Set container.ttl_min={enough}, or lower the task's limits, "
-            "for example with timeouts.multiplier=…"
+            f"Task {spec.name}: container.ttl_min={options.ttl_min} is too short, because start, agent and scoring may "
+            f"take {needed:g} s. Set container.ttl_min={enough}, or lower the task's limits, for example with "
+            "timeouts.multiplier=…"
         )
     return options.ttl_min
 
@@ -157,7 +157,7 @@ def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str
 
 
 def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
-    """Returns the networks and the domains of an allowlist. One list is empty: the service does not support both."""
+    """Returns the networks and the domains of an allowlist. The service does not support both, so one list is empty."""
     networks: list[str] = []
     domains: list[str] = []
     strange: list[str] = []
@@ -236,7 +236,7 @@ def _resource_warnings(spec: ContainerSpec, options: DaytonaOptions) -> Iterator
 
 
 def _built_image(plan: ImagePlan, directory: Path) -> Image:
-    """Returns the SDK's image for a plan's Dockerfile. The SDK finds the files that it needs in `directory`."""
+    """Returns the SDK's image for a plan's Dockerfile. The SDK reads the files for this image from `directory`."""
     from daytona import Image
 
     path = directory / f".ares_exp-{secrets.token_hex(8)}"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CALL_TIMEOUT_SEC = 60.0
-"""Default bound on one request, retries included."""
+"""Default time limit for one request, including its retries."""
 
 FEW_TRIES = 4
 """Maximum number of attempts if the service responds with status 500, because the error may be permanent."""
@@ -41,7 +41,7 @@ _ENDED = frozenset({"error", "build_failed", "destroying", "destroyed", "stoppin
 
 
 class DaytonaService:
-    """Sends requests to the service. One per event loop.
+    """Sends requests to the service. Each event loop has its own `DaytonaService`.
 
     Attributes:
         credentials: Address and credentials of the service.
@@ -49,7 +49,7 @@ class DaytonaService:
     """
 
     def __init__(self, credentials: Credentials, *, base_sec: float = 0.5) -> None:
-        """Connects later. `base_sec` bounds the wait before the first retry, and doubles with each retry."""
+        """Creates the object without connecting. `base_sec` limits the wait before the first retry, then doubles."""
         self.credentials = credentials
         self.creating: dict[str, asyncio.Task[AsyncSandbox]] = {}
         self._client: AsyncDaytona | None = None
@@ -78,13 +78,13 @@ class DaytonaService:
         """Sends a request, with retries after transient failures.
 
         Args:
-            what: Subject of error messages: "The sandbox x".
+            what: Subject of error messages, for example "The sandbox x".
             request: Function that sends the request once, through the SDK. Called for each attempt.
-            timeout_sec: Bound on all attempts and the waits between them.
-            unreachable_sec: Bound that applies instead while no connection can be established, for example because the
-                address is wrong.
-            repeatable: Whether sending the request twice is harmless. If not, it is retried only if the service has
-                certainly not acted on it: after a rate limit (429), or if no connection was established.
+            timeout_sec: Time limit for all attempts and the waits between them.
+            unreachable_sec: Shorter limit that applies as long as no connection can be established, for example because
+                the address is wrong.
+            repeatable: Whether sending the request twice is harmless. If not, the request is retried only if the
+                service has certainly not acted on it: after a rate limit (429), or if no connection was established.
 
         Raises:
             ContainerServiceError: The last attempt failed. The class identifies the cause.
@@ -118,7 +118,7 @@ class DaytonaService:
         """Returns whether a sandbox is gone or can no longer run.
 
         Call it after an ambiguous error: for example, the proxy reports a wrong key (401) for a missing sandbox. If the
-        service does not respond, the sandbox counts as not gone, or with `must_answer` the error is raised.
+        service does not respond, returns false, or raises the error if `must_answer` is true.
         """
         try:
             found = await self.call(
@@ -165,9 +165,10 @@ _connecting = threading.Lock()  # every loop has its own service and thread
 
 
 def _connect(credentials: Credentials) -> AsyncDaytona:
-    """Creates the client, without a limit on parallel requests, because every sandbox keeps requests open.
+    """Creates the client. Parallel requests are unlimited, because every sandbox keeps some requests open.
 
-    The client polls. An event stream would take over Ctrl-C (`engineio` installs a SIGINT handler that stops the loop).
+    The client polls instead of using an event stream, because `engineio` would install a SIGINT handler for Ctrl-C that
+    stops the event loop.
     """
     from daytona import AsyncDaytona, DaytonaConfig
 

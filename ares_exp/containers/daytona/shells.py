@@ -1,9 +1,9 @@
 """Shells and terminals of a sandbox, each on a pseudo-terminal of the service.
 
-The service starts a login shell on each pseudo-terminal, which our program replaces. A terminal gets a login shell of
-the user. Commands get a shell between two pipes, with the environment that the service sets for commands. The service
-disconnects a client that reads too slowly. So a shell for commands prints a mark after each part of its output, and
-pauses until our client has acknowledged earlier marks.
+The service starts a login shell on each pseudo-terminal. Our program replaces this shell: for a terminal, with a login
+shell of the requested user; for commands, with a shell between two pipes that has the service's environment for
+commands. The service disconnects a client that reads too slowly. So a shell for commands prints a mark after each chunk
+of its output, and pauses until our client has acknowledged earlier marks.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class SandboxShells:
     """The shells and terminals of one sandbox.
 
     Attributes:
-        directory: Directory in the sandbox that only root may enter. It exists after `open`.
-        is_ending: Whether the sandbox is about to be removed with all of its processes.
+        directory: Directory in the sandbox that only root may enter. `open` creates it.
+        is_ending: Whether the sandbox, with all of its processes, is about to be removed.
     """
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
@@ -111,7 +111,7 @@ class SandboxShells:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
-        """Writes scripts and the environment of commands to the directory. Returns the start directory of commands."""
+        """Writes scripts and the environment of commands to `directory`. Returns the start directory of commands."""
         script = _SET_UP.replace("SHELL", shlex.quote(_SHELL.replace("KEY", self._key)))
         script = script.replace("BECOME", shlex.quote(_BECOME)).replace("DIRECTORY", self.directory)
         command = f"exec sh -c {shlex.quote(script)}"
@@ -130,7 +130,7 @@ class SandboxShells:
         Args:
             user: User of the shell; `None`: root.
             is_told: Whether the shell pauses its output until this process has confirmed earlier output. If not, the
-                shell slows its output down instead. Use False for binary output whose protocol has flow control.
+                shell only slows its output down. Use `False` for binary output whose protocol has its own flow control.
         """
         number = next(self._numbers)
         name, _, group = str(user or "").partition(":")
@@ -141,7 +141,7 @@ class SandboxShells:
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None, workdir: str | None, env: Mapping[str, str]
     ) -> PseudoTerminal:
-        """Starts a login shell in a terminal of this size.
+        """Opens a terminal with `columns` and `lines`, and starts a login shell in it.
 
         Args:
             columns: Width of the terminal.
@@ -185,7 +185,6 @@ class SandboxShells:
             await terminal.hang_up(str(error))
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work` until it is done, or the shells are closed."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -224,7 +223,7 @@ class PseudoTerminal:
         self.is_open = True
 
     async def start(self, typed: str, mark: str, *, columns: int, lines: int) -> None:
-        """Opens the terminal, types a command that replaces its shell, and waits for a line with the mark."""
+        """Opens the terminal, types a command that replaces its shell, and waits until it prints a line with `mark`."""
         from daytona import PtySize
 
         async def request(_: AsyncDaytona) -> Any:
@@ -243,19 +242,19 @@ class PseudoTerminal:
                 while (found := line.search(printed)) is None:
                     data = await self.read()
                     if not data or len(printed) > _MAX_BEFORE_BYTES:
-                        raise OSError("it ended" if not data else "it prints without end")
+                        raise OSError("it ended" if not data else "it printed too much")
                     printed += data
         except OSError as error:  # includes TimeoutError
             shown = bytes(printed[-300:]).decode(errors="replace")
             raise ContainerError(
-                f"{self._what} could not be opened: its shell does not start ({str(error) or f'{_START_SEC:g} s'}). "
-                f"It printed: {shown!r}."
+                f"{self._what} could not be opened: its shell did not start "
+                f"({str(error) or f'within {_START_SEC:g} s'}). It printed: {shown!r}."
             ) from None
         self._ahead = bytes(printed[found.end() :])
 
     @property
     def lost(self) -> str:
-        """The reason if the connection broke although the shell had not ended; otherwise empty."""
+        """The reason why the connection broke before the shell ended; empty if it did not break."""
         if self._failure or self._handle is None or self._handle.exit_code is not None:
             return self._failure
         return str(self._handle.error or "the service closed it")
@@ -319,7 +318,7 @@ class ShellStream:
     """A `ChannelStream` of a shell in a sandbox."""
 
     def __init__(self, shells: SandboxShells, terminal: PseudoTerminal, number: int, marks: MarkParser | None) -> None:
-        """Takes over a terminal in which a shell runs. `marks` parses the marks to confirm, if any."""
+        """Takes over a terminal in which a shell runs. `marks` parses the marks to acknowledge, if any."""
         self._shells = shells
         self._terminal = terminal
         self._number = number
@@ -344,7 +343,7 @@ class ShellStream:
                         heard = f"{self._number}.{int(mark)}"
                         self._shells.in_background(self._shells.has_heard(self._terminal, heard))
             except ValueError as error:
-                raise OSError(f"A program in the sandbox prints the markers of ares_exp: {error}") from error
+                raise OSError(f"A program in the sandbox printed an invalid control sequence: {error}") from error
         return self._ready.popleft()
 
     async def write(self, data: bytes) -> None:

@@ -20,8 +20,8 @@ _MiB = 1024 * 1024
 class Capabilities:
     """The capabilities of an engine. The defaults are valid for every engine.
 
-    `disk_quota` means that the engine can limit the size of a container's files. `cdi_gpus` are the names of GPUs in
-    the Container Device Interface.
+    `disk_quota` is true if the engine can limit the size of a container's files. `cdi_gpus` are the names of the
+    engine's GPUs in the Container Device Interface.
     """
 
     cpus: int = 1
@@ -32,7 +32,7 @@ class Capabilities:
 
     @property
     def simultaneous_starts(self) -> int:
-        """Bound on simultaneous starts. More starts would make each one slower without increasing the throughput."""
+        """Maximum number of simultaneous starts. More would slow each start down without increasing the throughput."""
         return min(16, max(8, 2 * self.cpus))
 
 
@@ -52,7 +52,7 @@ def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
     """Returns whether the engine can limit the size of a container's files.
 
     The storage drivers btrfs and zfs can do so. overlay2 can if its XFS is mounted with project quotas. The engine does
-    not report mount options, so they are read from this machine's `mounts`. Remote engines count as unable.
+    not report mount options, so they are read from this machine's `mounts`. For a remote engine, the result is false.
     """
     driver, status = info.get("Driver"), dict(info.get("DriverStatus") or [])
     if driver in ("btrfs", "zfs"):
@@ -93,16 +93,16 @@ def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
         return dict(DeviceRequest(count=count, capabilities=[["gpu"]]))
     if len(can.cdi_gpus) >= count:
         return dict(DeviceRequest(driver="cdi", device_ids=list(can.cdi_gpus[:count])))
-    has = f"only {len(can.cdi_gpus)}" if can.cdi_gpus else "neither NVIDIA's runtime nor GPUs known by CDI"
+    has = f"only {len(can.cdi_gpus)}" if can.cdi_gpus else "neither NVIDIA's runtime nor CDI devices for GPUs"
     raise UnsupportedTaskError(
-        f"Task {name} asks for {count} GPU{'s' if count > 1 else ''}; the Docker engine has {has}. Install the NVIDIA "
+        f"Task {name} needs {count} GPU{'s' if count > 1 else ''}, but the Docker engine has {has}. Install the NVIDIA "
         "Container Toolkit on the engine's machine (`docker info` then lists the runtime `nvidia`), set DOCKER_HOST "
         "to an engine with GPUs, or leave this task out."
     )
 
 
 def unenforced(spec: ContainerSpec, can: Capabilities) -> list[str]:
-    """Returns a warning for each limit that the engine cannot enforce. Rejects missing GPUs as `gpu_request` does."""
+    """Returns a warning for each limit that the engine cannot enforce. Raises the errors of `gpu_request`."""
     if spec.gpus:
         gpu_request(spec.name, spec.gpus, can)
     if spec.storage_mb is not None and not can.disk_quota:

@@ -1,9 +1,9 @@
 """Capture of a container's changes relative to its image, with one of two methods.
 
 `upper`: reads the upper directory of the container's overlay until two reads agree. The result is the state at a moment
-between these reads. The method takes tens of milliseconds. It needs root on the engine's machine, but nothing in the
-image. `archive`: the engine lists the changes, and GNU `tar` in the container packs them. The list contains each
-deletion instead of opaque directories, and lacks names that are not UTF-8. `auto`: `upper` if possible.
+between these reads. The method takes tens of milliseconds. It needs root on the engine's machine, but no program in the
+image. `archive`: the engine lists the changes, and GNU `tar` in the container packs the files. The list contains every
+deleted path, but no opaque directories and no names that are not UTF-8. `auto`: `upper` if possible.
 
 The container is never paused, because an engine that starts a process in a container while it is being paused hangs
 forever.
@@ -35,10 +35,10 @@ from ares_exp.errors import CaptureError, SnapshotUnsupportedError
 CaptureWay = Literal["auto", "upper", "archive"]
 
 READ_SEC = 300.0
-"""Bound on reading an upper directory."""
+"""Time limit for reading an upper directory."""
 
 READINGS = 5
-"""Maximum number of reads until two consecutive reads agree. Each read skips unchanged files."""
+"""Maximum number of reads, if no two consecutive reads agree. Each read skips unchanged files."""
 
 _ENGINE_FILES = frozenset(
     {
@@ -121,7 +121,7 @@ class Capture:
         return path in _ENGINE_FILES or any(path == point or path.startswith(f"{point}/") for point in mount_points)
 
     def _steady(self, upper: Path, objects: ObjectStore, notes: list[str], skip: _Skip) -> dict[str, Entry]:
-        """Reads the upper directory until two reads agree, or `READINGS` times. Blocking."""
+        """Reads the upper directory until two consecutive reads agree, at most `READINGS` times. Blocking."""
         before: dict[str, Entry] | None = None
         for _ in range(READINGS):
             found: list[str] = []
@@ -131,7 +131,7 @@ class Capture:
                 return entries
             before = entries
         assert before is not None
-        notes += [*found, "Files changed while they were read: a process writes continuously."]
+        notes += [*found, "Files changed during every read, because a process writes continuously."]
         return before
 
     async def close(self) -> None:
@@ -145,9 +145,9 @@ _ALL_IDS = ["0", "0", "4294967295"]
 
 
 async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> dict[str, Entry]:
-    """Runs `read` in a thread. `read` gets a function, and calls it for each path.
+    """Runs `read` in a thread, with a time limit. `read` receives a function, and calls it for each path.
 
-    After `READ_SEC`, or if the caller is cancelled, the function raises `CaptureError`, which ends `read`.
+    After `READ_SEC`, or if the caller is cancelled, this function raises `CaptureError`, which ends `read`.
     """
     given_up = threading.Event()
 
@@ -166,7 +166,7 @@ async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> di
 
 
 def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc")) -> Path:
-    """Finds the upper directory of an inspected, running container. Blocking.
+    """Finds the upper directory of a running container in its description from the engine, `inspected`. Blocking.
 
     Raises `SnapshotUnsupportedError` if this process cannot read it. The message is a clause that follows "because".
     """
@@ -197,7 +197,7 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
     told = ((inspected.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
     upper = Path(told or options.get("upperdir", ""))
     if not upper.is_absolute() or not upper.is_dir():
-        raise SnapshotUnsupportedError(f"its upper directory {upper} is not visible here")
+        raise SnapshotUnsupportedError(f"its upper directory {upper} does not exist on this machine")
     return upper
 
 
@@ -220,8 +220,8 @@ class ArchiveCapture:
             entries = await self._by_tar(there, objects, notes, skip)
         except failures as error:
             raise CaptureError(
-                f"The changed files of {self._container} cannot be read by `tar` in it: {reason(error)}. Use an image "
-                "with GNU tar, or run as root on the engine's machine, which needs no tar."
+                f"`tar` in the container {self._container} cannot read its changed files: {reason(error)}. Use an "
+                "image with GNU tar, or run as root on the engine's machine, which does not require tar."
             ) from error
         for path in deleted:
             if path in above and path in entries:  # some engines list an opaque directory like this
@@ -268,7 +268,7 @@ class ArchiveCapture:
         return {**old, **read}
 
     async def _signatures(self, paths: list[str]) -> dict[str, bytes]:
-        """Returns a signature of each path that changes with the file. Empty if `stat` does not support the options."""
+        """Returns signatures of files by path. They change with the files. Empty if `stat` lacks a needed option."""
         most = sum(len(path) * 4 + _STAT_BYTES for path in paths)
         answer, _ = await self._run(_STAT, paths, lambda file: file.read(most + 1))
         found = {}
@@ -290,7 +290,7 @@ class ArchiveCapture:
 
 
 def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
-    """Yields a note for each hard-linked file that has more names than `signatures` contains: names in the image."""
+    """Yields a note for each file that also has hard links outside of `signatures`. These links are in the image."""
     paths: dict[tuple[bytes, ...], list[str]] = {}
     for path, signature in signatures.items():
         inode, _, names, mode = signature.split(b" ")[:4]
@@ -302,7 +302,7 @@ def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _tells(signature: bytes) -> bool:
-    """Returns whether a later change of the file would change the signature."""
+    """Returns whether every later change of the file would change its signature."""
     _, _, names, mode, _, changed = signature.split(b" ")
     is_plain = names == b"1" and int(mode, 16) & _ALL_KINDS == _REGULAR
     return is_plain and time.time() - float(changed) > YOUNG_SEC

@@ -1,4 +1,4 @@
-"""Restore of changed files into a new container: finding their base image, and writing the files."""
+"""The restore of changed files in a new container: the search for their base image, and the writing of the files."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
     base = spec.changes.delta.base
     if not base.startswith("sha256:"):
         raise SnapshotMismatchError(
-            f"Expected the changed files of {spec.name} to be relative to a Docker image (sha256:…), got {base}. "
-            "Restore them on the backend that they were captured on."
+            f"The changed files of {spec.name} are relative to {base}, not to a Docker image (sha256:…). Restore them "
+            "with the backend that captured them."
         )
     found = await in_thread(lambda: inspect_image(engine.api, base), abandon=True)
     if found is not None:
@@ -45,7 +45,7 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
             engine, name=spec.name, docker_image=spec.docker_image, context_dir=spec.context_dir, keep=keep
         )
     except ContainerStartError as error:
-        raise SnapshotMismatchError(f"{what}. Its task's image cannot replace it: {error} {_REMEDY}") from error
+        raise SnapshotMismatchError(f"{what}. The task's image cannot be used instead: {error} {_REMEDY}") from error
     found = await in_thread(lambda: inspect_image(engine.api, image), abandon=True)
     if found is not None and found["Id"] == base:
         return found
@@ -56,7 +56,7 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
 
 
 def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
-    """Returns the task's name of an image if it still refers to the image, otherwise another name or the id."""
+    """Returns the task's name for an image if it still refers to that image, otherwise another name or the id."""
     names: list[str] = image.get("RepoTags") or [image["Id"]]
     return spec.docker_image if spec.docker_image in names else names[0]
 
@@ -87,10 +87,10 @@ async def _remove(engine: Engine, container: str, paths: list[str]) -> None:
     except engine_errors() as error:
         if connection_failure(error) is not None:
             raise
-        raise RestoreError(f"Deleted files cannot be removed in {container}: {reason(error)}.") from error
+        raise RestoreError(f"The snapshot's deletions failed in {container}: {reason(error)}.") from error
     if exit_code:
         raise RestoreError(
-            f"Deleted files cannot be removed in {container}: `{' '.join(_REMOVE)}` ended there with exit code "
+            f"The snapshot's deletions failed in {container}: `{' '.join(_REMOVE)}` ended with exit code "
             f"{exit_code}. {output.decode('utf-8', 'replace').strip()}".rstrip()
         )
 
@@ -99,7 +99,7 @@ _TYPES = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "symlink": tarf
 
 
 def archive(changes: StoredChanges) -> Iterator[bytes]:
-    """Yields a tar archive of changes without deletions. Raises `SnapshotCorruptError` for a damaged object."""
+    """Yields a tar archive of the changes except deletions. Raises `SnapshotCorruptError` for a damaged object."""
     links: dict[int, str] = {}
     for path, entry in sorted_by_path(changes.delta.entries).items():
         member = _member(path, entry)

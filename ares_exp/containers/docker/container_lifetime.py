@@ -28,7 +28,7 @@ reads a line, `jobs` makes the shell reap them, without a fork that could fail.
 """
 
 REMOVAL_SEC = 12.0
-"""Bound on the removal of a container, which takes milliseconds, or seconds under load."""
+"""Time limit for the removal of a container, which takes milliseconds, or seconds under load."""
 
 _REAP_EVERY_SEC = 1.0
 _KEPT_BYTES = 4096
@@ -66,14 +66,13 @@ class FirstProcess:
             reaper.cancel()
 
     async def _reap(self) -> None:
-        """Sends lines. Each line makes the first process reap zombies, for which other processes may be waiting."""
+        """Sends lines. Each line makes the first process reap zombies, because other processes may wait for that."""
         with contextlib.suppress(OSError):
             while True:
                 await asyncio.sleep(_REAP_EVERY_SEC)
                 await self._stream.write(b"\n")
 
     async def ended(self) -> None:
-        """Waits for the end of the process."""
         await asyncio.wait({self._listener})
 
     def last_output(self) -> str:
@@ -88,7 +87,7 @@ class FirstProcess:
 
 
 def remove(engine: Engine, container: str, image: str | None = None) -> None:
-    """Kills and removes a container, and the image if nothing else uses it. Blocking. Ignores missing resources."""
+    """Kills and removes a container, and `image` if no other container uses it. Blocking. Ignores missing resources."""
     if problem := why_it_stays(lambda: _remove_container(engine, container)):
         _logger.warning("The container %s could not be removed: %s.", container, problem)
     elif image is not None and (problem := why_it_stays(lambda: engine.api.remove_image(image))):
@@ -116,9 +115,9 @@ def why_it_stays(removal: Callable[[], object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExitReason:
-    """The reason of a container's end, as a clause that follows "The container ".
+    """The reason why a container ended, as a clause that follows "The container ".
 
-    `is_outside` means that the cause is certainly outside of the container. `exit_code` is known if the first process
+    `is_outside` is true if the cause is certainly outside of the container. `exit_code` is set if the first process
     ended by itself.
     """
 
@@ -128,7 +127,7 @@ class ExitReason:
 
 
 class ExitWatch:
-    """Watcher that determines why a container ended. It does so immediately, because the engine soon forgets it."""
+    """Determines why a container ended, immediately after the end, because the engine soon forgets the container."""
 
     def __init__(self, engine: Engine, container: str, first_process: FirstProcess) -> None:
         self._engine = engine
@@ -173,18 +172,18 @@ def exit_reason(engine: Engine, container: str) -> ExitReason | None:
             return None
         return _told_by(list(_events(engine, container, answer.headers["Date"])))
     except Timeout:
-        return out_of_reach(engine, f"hangs (no answer within {INQUIRY_TIMEOUT_SEC:g} s)")
+        return out_of_reach(engine, f"hangs (no response within {INQUIRY_TIMEOUT_SEC:g} s)")
     except engine_errors() as error:
-        return out_of_reach(engine, f"does not answer ({reason(error)})")
+        return out_of_reach(engine, f"does not respond ({reason(error)})")
 
 
 def out_of_reach(engine: Engine, what: str) -> ExitReason:
     """Returns the exit reason for an engine that does not work. `what` continues the clause "the engine at HOST"."""
-    return ExitReason(f"is out of reach: the engine at {engine.host} {what}", is_outside=True)
+    return ExitReason(f"cannot be reached: the engine at {engine.host} {what}", is_outside=True)
 
 
 def _events(engine: Engine, container: str, now: str) -> Iterator[dict[str, Any]]:
-    """Yields the events of an ended container until its removal or `now`, which is the `Date` of a response."""
+    """Yields the events of an ended container until its removal or until `now`, the `Date` header of a response."""
     until = parsedate_to_datetime(now).timestamp() + 1
     parameters = {
         "since": "1",
@@ -209,7 +208,7 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
     exit_code = int(death["Actor"]["Attributes"]["exitCode"])
     signals = [event["Actor"]["Attributes"]["signal"] for event in events if event["Action"] == "kill"]
     if signals and signals[-1] == str(exit_code - _BY_SIGNAL):
-        clause = f"was killed from outside by signal {signals[-1]} (`docker kill`, `docker rm -f` or the like)"
+        clause = f"was killed from outside by signal {signals[-1]} (for example, by `docker kill` or `docker rm -f`)"
         return ExitReason(clause, is_outside=True)
     recent = death["timeNano"] - _OOM_BEFORE_DEATH_NS
     if exit_code == _BY_SIGNAL + 9 and any(e["Action"] == "oom" and e["timeNano"] > recent for e in events):
@@ -218,18 +217,18 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
 
 
 APPEARS_WITHIN_SEC = 5.0
-"""Bound on the wait for a container after the engine's response to its creation was lost."""
+"""Maximum wait for a container to appear after the engine's response to its creation was lost."""
 
 
 class AnswerLostError(EngineError):
-    """The engine's response to a creation was lost. The container may exist or may still appear."""
+    """The engine's response to the creation of a container was lost. The container may exist, or appear later."""
 
 
 _semaphores = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
 
 
 def starts(engine: Engine) -> asyncio.Semaphore:
-    """Returns this event loop's semaphore, which bounds concurrent starts. More starts would not be faster."""
+    """Returns this event loop's semaphore for starts. More concurrent starts than it allows would not be faster."""
     return _semaphores.setdefault(
         asyncio.get_running_loop(), asyncio.Semaphore(engine.capabilities.simultaneous_starts)
     )
@@ -239,7 +238,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
     """Creates the container with the unique `name`. The `Labels` of `config` identify the owner. Blocking.
 
     If the response is lost, the request is repeated. If the first request succeeded, the engine then reports that the
-    name is taken. Raises `AnswerLostError` if the container may exist, or may still appear.
+    name is taken. Raises `AnswerLostError` if the container may exist, or may appear later.
     """
     from docker.errors import APIError
     from requests.exceptions import RequestException
@@ -265,7 +264,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
     """Waits for the container whose name the engine reports as taken, and checks its `labels`. Blocking.
 
-    Raises `AnswerLostError` if it does not appear, and `EngineError` if it has another owner.
+    Raises `AnswerLostError` if the container does not appear, and `EngineError` if it has another owner.
     """
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
@@ -282,7 +281,7 @@ def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
 
 
 def remove_when_it_appears(engine: Engine, name: str) -> None:
-    """Removes a container whose creation had no response. Polls for `APPEARS_WITHIN_SEC`. Blocking."""
+    """Removes a container whose creation had no response. Waits up to `APPEARS_WITHIN_SEC` for it. Blocking."""
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
         with contextlib.suppress(*engine_errors()):

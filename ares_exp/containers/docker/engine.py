@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from requests import Response
 
 CALL_TIMEOUT_SEC = 120.0
-"""Bound on one response of the engine. Image builds and pulls have the container's start limit instead."""
+"""Time limit for one response of the engine. Image builds and pulls have the container's start limit instead."""
 
 INQUIRY_TIMEOUT_SEC = 10.0
-"""Bound on a request that takes a healthy engine milliseconds. A hanging engine must not block the run."""
+"""Time limit for a request that takes a healthy engine milliseconds. A hanging engine must not block the run."""
 
 PODMAN_SOCKET = "/podman/podman.sock"
-"""The end of the path of Podman's system socket and user sockets."""
+"""End of the paths of Podman's sockets: the system's socket and the users' sockets."""
 
 Pool = Literal["calls", "starts", "removals", "transfers"]
 """Kinds of calls. Each kind has its own threads, so that quick calls do not wait for slow calls of another kind."""
@@ -56,7 +56,7 @@ class Engine:
     capabilities: Capabilities
 
     def ask(self, path: str, parameters: Mapping[str, str] | None = None, *, stream: bool = False) -> Response:
-        """Sends a GET request, and returns the response with any status, within `INQUIRY_TIMEOUT_SEC`. Blocking."""
+        """Sends a GET request with a time limit, and returns the response with any status. Blocking."""
         answer: Response = self.api.get(
             f"{self.api.base_url}/v{self.api.api_version}{path}",
             params=parameters,
@@ -68,7 +68,7 @@ class Engine:
     async def hijack(self, path: str, body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Posts a request whose connection becomes a two-way byte stream.
 
-        Raises `EngineError` if the engine returns an error, and `ConnectionError` if it is gone.
+        Raises `EngineError` if the engine returns an error, and `ConnectionError` if the engine is gone.
         """
         reader, writer = await self._connect()
         try:
@@ -106,7 +106,7 @@ async def connect(host: str | None = None) -> Engine:
 
 
 async def why_unreachable(host: str | None) -> str:
-    """Returns the reason if the engine at `host` does not respond within `INQUIRY_TIMEOUT_SEC`, or an empty string.
+    """Returns the reason if the engine at `host` does not respond within `INQUIRY_TIMEOUT_SEC`, otherwise `""`.
 
     Opens a new connection, because an engine that is being stopped still responds on open connections.
     """
@@ -118,7 +118,7 @@ async def why_unreachable(host: str | None) -> str:
             _probe(address)
             connect_blocking(host).ask("/_ping").raise_for_status()
         except failures as error:
-            return f"The engine at {address} does not answer: {reason(error)}"
+            return f"The engine at {address} does not respond: {reason(error)}"
         return ""
 
     return await in_thread(ask, abandon=True)
@@ -191,7 +191,7 @@ def connect_blocking(host: str | None = None) -> Engine:
 
 @functools.lru_cache(maxsize=4)
 def _connected(pid: int, docker_host: str, context: str) -> Engine:
-    """Connects once per process and address, because a forked process cannot use the parent's sockets and threads."""
+    """Connects once per process and address. A forked process cannot use the sockets and threads of its parent."""
     import docker
 
     host, secured = _address(docker_host)
@@ -212,7 +212,7 @@ def _connected(pid: int, docker_host: str, context: str) -> Engine:
 def _how_to_reach(host: str, error: BaseException) -> str:
     if urlsplit(host).path.endswith(PODMAN_SOCKET):
         return (
-            f"No Podman service answers at {host}: {reason(error)}. Start it (`systemctl --user start podman.socket`, "
+            f"No Podman service responds at {host}: {reason(error)}. Start it (`systemctl --user start podman.socket`, "
             "as root without --user; or `podman system service --time=0`), or name another socket in CONTAINER_HOST."
         )
     if isinstance(error, PermissionError):
@@ -222,13 +222,13 @@ def _how_to_reach(host: str, error: BaseException) -> str:
             "or use container=local."
         )
     return (
-        f"No Docker engine answers at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), check that "
+        f"No Docker engine responds at {host}: {reason(error)}. Start it (`sudo systemctl start docker`), check that "
         "you may use its socket (`docker version`), set DOCKER_HOST to another engine, or use container=local."
     )
 
 
 def _probe(host: str) -> None:
-    """Opens and closes a connection, to raise a short error. docker-py's error is long, and leaks a socket."""
+    """Opens and closes a connection, to get a short error. docker-py's own error is long, and leaks a socket."""
     url = urlsplit(host)
     if url.scheme == "unix":
         with socket.socket(socket.AF_UNIX) as probe:
@@ -248,7 +248,7 @@ def _address(docker_host: str) -> tuple[str, bool]:
     name = os.environ.get("DOCKER_CONTEXT", "")
     if not found and name not in ("", "default"):
         raise PreflightError(
-            f"Expected DOCKER_CONTEXT to name a Docker context, got {name}, which does not exist. Choose a context "
+            f"DOCKER_CONTEXT is {name}, but there is no such Docker context. Choose a context "
             "from `docker context ls`, or unset it."
         )
     host = str(found.get("base_url") or "unix:///var/run/docker.sock").replace("http+unix://", "unix://")

@@ -78,13 +78,13 @@ class DockerContainerFactory(ContainerFactoryBase):
                 `no-network` becomes an allowlist.
             shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
                 profile files first, which reset `PATH` on Debian.
-            keep_image: Whether images built from a task's Dockerfile are kept for the next run. `False` removes each
-                image with the last container that uses it.
-            env: Variables for every container. The task's variables override them.
+            keep_image: Whether images built from a task's Dockerfile are kept for the next run. Otherwise, each image
+                is removed together with the last container that uses it.
+            env: Environment variables for every container. The task's variables override them.
             extra_hosts: Additional lines of `/etc/hosts`: `{host.docker.internal: host-gateway}` (the engine's host).
             pids_limit: Maximum number of processes in one container, as a protection against fork bombs.
             swap_mb: Swap that a container may use in addition to its memory limit.
-            no_new_privileges: Whether programs are prevented from gaining rights when they start. sudo and su inside
+            no_new_privileges: Whether programs in the container cannot gain privileges when they start. sudo and su
                 then fail.
             capture: Method by which snapshots read a container's changes. `upper`: from the engine's directory, which
                 needs root on its machine and an overlay storage driver. `archive`: from an archive made by GNU tar in
@@ -124,14 +124,13 @@ class DockerContainerFactory(ContainerFactoryBase):
         return None
 
     def __call__(self, spec: ContainerSpec) -> Container:
-        """Creates a container for `spec` without starting it."""
         if spec.compose_file is not None:
             return ComposeContainer(spec, self._options)
         return DockerContainer(spec, self._options)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The constructor's options as JSON values, without the values of `env`, which may be secret."""
+        """The constructor's options as JSON values. `env` has only names of variables, because values may be secret."""
         options = self._options
         network = options.network
         return {
@@ -158,8 +157,8 @@ class DockerContainerFactory(ContainerFactoryBase):
             await in_thread(engine.api.ping)
         except engine_errors() as error:
             raise PreflightError(
-                f"The Docker engine at {engine.host} no longer answers: {reason(error)}. Restart it, or set "
-                "DOCKER_HOST to another one."
+                f"The Docker engine at {engine.host} no longer responds: {reason(error)}. Restart it, or set "
+                "DOCKER_HOST to another engine."
             ) from error
         await in_thread(lambda: remove_stale(engine), pool="removals")
 

@@ -1,4 +1,4 @@
-"""Leftovers of runs on a Docker engine: containers, networks, volumes, and images that are not kept.
+"""Leftovers of runs on a Docker engine: containers, networks, volumes, and images that need not be kept.
 
 A container ends when the process that started it ends, because its stdin is closed (`container_lifetime`). Networks,
 volumes and images remain. A container also remains if its creator died before the start, or if its first process does
@@ -39,10 +39,10 @@ _logger = logging.getLogger(__name__)
 
 
 def image_labels(tag: str, *, keep: bool) -> dict[str, str]:
-    """Returns the labels of an image that we build. With `keep=False`, they include the owner, who removes the image.
+    """Returns the labels of an image that we build. With `keep=False`, they name the process that owns the image.
 
-    Containers and images that are created from an image inherit its labels. So the owner of an image has a separate
-    label, and an image counts as ours only under the name that its label contains.
+    Containers and other images that are created from an image inherit its labels. So images have a separate label for
+    the owner. An image counts as ours only if its label contains the image's own name.
     """
     return {_IMAGE: tag} | ({} if keep else {_BUILDER: json.dumps(owner_labels())})
 

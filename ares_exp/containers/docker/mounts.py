@@ -1,4 +1,4 @@
-"""Local directories that a Docker container sees, read-only: `ContainerSpec.mounts`.
+"""The read-only directories of this machine in a Docker container (`ContainerSpec.mounts`).
 
 A local engine mounts them. For a remote engine, each directory is copied once, into a volume named by its digest. Later
 containers mount this volume. `ares-exp clean --cache` removes these volumes.
@@ -34,18 +34,18 @@ _WHOLE = ".ares_exp-whole"
 
 
 def check_mounts(spec: ContainerSpec, host: str | None) -> None:
-    """Raises `UnsupportedTaskError` if the container is a service of a compose file on a remote engine."""
+    """Raises `UnsupportedTaskError` if the task has mounts and a compose file, and the engine is remote."""
     if spec.mounts and spec.compose_file is not None and _is_elsewhere(host):
         shown = ", ".join(one.target for one in spec.mounts)
         raise UnsupportedTaskError(
             f"{spec.name}: cannot mount directories of this machine ({shown}), because the Docker engine runs on "
-            f"another one (DOCKER_HOST={address_of_engine(host)}). Tasks with a compose file do not support this. Use "
-            "a local engine, container=local, or an agent that needs no mount."
+            f"another machine (DOCKER_HOST={address_of_engine(host)}), and the task has a compose file. Use a local "
+            "engine, container=local, or an agent that needs no mount."
         )
 
 
 def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mount]:
-    """Returns the mounts of `spec` for the engine. Copies directories to a remote engine once. Blocking.
+    """Returns docker-py's mounts for `spec`. Copies new directories to a remote engine. Blocking.
 
     Raises `TransferError` if a directory cannot be read, and `ContainerStartError` if the copy cannot be locked.
     """
@@ -85,7 +85,7 @@ def volume_name(directory: Directory) -> str:
 
 @contextmanager
 def _reaching_into(api: APIClient, volume: str, image: str) -> Iterator[str]:
-    """Yields the id of a new container, never started, that mounts the volume at `_AT` and receives copied files."""
+    """Yields the id of a new container that has the volume at `_AT`. It only receives files, and is never started."""
     from docker.types import Mount
 
     host_config = api.create_host_config(mounts=[Mount(_AT, volume, type="volume", no_copy=True)])

@@ -6,9 +6,9 @@
 | `no-network` | only its loopback |
 | `allowlist` | its loopback, with the egress proxy of this process, which the usual variables name |
 
-A switch connects or disconnects the bridge while the container runs, and sets the proxy's policy. Under an allowlist,
-the container therefore has no route to this machine or to other containers, and no DNS. The proxy's socket is created
-inside the container's network, which needs root on the engine's machine.
+To switch the policy, the bridge is connected or disconnected while the container runs, and the proxy gets the new
+policy. Under an allowlist, the container has no bridge: no route to this machine or to other containers, and no DNS.
+The proxy's socket is created inside the container's network, which needs root on the engine's machine.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NetworkOptions:
 
 
 def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None) -> list[str]:
-    """Checks before the start that the network of `spec` can be enforced. Returns warnings about unused options.
+    """Checks, before the start, that the network of `spec` can be enforced. Returns warnings about unused options.
 
     Raises `UnsupportedTaskError` if a policy is an allowlist, and no egress proxy can be created.
     """
@@ -73,8 +73,8 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
     if why is not None:
         raise UnsupportedTaskError(
             f"Task {spec.name} has a network with allowed_hosts. To enforce it, container=docker needs root on "
-            f"the engine's own machine, and the engine's unix socket, but {why}. Run it there as root, or use "
-            "container.network=no-network or container.network=public."
+            f"the engine's own machine, and the engine's unix socket, but {why}. Run ares_exp there as root, or "
+            "use container.network=no-network or container.network=public."
         )
     if "public" in modes and options.allowed_hosts:
         return ["container.allowed_hosts has no effect on a public network"]
@@ -82,7 +82,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
 
 
 def namespace_obstacle(host: str | None) -> str | None:
-    """Returns the reason if no socket can be created in a container's network, as a clause, or `None`. Blocking."""
+    """Returns the reason why no socket can be created in a container's network, as a clause, or `None`. Blocking."""
     url = urlsplit(address_of_engine(host))
     if url.scheme != "unix":
         return f"DOCKER_HOST is {url.geturl()}"
@@ -95,10 +95,8 @@ def namespace_obstacle(host: str | None) -> str | None:
             probe.connect(url.path)
             peer = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     except OSError as error:
-        return f"the engine does not answer ({error})"
-    return (
-        None if peer[0] else "the engine's processes cannot be seen from here (this process is in a container itself)"
-    )
+        return f"the engine does not respond ({error})"
+    return None if peer[0] else "this process is in a container itself, so it cannot see the engine's processes"
 
 
 class ContainerNetwork:
@@ -137,8 +135,8 @@ class ContainerNetwork:
     async def start(self, engine: Engine, container: str, *, neighbours: Sequence[str] | None = None) -> None:
         """Takes over the network of a newly started container.
 
-        `neighbours` are the names of other services, which the container reaches under every policy, because their
-        networks are never switched. `None` if the container has no such networks.
+        `neighbours` are the names of the other services of a compose project. The container reaches them under every
+        policy, because the networks of a project are never switched. `None`: the container is not in a project.
         """
         self._engine, self._container, self._neighbours = engine, container, neighbours
         if engine.capabilities.is_podman and self._policy is not None and self._policy.mode != "public":
@@ -204,7 +202,7 @@ def _listener(engine: Engine, container: str) -> socket.socket:
 
 
 def _move(engine: Engine, container: str, network: str) -> None:
-    """Makes `network` the container's only network, after disconnecting the others. Blocking."""
+    """Makes `network` the container's only network, and disconnects all other networks. Blocking."""
     connected = set(engine.api.inspect_container(container)["NetworkSettings"]["Networks"])
     for other in connected - {network}:
         engine.api.disconnect_container_from_network(container, other)

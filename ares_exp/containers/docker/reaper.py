@@ -2,8 +2,8 @@
 
 A container that was created but not started does not end with our connection. Neither do the services of a compose
 file. So the helper, a shell, reads a pipe that only this process holds, and that the kernel closes even after `kill
--9`. Then the shell becomes Python and removes everything with the labels of dead owners. If the helper is also killed
-(for example, the machine goes down), the next run cleans up.
+-9`. The shell then replaces itself with Python, which removes all resources whose labels name a dead owner. If the
+helper is also killed (for example, the machine goes down), the next run cleans up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ares_exp.containers.images.docker_cli import passed_on
 from ares_exp.errors import PreflightError
 
 APPEARS_WITHIN_SEC = 3.0
-"""Time after the death of the process, or after the last removal, in which the engine may still execute requests."""
+"""Seconds after the death of the process, or after the last removal, in which the engine may still execute requests."""
 
 _WAIT = 'read -r _ || exec "$@"'
 _POLL_SEC = 0.2

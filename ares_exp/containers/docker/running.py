@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 _TERMINAL_SEC = 30.0
 _HANG_UP_SEC = 10.0
-_NO_INTERPRETER = ", or run as root on the engine's machine, which needs nothing in the image"
+_NO_INTERPRETER = ", or run as root on the engine's machine, which requires no interpreter"
 _logger = logging.getLogger(__name__)
 
 _NO_WORKDIR = "chdir to cwd"
-"""Part of the engine's message when a process cannot start in the image's working directory."""
+"""Part of the engine's message if a process cannot start in the image's working directory."""
 
 
 class RunningContainer:
@@ -74,7 +74,8 @@ class RunningContainer:
         """Creates the object without opening a shell.
 
         `what` is the name of the container in messages, which start with "The " and this name. `workdir` is the default
-        directory of commands, instead of the image's. `first_process` is used to find out why the container ended.
+        directory of commands, instead of the image's directory. `first_process` is used to determine why the container
+        ended.
         """
         self._engine = engine
         self._container = container
@@ -179,7 +180,7 @@ class RunningContainer:
             await self.exec(script, user="root", shell="sh -c", timeout_sec=_HANG_UP_SEC)
 
     def _starts_elsewhere(self, why: str) -> bool:
-        """Returns whether the error is a missing working directory. If so, later shells start in `/`."""
+        """Returns whether the working directory is missing according to an error. Later shells then start in `/`."""
         if _NO_WORKDIR not in why:
             return False
         self._start_dir = "/"
@@ -197,7 +198,7 @@ class RunningContainer:
             raise PortForwardingError(f"No forwarded port can be opened in the container: {reason(error)}.") from error
 
     async def _make_forwarded_port(self, serve: Serve, port: int) -> ForwardedPort:
-        """Opens a forwarded port at a socket in the container's network, or through a relay if that is impossible."""
+        """Opens a forwarded port with a socket in the container's network, or with a relay if that is impossible."""
         engine, container = self._engine, self._container
         why = await in_thread(lambda: namespace_obstacle(engine.host))
         if why is None:
@@ -236,12 +237,11 @@ class RunningContainer:
             raise TransferError(f"The {what} failed: {reason(error)}.") from error
 
     def raise_if_closed(self) -> None:
-        """Raises `ContainerDiedError` after `close`."""
         if self._closed:
             raise ContainerDiedError(f"The {self._what} has not been started, or has been stopped.")
 
     async def raise_if_dead(self, cause: Exception) -> None:
-        """Raises if the container is dead, with the exit reason, or if `cause` is a lost connection to the engine.
+        """Raises an error with the reason if the container is dead, or if `cause` is a lost connection to the engine.
 
         Raises:
             ContainerLostError: The container is dead or cannot be reached, and its processes cannot be the cause.
@@ -253,7 +253,7 @@ class RunningContainer:
         else:
             dead = await in_thread(lambda: exit_reason(self._engine, self._container), abandon=True)
         if dead is None and (why := await why_unreachable(self._engine.host)):  # open connections may still work
-            raise ContainerLostError(f"The {self._what} is out of reach. {why}.") from cause
+            raise ContainerLostError(f"The {self._what} cannot be reached. {why}.") from cause
         # An engine that is shutting down still answers some requests.
         if dead is None and (failure := connection_failure(cause)) is not None:
             dead = out_of_reach(self._engine, f"broke the connection ({reason(failure)})")

@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 class EngineStream:
     """A `ChannelStream` over a connection from `Engine.hijack`.
 
-    The output arrives in frames: stream number, three zeros, length, payload. If `with_stderr` is set, `read` also
-    returns stderr.
+    The output arrives in frames: stream number, three zeros, length, payload. With `with_stderr`, `read` returns stdout
+    and stderr.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ def get(api: APIClient, container: str, source: str, target: Path) -> None:
             if not stat["mode"] & _SYMLINK:
                 return unpack_file(answer.raw, target)
             path = posixpath.join(posixpath.dirname(path), stat["linkTarget"])
-    raise TransferError(f"Cannot download {source}: more than {_MAX_LINKS} symbolic links to follow.")
+    raise TransferError(f"Cannot download {source}: its path has more than {_MAX_LINKS} symbolic links.")
 
 
 def open_archive(api: APIClient, container: str, path: str) -> Response:

@@ -20,32 +20,33 @@ from ares_exp.records.secrets import KnownSecrets
 EntryKind = Literal["file", "directory", "symlink", "fifo", "whiteout"]
 
 UNKEPT_DIRECTORIES = ("/dev/", "/proc/", "/sys/")
-"""Directories whose contents the kernel or the engine provides. No delta contains their paths."""
+"""Directories whose contents the kernel or the engine provides. No delta contains paths below them."""
 
 MAX_MTIME_NS = 2**40 * 10**9
-"""Bound on times: 35 thousand years before or after 1970, beyond the range of any file system on disk."""
+"""Maximum distance of a time from 1970: 35 thousand years, which exceeds the range of any file system on disk."""
 
 MAX_PATH_BYTES = 4095
 MAX_NAME_BYTES = 255
 
 MAX_ENTRIES = 1_000_000
 MAX_BYTES = 16 * 2**30
-"""Bound on the total size of all files of a delta, including chunks of zeros and every hard link."""
+"""Maximum total size of all files of a delta, in bytes. Chunks of zeros and every name of a hard-linked file count."""
 
 MAX_NOTES = 1000
-"""Bound on the notes of a delta. Further notes are dropped."""
+"""Maximum number of notes of a delta. Further notes are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The entry at one path. Devices and sockets are excluded, because they are meaningless in another container.
+    """The file-system entry at one path. Devices and sockets are excluded: they have no meaning in another container.
 
     Attributes:
-        kind: Kind of the entry. A `"whiteout"` is a deletion: the base has an entry here, but the container does not.
+        kind: Kind of the entry. A `"whiteout"` is a deletion: the base has an entry at this path, but the container
+            does not.
         mode: Permission bits, 0 to 0o7777; 0 for symlinks and whiteouts.
         uid, gid: Owner, as numbers.
         mtime_ns: Nanoseconds since the epoch; may be negative.
-        size: Size of a file, bytes.
+        size: Size of a file in bytes.
         chunks: Digests of the file's chunks. Each chunk has `CHUNK_BYTES` bytes, except for the last, which may be
             shorter. `None` is a chunk of zeros.
         target: Target of a symlink.
@@ -86,7 +87,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class StoredChanges:
-    """A delta and the store of its files' contents."""
+    """A delta, and the object store with the contents of its files."""
 
     delta: Delta
     objects: ObjectStore
@@ -98,7 +99,7 @@ def is_kept(path: str) -> bool:
 
 
 def is_kept_xattr(name: str) -> bool:
-    """Returns whether a delta may contain this attribute. Other namespaces depend on the container or the host."""
+    """Returns whether a delta may contain this attribute. Other attributes depend on the container or the host."""
     if name.startswith("user."):
         return len(name) > len("user.") and not name.startswith("user.overlay.")
     return name == "security.capability"
@@ -112,7 +113,7 @@ def link_number(first_name: str) -> int:
 def differences(a: Delta, b: Delta) -> list[str]:
     """Returns the differences of two deltas, one line per path and field; empty if they are equivalent.
 
-    Notes are not compared. For hard links, only the grouping of paths is compared, not the link numbers.
+    Notes are not compared. For hard links, the link numbers may differ, but the same paths must share a file.
     """
     lines = [] if a.base == b.base else [f"base: {a.base} != {b.base}"]
     names = [_names_of_links(delta.entries) for delta in (a, b)]
@@ -183,7 +184,7 @@ class ChunkWriter:
         self._tail = b""
 
     def add(self, data: bytes) -> None:
-        """Adds the next chunk: `CHUNK_BYTES`, unless it is the last one.
+        """Adds the next chunk. Only the last chunk may be shorter than `CHUNK_BYTES`.
 
         Raises `CaptureError` if a known secret ends in the chunk.
         """
@@ -208,7 +209,6 @@ class ChunkWriter:
         self._chunks.append(future)
 
     def add_zeros(self, count: int = 1) -> None:
-        """Adds chunks of zeros."""
         self._tail = b""
         self._chunks += [None] * count
 
@@ -261,7 +261,7 @@ def _read(file: int, count: int, offset: int) -> bytes:
 
 
 def contents(objects: ObjectStore, path: str, entry: Entry) -> Iterator[bytes | int]:
-    """Yields the content of a file in order: the bytes of each chunk, or the length of a chunk of zeros.
+    """Yields, for each chunk of a file in order, its bytes or, for a chunk of zeros, its length.
 
     Raises `SnapshotCorruptError` if an object is missing or damaged, or has a wrong size.
     """

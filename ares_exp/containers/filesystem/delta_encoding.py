@@ -1,10 +1,10 @@
 r"""Encoding of deltas as lines of JSON. Lines are untrusted: each entry is checked before use.
 
 The first line is `{"version": 1, "base": …, "notes": […]}`. Then each entry has one line, with its path and the fields
-that differ from the defaults of `Entry`. Xattrs are hexadecimal. Chunks are digests, or the number of consecutive
-chunks of zeros. If a file has many chunks, further lines contain lists of chunks. Changing a page of a large file
-therefore changes few objects. Bytes of a name that are not UTF-8 are lone surrogates (`\udc80` to `\udcff`), as in
-Python.
+that differ from the defaults of `Entry`. Xattrs are hexadecimal. Each chunk is a digest; a number stands for that many
+consecutive chunks of zeros. If a file has many chunks, further lines contain lists of chunks. If a page of a large file
+changes, only a few stored objects therefore change. Bytes of a name that are not UTF-8 are lone surrogates (`\udc80` to
+`\udcff`), as in Python.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def checked_entry(value: Any, room: int) -> dict[str, Any]:
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         if kind in ("character", "block", "socket"):
-            unsafe("devices and sockets are not allowed, found a", kind)
-        malformed(f"expected a kind of {', '.join(sorted(_KINDS))}, found", kind)
+            unsafe("devices and sockets are not supported, found", kind)
+        malformed(f"expected kind to be one of {', '.join(sorted(_KINDS))}, found", kind)
     if unknown := value.keys() - _FIELDS[kind] - {"path", "kind"}:
         malformed(f"a {kind} has no such field", sorted(unknown)[0])
     for name, (lowest, highest) in {**_INTEGERS, "size": (0, room)}.items():
@@ -101,11 +101,11 @@ def _check_integer(name: str, value: Any, lowest: int, highest: int) -> None:
         malformed(f"expected {name} to be a whole number, found", value)
     if not lowest <= value <= highest:
         # The message omits the number, which may have thousands of digits.
-        raise UnsafeSnapshotError(f"expected {name} to be from {lowest} to {highest}, but it is out of range.")
+        raise UnsafeSnapshotError(f"expected {name} to be from {lowest} to {highest}, found another number.")
 
 
 def _bytes(text: Any, what: str) -> bytes:
-    """Returns the bytes of a name. Only one spelling is allowed, so that a file cannot have two entries."""
+    """Encodes a name as bytes. Rejects other encodings of the same name, so that a file cannot have two entries."""
     if not isinstance(text, str):
         malformed(f"expected {what}, found", text)
     try:
@@ -125,12 +125,12 @@ def _check_path(path: Any) -> None:
     if len(data) > MAX_PATH_BYTES or max(map(len, names)) > MAX_NAME_BYTES:
         unsafe("expected a path that file systems allow, found", ascii(path))
     if not is_kept(path):
-        unsafe("nothing in /dev, /proc or /sys may be changed, found", ascii(path))
+        unsafe("expected no path in /dev, /proc or /sys, found", ascii(path))
 
 
 def _xattrs(value: Any) -> dict[str, bytes]:
     if not isinstance(value, dict):
-        malformed("expected attributes by their names, found", value)
+        malformed("expected an object of attributes, found", value)
     attributes = {}
     for name, text in value.items():
         if (
@@ -144,7 +144,7 @@ def _xattrs(value: Any) -> dict[str, bytes]:
         except (TypeError, ValueError):
             malformed("expected an attribute in hexadecimal digits, found", text)
     if sum(map(len, attributes.values())) > _MAX_XATTR_BYTES:
-        unsafe(f"expected at most {_MAX_XATTR_BYTES} bytes of attributes, found more", list(attributes))
+        unsafe(f"expected at most {_MAX_XATTR_BYTES} bytes of attributes per file, found more for", list(attributes))
     return attributes
 
 
@@ -184,12 +184,12 @@ def put_delta(delta: Delta, objects: ObjectStore) -> tuple[str, ...]:
 
 
 def get_delta(objects: ObjectStore, digests: Sequence[str]) -> Delta:
-    """Returns the delta that `put_delta` stored."""
+    """Loads a delta that was stored with `put_delta`."""
     return decode(objects.get_lines(digests))
 
 
 def encode(delta: Delta) -> Iterator[bytes]:
-    """Yields the lines of a delta, without line ends. Equal deltas have equal lines."""
+    """Yields the lines that encode a delta, without line ends. Equal deltas have equal lines."""
     yield _json({"version": _VERSION, "base": delta.base, "notes": list(delta.notes)})
     links: dict[int, int] = {}
     for path, entry in sorted_by_path(delta.entries).items():
@@ -211,7 +211,7 @@ def encode(delta: Delta) -> Iterator[bytes]:
 
 
 def decode(lines: Iterable[bytes]) -> Delta:
-    """Returns the delta that these lines encode.
+    """Parses lines from `encode`, and returns the delta.
 
     Raises:
         SnapshotMetadataError: The lines are malformed; `SnapshotVersionError` for a newer version.
@@ -233,7 +233,7 @@ def decode(lines: Iterable[bytes]) -> Delta:
                 base, notes = _header(value)
             elif isinstance(value, list):
                 if not last.get("chunks"):
-                    malformed("expected an entry, found further chunks", value)
+                    malformed("expected an entry before its list of chunks, found", value)
                 last["chunks"] += checked_chunks(value, last["size"] - len(last["chunks"]) * CHUNK_BYTES)
             else:
                 last = checked_entry(value, MAX_BYTES - size)
@@ -246,7 +246,7 @@ def decode(lines: Iterable[bytes]) -> Delta:
         links: dict[int, Entry] = {}
         for path, entry in built.items():
             if entry.link is not None and links.setdefault(entry.link, entry) != entry:
-                unsafe("expected equal entries for all hard links of a file, found a different entry for", ascii(path))
+                unsafe("expected the same entry for all hard links of a file, found another entry for", ascii(path))
     except SnapshotMetadataError as error:
         place = f" (line {number})" if number else ""
         raise type(error)(f"The list of changed files cannot be used{place}: {error}") from None
@@ -285,16 +285,16 @@ def _header(value: Any) -> tuple[str, tuple[str, ...]]:
     if not isinstance(base, str) or not _BASE.fullmatch(base):
         malformed("expected a base such as sha256:…, found", base)
     if not isinstance(notes, list) or len(notes) > MAX_NOTES or not all(isinstance(note, str) for note in notes):
-        malformed(f"expected at most {MAX_NOTES} notes, each a text, found", notes)
+        malformed(f"expected at most {MAX_NOTES} notes that are strings, found", notes)
     return base, tuple(note[:_MAX_NOTE] for note in notes)
 
 
 def _add(entries: dict[str, dict[str, Any]], values: dict[str, Any]) -> None:
     path = values["path"]
     if path in entries:
-        unsafe("expected one entry per path, found a second one for", ascii(path))
+        unsafe("expected one entry per path, found a second entry for", ascii(path))
     if len(entries) >= MAX_ENTRIES:
-        raise UnsafeSnapshotError(f"expected at most {MAX_ENTRIES} entries, found more.")
+        raise UnsafeSnapshotError(f"there are more than {MAX_ENTRIES} entries.")
     parent = path.rpartition("/")[0]
     if parent and parent not in entries:
         unsafe("expected an earlier entry for the parent directory of", ascii(path))

@@ -47,7 +47,7 @@ _RACY_NS = 20_000_000  # two writes within one tick of the kernel's clock have t
 
 
 ScanCache = dict[Path, dict[int, tuple[tuple[int, ...], Entry]]]
-"""The entries of files in upper directories by inode, so that only changed files are read again.
+"""Cache of the entries of files in upper directories, by inode. With it, only changed files are read again.
 
 Only one scan may use a cache at a time. A file counts as unchanged if its size, mode and times of change are the same.
 Writes through a shared memory mapping change the times only when the kernel writes them back.
@@ -138,7 +138,7 @@ class _Scan:
         if not is_kept(path) or self.skip(path):
             return False
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
-            raise CaptureError(f"Expected paths of at most {MAX_PATH_BYTES} bytes, found {path[:200]}…")
+            raise CaptureError(f"A path has more than {MAX_PATH_BYTES} bytes: {path[:200]}…")
         try:
             found = item.stat(follow_symlinks=False)
             kind = stat.S_IFMT(found.st_mode)
@@ -182,7 +182,7 @@ class _Scan:
         self._keep(path, entry)
 
     def _read(self, directory: int, path: str, name: str, opaque: str) -> tuple[os.stat_result, Entry | None]:
-        """Reads a file that may change at the same time. Adds a whiteout itself, and then returns `None` as entry."""
+        """Reads a file that may change meanwhile. For a whiteout, adds its entry here, and returns `None` as entry."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         file = os.open(name, flags, dir_fd=directory)
         try:
@@ -202,7 +202,7 @@ class _Scan:
                 except FileChangedError:
                     if attempt < _TRIES - 1:
                         continue
-                    raise CaptureError(f"{path!r} cannot be read: the file shrinks while it is read.") from None
+                    raise CaptureError(f"{path!r} cannot be read: the file became shorter during every read.") from None
                 after = os.fstat(file)
                 if _times(before) == _times(after):
                     break
@@ -227,7 +227,7 @@ class _Scan:
                 if mark in _ELSEWHERE:
                     raise CaptureError(
                         f"{path!r} cannot be read: the overlay stores a part of the file elsewhere ({name}). "
-                        "Expected a mount without redirect_dir and metacopy."
+                        "Mount the overlay without redirect_dir and metacopy."
                     )
                 marks[mark] = os.getxattr(file, name).decode("latin-1") if mark == "opaque" else ""
             elif is_kept_xattr(name):
@@ -246,7 +246,7 @@ class _Scan:
 
     def _keep(self, path: str, entry: Entry) -> None:
         if len(self.kept) >= MAX_ENTRIES:
-            raise CaptureError(f"Expected at most {MAX_ENTRIES} changed files, found more (last read: {path!r}).")
+            raise CaptureError(f"There are more than {MAX_ENTRIES} changed files (last read: {path!r}).")
         self.total_bytes += entry.size
         if self.total_bytes > MAX_BYTES:
             self._refuse_size(path)
@@ -254,7 +254,7 @@ class _Scan:
 
     def _refuse_size(self, path: str) -> None:
         raise CaptureError(
-            f"Expected at most {MAX_BYTES} bytes of changed files, found more (last read: {path!r}). Remove "
+            f"The changed files have more than {MAX_BYTES} bytes in total (last read: {path!r}). Remove "
             "files that are not needed, or keep them out of the container's own file system."
         )
 

@@ -1,8 +1,8 @@
 """The object store, which stores each content once, under its digest.
 
-`<path>/objects/ab/cdef…` is one zstd frame with its size in the header. The name is the sha256 of the plain bytes.
-Files are renamed to their final name only when complete. Content that is read is untrusted: its size is bounded, and it
-is checked against its name.
+`<path>/objects/ab/cdef…` is one zstd frame with its size in the header. The name is the sha256 of the uncompressed
+bytes. Files get their final name only when they are complete. Stored content is untrusted: when it is read, its size is
+bounded, and its digest is compared with its name.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read_frame(path: Path, max_bytes: int) -> bytes:
             raise damaged(path, "its header has no size")
         if size > max_bytes:
             raise UnsafeSnapshotError(
-                f"Expected {path} to contain at most {max_bytes} bytes, but its header has {size}."
+                f"Expected {path} to contain at most {max_bytes} bytes, but its header states {size}."
             )
         data = decompressor.decompress(frame, max_length=size + 1)  # bounds the memory for any frame
     except zstd.ZstdError as error:
@@ -135,7 +135,7 @@ class ObjectStore:
         return True
 
     def get(self, digest: str, *, max_bytes: int = MAX_OBJECT_BYTES) -> bytes:
-        """Returns the plain bytes of an object.
+        """Returns the uncompressed bytes of an object.
 
         Raises:
             SnapshotCorruptError: The object is missing or damaged, or does not match its name.
@@ -149,7 +149,7 @@ class ObjectStore:
         return data
 
     def size(self, digest: str) -> int:
-        """Returns the size of an object on the disk, bytes."""
+        """Returns the size of an object on the disk in bytes."""
         path = self.file(digest)
         try:
             return path.lstat().st_size
@@ -189,7 +189,7 @@ class ObjectStore:
             raise ValueError("Expected lines without line breaks.")
         if known.found_in(data):
             raise CaptureError(
-                "Expected no secrets in a snapshot, but a line contains a protected value or the value of a sensitive "
+                "A line of the snapshot contains a secret: a protected value, or the value of a sensitive "
                 "environment variable. Keep secrets out of the container and the conversation."
             )
         return self.put(data)
@@ -197,7 +197,7 @@ class ObjectStore:
     def get_lines(
         self, digests: Iterable[str], *, max_lines: int = MAX_LINES, max_bytes: int = MAX_LINES_BYTES
     ) -> list[bytes]:
-        """Returns the lines that `put_lines` stored.
+        """Reads lines that were stored with `put_lines`.
 
         Raises:
             SnapshotCorruptError: An object is missing, damaged, or does not consist of lines.
@@ -210,12 +210,12 @@ class ObjectStore:
             if not data.endswith(b"\n"):
                 raise SnapshotCorruptError(f"{self.file(digest)} does not contain lines: the last line has no newline.")
             if len(lines) + data.count(b"\n") > max_lines:
-                raise UnsafeSnapshotError(f"Expected at most {max_lines} lines, got more, in {self.file(digest)}.")
+                raise UnsafeSnapshotError(f"{self.file(digest)} exceeds the limit of {max_lines} lines.")
             lines += data[:-1].split(b"\n")
         return lines
 
     def sync(self) -> None:
-        """Makes the objects that were put since the last `sync()` durable: they survive a power cut from now on."""
+        """Makes all objects durable that were put since the last `sync()`: they then survive a power cut."""
         with self._syncing:
             with self._lock:
                 pending, self._pending = self._pending, set()
@@ -236,7 +236,6 @@ class ObjectStore:
                 self._durable |= pending
 
     def digests(self) -> Iterator[str]:
-        """Yields the digests of all stored objects."""
         for file in (self.path / "objects").glob("??/*"):
             if _DIGEST.fullmatch(digest := file.parent.name + file.name):
                 yield digest
@@ -246,8 +245,8 @@ class ObjectStore:
 
         Args:
             needed: Set of digests to keep.
-            older_than_sec: Minimum time since the last `put` or `keep` of a removed object. An unfinished snapshot may
-                need younger objects.
+            older_than_sec: Minimum time since the last `put` or `keep` of an object for its removal. Younger objects
+                may belong to an unfinished snapshot.
 
         Returns:
             Number of removed objects, and their size on the disk in bytes.
@@ -264,7 +263,7 @@ class ObjectStore:
         return count, size
 
     def _remove(self, file: Path, before: float) -> int | None:
-        """Removes a file that is not newer than `before`. Returns its size, or `None` if it remains."""
+        """Removes a file, unless it is newer than `before`. Returns the size of the removed file, otherwise `None`."""
         aside = self._temporary / secrets.token_hex(16)
         try:
             if file.stat().st_mtime > before:

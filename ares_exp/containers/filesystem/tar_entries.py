@@ -70,9 +70,10 @@ def read_tar(
 ) -> dict[str, Entry]:
     """Reads an archive (ustar, GNU or PAX, including sparse files and `SCHILY.xattr.*`) to its end.
 
-    Returns entries by path, parents first, without deletions, and without directories that the archive lacks. Excludes
-    paths for which `skip` returns true. Adds a sentence to `notes` for each dropped file. Raises `CaptureError` if the
-    archive is malformed or ends early, is too large, leads out of its root, or contains a known secret.
+    Returns entries by path, parents first. Deletions, and parent directories that the archive lacks, are missing.
+    Excludes paths for which `skip` returns true. Adds a sentence to `notes` for each dropped file. Raises
+    `CaptureError` if the archive is malformed or ends early, is too large, leads out of its root, or contains a known
+    secret.
     """
     stream = _BoundedStream(file, 2 * MAX_BYTES + 2**30)
     reader = _Reader(objects, notes, skip)
@@ -107,7 +108,7 @@ _ARCHIVE_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, LookupError, R
 class _Member(tarfile.TarInfo):
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile, /) -> Self:
-        """Reads a header. Raises an error for a damaged header, where `tarfile` itself would end the archive."""
+        """Reads a header. Raises an error for a damaged header, at which `tarfile` would stop without error."""
         try:
             return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
@@ -117,7 +118,7 @@ class _Member(tarfile.TarInfo):
 
 
 class _BoundedStream:
-    """Bounds the bytes of an archive that `tarfile` reads into memory."""
+    """Limits the number of bytes of an archive that `tarfile` reads into memory."""
 
     def __init__(self, file: IO[bytes], most: int) -> None:
         self._file, self._total, self._header = file, most, 0
@@ -189,7 +190,7 @@ class _Reader:
         first = self._path(member.linkname)
         entry = self._entries.get(first)
         if entry is None or entry.kind == "directory":
-            raise ValueError(f"{path!r} is a hard link to {first!r}, which is not a file in it")
+            raise ValueError(f"{path!r} is a hard link to {first!r}, which is not a file in the archive")
         if entry.kind == "file" and entry.link is None:  # `cp -al` also gives symlinks second names
             entry = self._entries[first] = replace(entry, link=link_number(first))
         return entry

@@ -33,7 +33,7 @@ def write_tree(
     Args:
         entries: Entries including every directory above an entry, as in a `Delta`. All are at or below `at`.
         objects: Store of the contents.
-        directory: Existing directory. It may contain directories, but no other conflicting entries.
+        directory: Existing directory. It may already contain directories of `entries`, but no other conflicting files.
         at: Path in the container that corresponds to `directory`.
         opaque_xattr: `"trusted.overlay.opaque"` or `"user.overlay.opaque"` to write deletions in the format of
             overlayfs. `None` for a directory that is not an overlay: deletions are rejected.
@@ -44,7 +44,7 @@ def write_tree(
         if not f"{path}/".startswith(f"{at}/"):
             raise RestoreError(f"{path!r} cannot be created: it is not in {at}.")
         if path == at and entry.kind != "directory":
-            raise RestoreError(f"{path!r} cannot be created: expected a directory, got a {entry.kind}.")
+            raise RestoreError(f"{path!r} cannot be created: it must be a directory, not a {entry.kind}.")
         if opaque_xattr is None and (entry.opaque or entry.kind == "whiteout"):
             raise RestoreError(f"{path!r} cannot be deleted: only an overlay can hide files of the base.")
     try:
@@ -125,7 +125,7 @@ class _Tree:
             os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
 
     def give(self, path: str, entry: Entry, descriptor: int) -> None:
-        """Sets owner, mode and attributes. The owner is first, because changing it makes the kernel drop mode bits."""
+        """Sets the owner first, then mode and attributes, because the kernel drops mode bits when the owner changes."""
         self._own(path, entry, descriptor)
         os.fchmod(descriptor, entry.mode)
         for name, value in entry.xattrs.items():

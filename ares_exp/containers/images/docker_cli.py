@@ -35,7 +35,7 @@ def passed_on() -> dict[str, str]:
 
 @functools.lru_cache(maxsize=64)
 def drives_buildkit(cli: Path) -> bool:
-    """Returns whether a `docker` command builds with BuildKit: with its plugin buildx, or if its version is 18-22."""
+    """Returns whether a `docker` command can build with BuildKit: it has the plugin buildx, or its version is 18-22."""
     if output_of(cli, "buildx", "version").startswith("github.com/docker/buildx"):
         return True
     major = re.match(r"\d+", output_of(cli, "version", "--format", "{{.Client.Version}}"))

@@ -58,14 +58,14 @@ class Instruction(NamedTuple):
 
 
 class Syntax(NamedTuple):
-    """The number and the frontend of a Dockerfile's `# syntax=` line; 0 and `None` if the line is missing."""
+    """The line number and the frontend of a Dockerfile's `# syntax=` line; 0 and `None` if there is no such line."""
 
     line: int
     frontend: str | None
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the frontend is not Docker's. The file can then have any format."""
+        """Whether the frontend is not from Docker. The file can then have any format."""
         return self.frontend is not None and _OFFICIAL.fullmatch(self.frontend) is None
 
 
@@ -75,7 +75,7 @@ def find_dockerfile(task: str, context_dir: Path | None) -> Path:
         return found
     where = f"in {context_dir}" if context_dir is not None else "and no environment directory"
     raise TaskError(
-        f"Task {task}: expected a Dockerfile or a docker_image, found no Dockerfile {where}. Add one, or set "
+        f"Task {task} has neither a docker_image nor a Dockerfile {where}. Add a Dockerfile, or set "
         "docker_image in the [environment] table of its task.toml."
     )
 
@@ -157,7 +157,7 @@ def _unquoted(word: str) -> str:
 
 
 def split_flags(value: str) -> tuple[list[tuple[str, str]], str]:
-    """Returns the leading flags of an instruction, each with its value (default `""`), and the rest."""
+    """Returns the leading flags of an instruction as pairs of name and value (default `""`), and the remaining text."""
     flags = []
     while match := _FLAG.match(value):
         flags.append((match[1], match[2] or ""))

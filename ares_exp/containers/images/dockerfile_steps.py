@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """A command to run, with its complete environment."""
+    """A command to run, and its complete environment."""
 
     line: int
     argv: tuple[str, ...]
@@ -107,7 +107,7 @@ def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
     for instruction in instructions(read_text(path)):
         reader.read(instruction)
     if reader.base is None:
-        raise TaskError(f"Expected {path} to start with FROM, found no FROM.")
+        raise TaskError(f"{path} has no FROM instruction.")
     steps = tuple(step for step in reader.steps if step.line > base.built_lines)
     return Dockerfile(reader.base, steps, reader.env, reader.workdir, reader.user)
 
@@ -265,7 +265,7 @@ class _Reader:
         return str(WordSplitter(text, args={}, envs=variables).dequote())
 
     def _variables(self, value: str) -> tuple[str, dict[str, str]]:
-        """Rewrites substitutions for the parser. Returns the text and its variables."""
+        """Rewrites substitutions for the parser, as `simplify` does. Raises the error of an unsupported instruction."""
         try:
             return simplify(value, {**self.args, **self.env})
         except ValueError as error:
@@ -303,7 +303,7 @@ _TOO_COMPLEX = re.compile(r"\$\{\w*[^\w}]")
 
 
 def simplify(text: str, variables: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Rewrites `${name:-default}` and `${name:+other}` as plain variables, and returns the text and its variables.
+    """Replaces `${name:-default}` and `${name:+other}` with new variables. Returns the text and all variables.
 
     Raises `ValueError` for another form of substitution.
     """
@@ -335,7 +335,7 @@ UploadToContainer = Callable[[Path, str], Awaitable[None]]
 
 
 def check_sources(dockerfile: Dockerfile, context: Path) -> None:
-    """Raises `TaskError` if a source of a COPY is missing, or leads out of the context."""
+    """Raises `TaskError` if the source of a COPY is missing or leads out of the context."""
     for step in dockerfile.steps:
         if isinstance(step, CopyStep):
             find_sources(step, context)
@@ -353,7 +353,7 @@ def find_sources(step: CopyStep, context: Path) -> list[Path]:
 
 
 def match_source(source: str, context: Path, line: int) -> list[Path]:
-    """Finds the paths below `context.resolve()` that match one source of a COPY on a line.
+    """Finds the paths below `context.resolve()` that match one source of the COPY on `line`.
 
     Raises `TaskError` if no path matches, or a path leads out of the context, directly or through a link.
     """
@@ -390,7 +390,7 @@ def stage_context(context: Path, directory: Path) -> Path:
 
 
 def names_not_ignored(context: Path) -> set[str] | None:
-    """Returns the relative paths that a context's `.dockerignore` keeps; `None` if it is missing. Blocking."""
+    """Returns the relative paths that `.dockerignore` does not exclude; `None` if there is no such file. Blocking."""
     patterns = ignored_patterns(context)
     if patterns is None:
         return None
@@ -400,7 +400,7 @@ def names_not_ignored(context: Path) -> set[str] | None:
 
 
 async def apply_step(step: Step, context: Path, run: RunInContainer, upload: UploadToContainer) -> None:
-    """Applies one step. Raises `ContainerStartError` with the end of its output if a command failed."""
+    """Applies one step. Raises `ContainerStartError` with the end of the output if a command fails."""
     if isinstance(step, RunStep):
         command = f"exec {shlex.join(step.argv)}"
         result = await run(command, env=step.env, cwd=step.workdir, user=step.user)

@@ -46,12 +46,12 @@ _PULL_PAUSES_SEC = (1.0, 2.0)
 async def ensure_image(
     engine: Engine, *, name: str, docker_image: str | None, context_dir: Path | None, keep: bool = True
 ) -> str:
-    """Ensures that the engine has the image of a task. Returns its name.
+    """Ensures that the engine has the image of a task. Returns the name of the image.
 
     An image is pulled or built once for all waiting containers, in this process and in other processes of this user.
     When the last waiting caller is cancelled, a build with BuildKit is killed. A pull or a classic build runs in the
     engine: it continues for later callers and ends with this process. Raises `ContainerStartError` with the end of the
-    output, or the reason, if the image cannot be made.
+    output, or the reason, if the image cannot be pulled or built.
 
     Args:
         engine: The engine.
@@ -91,11 +91,11 @@ def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: De
             if inspect_image(engine.api, image) is None:  # another process may have created it
                 make(demand)
     except engine_errors() as error:
-        raise ContainerStartError(f"Cannot get the image {image}: {reason(error)}.") from error
+        raise ContainerStartError(f"The image {image} could not be provided: {reason(error)}.") from error
 
 
 def _pull(api: APIClient, image: str, demand: Demand) -> None:
-    """Pulls with up to three attempts, because an unreachable registry may recover within a second."""
+    """Pulls an image in up to three attempts, because an unreachable registry may recover within a second."""
     from docker.errors import APIError
     from docker.utils import parse_repository_tag
 

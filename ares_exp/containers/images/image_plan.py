@@ -1,4 +1,4 @@
-"""The plan of a sandbox's image: how the Daytona service creates a task's image, without a local engine.
+"""The plan of a sandbox's image: how the Daytona service creates the image of a task. No local engine is used.
 
 | the task has | the source of the sandbox |
 |---|---|
@@ -96,7 +96,8 @@ class ImagePlan:
         env: Variables that the Dockerfile sets. Variables of its base image are unknown here.
         workdir: Directory of the finished image; `None` for the directory of the base image or the snapshot.
         user: User of commands; root if the base image or the snapshot decides.
-        local: Files that the Dockerfile needs, until `stored` or `after_start` has decided how to transfer them.
+        local: Files that the Dockerfile needs; `None` as soon as `stored` or `after_start` has decided how to transfer
+            them.
         built_lines: Number of Dockerfile lines that the service builds; `apply` applies the rest. `None`: all lines.
         warnings: Warnings for the user.
         layers: Local directories that become layers of the image.

@@ -28,7 +28,7 @@ class WorkAbandoned(Exception):
 
 
 class Demand:
-    """The demand for work in a thread, which polls it. It ends when no task waits for the work any more."""
+    """The demand for work that runs in a thread. It ends when no task waits for the work. The thread polls it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,13 +36,13 @@ class Demand:
         self._release: Callable[[], None] | None = None
 
     def pause(self, seconds: float) -> None:
-        """Sleeps, or raises `WorkAbandoned` as soon as the demand ends."""
+        """Sleeps for `seconds`. Raises `WorkAbandoned` as soon as the demand ends."""
         if self._over.wait(seconds):
             raise WorkAbandoned
 
     @contextlib.contextmanager
     def releasing(self, release: Callable[[], None]) -> Iterator[None]:
-        """Calls `release` from another thread if the demand ends in the `with` block, to unblock the working thread."""
+        """Unblocks the working thread if the demand ends in the `with` block: another thread then calls `release`."""
         with self._lock:
             self._release = release
             if self._over.is_set():
@@ -135,7 +135,7 @@ def work_lock(name: str, demand: Demand) -> Iterator[None]:
 
 
 def _locked(path: Path, demand: Demand) -> int:
-    """Opens and locks the file. Opens it again if the previous holder of the lock has removed it."""
+    """Opens and locks a file. Opens the path again if the previous holder of the lock has removed the file."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:

@@ -1,10 +1,10 @@
-"""The cgroups of a local container, which enforce its limits, if this process may create cgroups.
+"""The cgroups of a local container. They enforce its limits if this process may create cgroups.
 
 A container has a group for each controller that limits it. The groups have the name of the container's directory, and
 the directory contains a list of the groups for clean-ups after dead runs. A container can neither see nor change its
 groups, because it has a cgroup namespace and no `/sys`. New groups are below this process's group, so that a limit on
-the run also applies to its containers. Version 2 forbids this if a group with processes would get limited children. In
-this case, new groups are next to this process's group, in a group that systemd delegates.
+the run also applies to its containers. In version 2, a group that contains processes cannot have limited child groups.
+New groups are then siblings of this process's group, in a parent group that systemd has delegated.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Limits:
     pids: int | None = None
 
     def settings(self, *, unified: bool) -> dict[Controller, dict[str, str]]:
-        """Returns, for each needed controller, cgroup files and their values. The file of the limit is first."""
+        """Returns the cgroup files to write and their values, by controller. The file with the limit is first."""
         quota = max(int((self.cpus or 0) * _PERIOD_USEC), _LEAST_QUOTA_USEC)
         memory = str((self.memory_mb or 0) * 1024**2)
         found: dict[Controller, tuple[float | None, dict[str, str], dict[str, str]]] = {
@@ -111,7 +111,7 @@ def _set(file: Path, value: str) -> None:
 
 
 class Reserve:
-    """Additional processes above the limit of a full container, for a new shell that may have to kill processes."""
+    """Allows a full container some processes above its limit, for a new shell that may have to kill processes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -120,7 +120,7 @@ class Reserve:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the process limit is nearly reached. Ended processes count until the first process reaps them."""
+        """Whether the process limit is nearly reached. Ended processes count until they are reaped."""
         return _number(self._directory, "pids.current") + _RESERVE > self._limit > 0
 
     def open(self) -> None:
@@ -143,7 +143,7 @@ class Reserve:
 
 
 def groups_of(directory: Path) -> list[Path]:
-    """Returns the groups listed in a container's directory."""
+    """Returns the groups of a container, from the list in its directory."""
     try:
         lines = (directory / RECORD).read_text().splitlines()
     except FileNotFoundError:  # written before the first group is created
@@ -182,21 +182,21 @@ def oom_kills(directory: Path) -> int:
 
 
 def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
-    """Returns a clause about exhausted memory if the kernel killed processes of the container, otherwise `""`."""
+    """Returns a clause about exhausted memory if the kernel therefore killed processes, otherwise `""`."""
     memory = "its memory, which also contains its files," if holds_files else "its memory"
     count = oom_kills(directory)
     return f"{memory} was used up, and the kernel killed {count} of its processes" if count else ""
 
 
 def lack_of_processes(directory: Path) -> str:
-    """Returns a clause about the process limit if the container has hit it and is still near it, otherwise `""`."""
+    """Returns a clause about the process limit if the container has reached it and is still near it, otherwise `""`."""
     limit, refused = _number(directory, "pids.max"), _number(directory, "pids.events", "max")
     is_full = refused and 2 * _number(directory, "pids.current") > limit
     return f"its remaining processes use up its limit of {limit} processes" if is_full else ""
 
 
 def _number(directory: Path, name: str, key: str = "") -> int:
-    """Returns the number in the file `name` of a container's group, or in the file's line for `key`; 0 if missing."""
+    """Returns the number in a file `name` of a container's groups, or in its line for `key`; 0 if there is none."""
     with contextlib.suppress(OSError):
         for file in (group / name for group in groups_of(directory)):
             if file.exists() and (found := re.search(rf"^{key} ?(\d+)$", file.read_text(), re.MULTILINE)):
@@ -214,20 +214,20 @@ class CgroupPath:
 
 @functools.cache
 def usable_cgroup_paths() -> Mapping[Controller, CgroupPath]:
-    """Returns, by controller, the group in which this process can create groups. The first call takes milliseconds."""
+    """Returns the groups in which this process can create groups, by controller. The first call takes milliseconds."""
     found = {controller: find_cgroup_path(controller) for controller in get_args(Controller)}
     return {controller: path for controller, path in found.items() if path is not None}
 
 
 def find_cgroup_path(controller: Controller, process: Path = Path("/proc/self")) -> CgroupPath | None:
-    """Finds the nearest group, from the group of a process upwards, in which child groups with `controller` work."""
+    """Finds the group in which child groups with `controller` work: a process's group, or its nearest parent group."""
     with contextlib.suppress(OSError):  # no cgroups, a group that is being removed, an unusual mount
         return next((path for path in candidates(controller, process) if _works(path, controller)), None)
     return None
 
 
 def candidates(controller: Controller, process: Path = Path("/proc/self")) -> Iterator[CgroupPath]:
-    """Yields the candidates of `find_cgroup_path`, nearest first. Groups that other programs manage are not changed."""
+    """Yields the groups that `find_cgroup_path` may choose, nearest first. Does not change groups of other programs."""
     groups = _groups_of(process)
     if controller in groups:
         yield CgroupPath(groups[controller][0], unified=False)
@@ -245,7 +245,7 @@ def candidates(controller: Controller, process: Path = Path("/proc/self")) -> It
 
 
 def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
-    """Yields all visible groups with our name prefix, of any process. Blocks for at most `_SEARCH_SEC`."""
+    """Yields all visible groups with our name prefix, created by any process. Blocks for at most `_SEARCH_SEC`."""
     if not (process / "cgroup").exists():  # a kernel without cgroups
         return
     deadline = time.monotonic() + _SEARCH_SEC
@@ -259,7 +259,7 @@ def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
 
 
 def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
-    """Returns, for each version-1 controller and `unified`, the process's group and the hierarchy's mount point."""
+    """Returns a process's group in each hierarchy and the mount point, by version-1 controller or `unified`."""
     paths = {}
     for line in (process / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -274,7 +274,7 @@ def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path]]:
-    """Yields, for each version-1 controller and `unified`, the mounted group of that hierarchy and its mount point."""
+    """Yields each hierarchy's name (a version-1 controller or `unified`), mounted group and mount point."""
     for mount in mounts(process):
         for name in {"cgroup": mount.options, "cgroup2": (_UNIFIED,)}.get(mount.kind, ()):
             yield name, mount.root, mount.point

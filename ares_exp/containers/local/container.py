@@ -1,4 +1,4 @@
-"""The container of `container=local`, and the task's Dockerfile that it applies."""
+"""The container of `container=local`, which applies the task's Dockerfile when it starts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class LocalContainer(Container):
         Args:
             spec: The task's container.
             share_network: Whether the container has the host's network instead of none.
-            build_network: Whether the Dockerfile is always applied with the host's network, like builds of engines.
+            build_network: Whether the Dockerfile is always applied with the host's network, as container engines do.
             shell: Default shell of commands.
             pids_limit: Maximum number of processes of the container, if this user may create cgroups.
         """
@@ -285,7 +285,7 @@ class LocalContainer(Container):
         return user
 
     async def _explained(self, error: ContainerError) -> ContainerError | None:
-        """Returns the error with a reason (ended container, exhausted memory or processes); `None` if none is known."""
+        """Returns an error with a reason if the container has ended or lacks memory or processes; otherwise `None`."""
         if self._process is None or self._directory is None or self._stopped:
             return None
         name, directory = self._spec.name, self._directory.path
@@ -339,7 +339,7 @@ class LocalContainer(Container):
             raise await self._explained(failure) or failure from error
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """Checks the policy, but does not apply it, because the network at the start is used in all phases."""
+        """Checks the policy. There is nothing to apply, because all phases have the network of the start."""
         if policy not in self._spec.networks:
             raise ValueError(f"Expected one of the container's network policies, got {policy}.")
 
@@ -347,7 +347,6 @@ class LocalContainer(Container):
         return posixpath.join("/", self._workdir, str(path))
 
     async def stop(self) -> None:
-        """Kills the container and deletes its directory. Idempotent."""
         self._stopped = True
         try:
             await self._forwarded_ports.close()
@@ -378,7 +377,7 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
         )
     context = spec.context_dir
     if context is not None and (context / "Dockerfile").is_file():
-        refusal = f"container={backend} applies a Dockerfile to the host's root and cannot do {{}}. {_REMEDY}"
+        refusal = f"container={backend} applies a Dockerfile to the host's root and does not support {{}}. {_REMEDY}"
         dockerfile = read_dockerfile(context / "Dockerfile", Base(BASE_ENV), refusal=refusal)
         if backend == "local" and dockerfile.user not in ROOT_NAMES and not is_privileged():
             raise UnsupportedTaskError(f"{context / 'Dockerfile'}: USER {dockerfile.user}. {ONLY_ROOT}")
@@ -389,5 +388,5 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
             f"{spec.name}: container={backend} does not support images ({spec.docker_image}). {_REMEDY}"
         )
     if context is not None:
-        raise TaskError(f"{spec.name}: expected a Dockerfile in {context}, found none.")
+        raise TaskError(f"{spec.name}: there is no Dockerfile in {context}.")
     return None

@@ -1,12 +1,12 @@
 """The directory of a local container on the host, its owner, and its removal after the owner's death.
 
 When the runner ends, the container's processes end, and its mounts disappear. The directories are then also removed,
-unless the shell that removes them was also killed. A cgroup whose directory another program removed (for example, a
-cleaner of `/tmp`) remains, and its name identifies its owner.
+unless the shell that removes them was also killed. If another program removes a directory (for example, a cleaner of
+`/tmp`), the cgroups remain. Their names identify the owner.
 
-The directories are in a folder in memory, if it supports upper layers of overlays. The files then count as memory of
-the container. Otherwise, they are in a folder on disk that supports upper layers. If both are missing, the files are in
-a tmpfs inside the container. Snapshots are then not supported, because the tmpfs cannot be read from outside.
+If a folder in memory supports upper layers of overlays, it contains the directories. The files then count as memory of
+the container. Otherwise, a folder on disk that supports upper layers contains the directories. If there is no such
+folder, the files are in a tmpfs inside the container. It cannot be read from outside, so snapshots are not supported.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ def folders() -> list[Path]:
 
 
 class ContainerDirectory(OwnedDirectory):
-    """The directory of one container. The container's cgroups have its name."""
+    """The directory of one container. The cgroups of the container have the same name as the directory."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(_prefix(os.getpid(), folder), folder)
         self._mutex = threading.Lock()
 
     def prepare(self, work: Callable[[Path], _T]) -> _T:
-        """Runs `work` with the path of the directory. Raises `FileNotFoundError` if it has been removed. Blocking."""
+        """Calls `work` with the directory's path. Raises `FileNotFoundError` if the directory is gone. Blocking."""
         with self._mutex:
             if self._lock < 0:
                 raise FileNotFoundError(f"{self.path} has been removed")
@@ -147,8 +147,8 @@ def _prefix(pid: int, folder: Path) -> str:
 def delete(path: Path, *, is_certain: bool = False) -> bool:
     """Deletes the directory of an ended container, its cgroups and the paths that it created on this machine.
 
-    Returns whether all are gone. If not, a process is still alive, or a path could not be removed. `is_certain` means
-    that the container has just ended; see `remove_made`.
+    Returns whether all of them are gone. If not, a process is still alive, or a path could not be removed. For
+    `is_certain`, see `remove_made`.
     """
     if (path / MADE).exists():
         if not end_marked(path.name):
@@ -207,7 +207,7 @@ _REPLACE = 'rmdir "$1/below" && mkdir "$1/below"'
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The parent of the directories of containers, and whether their files are in memory.
+    """The parent folder of container directories, and whether the files of containers are in memory.
 
     If `is_readable` is false, the files are in a tmpfs that only the container sees.
     """

@@ -3,8 +3,8 @@
 `files/` is the container's root directory without the host's files. `upper/N` is the upper layer of the overlay over
 one directory on the host. bubblewrap mounts these directories. Snapshots exclude all other mounts.
 
-Changes are relative to a base, which is a description of this host's system. The description does not cover every file
-on the host, because reading all files would take seconds.
+Changes are relative to a base: a description of this host's system. The description does not cover all files on the
+host, because reading them would take seconds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _WORDS = {
 def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
     """Returns `host:` and a description of this host as seen by a container. Blocks for some milliseconds; cached.
 
-    `mounts` has the kind and the path of the container's overlays and binds.
+    `mounts` contains the kinds and paths of the container's overlays and binds.
     """
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     is_shown = any(kind == "bind" and path == sys.base_prefix for kind, path in mounts)
@@ -158,8 +158,9 @@ class ContainerFiles:
     def make(self, changes: StoredChanges | None = None) -> None:
         """Creates the initial files of the container, with `changes` from `capture` of another container.
 
-        Raises `SnapshotMismatchError` if the changes belong to another base, `UnsafeSnapshotError` if they include
-        files outside of the container, and other `SnapshotError`s or `OSError` if they cannot be written.
+        Raises `SnapshotMismatchError` if the changes are relative to another base, `UnsafeSnapshotError` if they
+        include paths that do not belong to the container, and other `SnapshotError`s or `OSError` if they cannot be
+        written.
         """
         for path in self._works.values():
             _make_directory(path)
@@ -193,7 +194,7 @@ class ContainerFiles:
         return words
 
     def capture(self, objects: ObjectStore) -> Delta:
-        """Returns all changes to the files of a new container. Raises `CaptureError` if files cannot be read."""
+        """Returns all differences from the files of a new container. Raises `CaptureError` if files cannot be read."""
         notes: list[str] = []
         found = self._scan(objects, notes)
         for path, inode in self._inodes.items():

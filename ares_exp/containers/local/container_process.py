@@ -1,9 +1,9 @@
 """The processes of one local container: bubblewrap, the container's first process, and new shells with their streams.
 
-The first process is a bash that reads requests from its stdin, which only this process holds. At end of file (the
-runner stopped the container, or died), the bash ends, and the kernel kills all processes of the container. As PID 1,
-the bash cannot be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts the
-bash, kills all processes and reaps orphans.
+The first process is a bash that reads requests from its stdin, which only this process holds. At end of file, because
+the runner has stopped the container or died, the bash ends, and the kernel kills all processes of the container. As PID
+1, the bash cannot be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts
+the bash, kills all processes and reaps orphans.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Launch:
         arguments: Arguments of bubblewrap, from `isolation.bwrap_arguments`.
         is_guarded: Whether the container has no PID namespace, so that a guardian ends its processes.
         env: Environment of the process. Not used with bubblewrap.
-        held: Descriptor that the guardian keeps open until it ends. Not used with bubblewrap.
-        files_in_memory: Whether the container's files count as its memory.
+        held: File descriptor that the guardian keeps open until it ends. Not used with bubblewrap.
+        files_in_memory: Whether the container's files are in memory and count towards its memory limit.
     """
 
     directory: Path
@@ -275,7 +275,7 @@ class ContainerProcess:
             with fifo_pair(self._channels, str(self._count)) as stream:
                 answer = await self._ask(request, stream)
                 if answer != "ok\n":
-                    raise ContainerError(f"No shell for user {name!r}: {answer.strip() or 'it ended immediately'}.")
+                    raise ContainerError(f"No shell for the user {name!r}: {answer.strip() or 'it ended immediately'}.")
                 self._streams = [one for one in self._streams if not one.is_closed] + [stream]
                 return stream
         except OSError as error:
@@ -294,12 +294,12 @@ class ContainerProcess:
             line.cancel()
             end.cancel()
         reason = self.why_ended() if end.done() else f"no shell started within {SHELL_TIMEOUT_SEC:.0f} s"
-        raise ContainerDiedError(f"The local container no longer answers: {reason}.")
+        raise ContainerDiedError(f"The local container no longer responds: {reason}.")
 
     async def reaped(self) -> None:
-        """Waits at most `_REAP_SEC` while the container's process limit is nearly reached.
+        """Waits, at most `_REAP_SEC`, until the container is no longer near its process limit.
 
-        Killed processes count until they are reaped. Bash does not retry a fork if another of its children ends.
+        Killed processes count until they are reaped, and bash does not always retry a failed fork.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REAP_SEC):
@@ -391,7 +391,7 @@ def _open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoSt
 
 
 class _LocalTerminal:
-    """A `Terminal`. It hangs up when the stream is closed or its shell ends, even if background processes still run."""
+    """A `Terminal`. It hangs up when it is closed or its shell ends, even if background processes are still running."""
 
     def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
         self._stream = stream

@@ -79,16 +79,15 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def is_isolated(self) -> bool:
-        """Whether this machine allows all namespaces."""
+        """Whether containers have all namespaces, because this machine allows them."""
         return find_isolation().isolation == "namespaces"
 
     @property
     def max_containers(self) -> int | None:
-        """One if commands run directly on this machine."""
+        """One if commands run directly on this machine, otherwise `None`."""
         return self._host.max_containers if self._host is not None else None
 
     def __call__(self, spec: ContainerSpec) -> LocalContainer:
-        """Creates a container for `spec` without starting it."""
         if self._host is not None:
             return self._host(spec)
         return LocalContainer(
@@ -187,7 +186,7 @@ class LocalContainerFactory(ContainerFactoryBase):
 
 def _not_enforced(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
     enforced = usable_cgroup_paths()
-    no_groups = "this user may not create cgroups for it. Root usually may"
+    no_groups = "this user may not create cgroups, but root usually may"
     if spec.cpus and "cpu" not in enforced:
         yield f"cpus={spec.cpus:g}", no_groups
     if spec.memory_mb and "memory" not in enforced:
@@ -197,4 +196,4 @@ def _not_enforced(spec: ContainerSpec) -> Iterator[tuple[str, str]]:
         bounded = storage.in_memory and spec.memory_mb and "memory" in enforced
         bound = f"bounded by memory_mb={spec.memory_mb}" if bounded else "not bounded"
         where = "memory" if storage.in_memory else str(storage.folder)
-        yield f"storage_mb={spec.storage_mb}", f"its files are in {where}, {bound}"
+        yield f"storage_mb={spec.storage_mb}", f"the container's files are in {where}, {bound}"

@@ -1,6 +1,6 @@
 """A byte stream over a pair of FIFOs, between the runner and a process in a local container, and file transfer over it.
 
-Files are transferred as tar archives over the stream of a shell. Only the container resolves its paths.
+Files are transferred as tar archives over the stream of a shell. Paths in the container are resolved only inside it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _CHUNK_BYTES = 256 * 1024
 
 @contextlib.contextmanager
 def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
-    """Creates two FIFOs, `name.in` and `name.out`, for a process in the container to open during the context.
+    """Creates the FIFOs `name.in` and `name.out`, which a process in the container opens during the `with` block.
 
     This process first opens all four ends, so that `open` never blocks and no process sees an early end of file. The
-    container sees `directory` read-only, so it cannot replace a FIFO with a link. Yields a stream over our two ends.
-    The stream stays open after the context, unless the context fails.
+    container sees `directory` read-only, so it cannot replace a FIFO with a link. Yields a stream over our two ends,
+    which stays open after the `with` block unless the block fails.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         for path in (directory / f"{name}.in", directory / f"{name}.out"):
@@ -54,7 +54,7 @@ def _open_fifo(path: Path, *, readers: contextlib.ExitStack, writers: contextlib
 
 
 class FifoStream:
-    """A `ChannelStream` over our ends of a pair of FIFOs. One reader and one writer at a time."""
+    """A `ChannelStream` over our ends of a pair of FIFOs. Allows one reader and one writer at a time."""
 
     def __init__(self, *, reader: int, writer: int) -> None:
         self._reader = reader
@@ -78,7 +78,6 @@ class FifoStream:
         return line.decode(errors="replace")
 
     async def write(self, data: bytes) -> None:
-        """Sends all of `data`."""
         rest = memoryview(data)
         while rest:
             try:
@@ -145,7 +144,7 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
 
 
 async def receive(stream: FifoStream, source: str, target: Path) -> None:
-    """Copies a file from the container to the host path `target`, or a directory's contents there. See `send`."""
+    """Copies a file from the container to the host path `target`, or a directory's contents into it. See `send`."""
     directory, name = posixpath.split(source)
     pack_file = f"echo file; tar -chf - -C {shlex.quote(directory)} -- {shlex.quote('./' + name)}"
     pack_directory = f"echo directory; tar -cf - -C {shlex.quote(source)} ."
@@ -157,7 +156,7 @@ async def receive(stream: FifoStream, source: str, target: Path) -> None:
         kind = packed.readline()
         unpack = {b"file\n": archive.unpack_file, b"directory\n": archive.unpack_directory}.get(kind)
         if unpack is None:
-            raise TransferError(f"Cannot copy {source} out of the container: no such file or directory.")
+            raise TransferError(f"Cannot copy {source} out of the container: the path does not exist.")
         await in_thread(lambda: unpack(packed, target))
 
 
@@ -167,10 +166,10 @@ async def _collect(stream: FifoStream, packed: IO[bytes], source: str) -> None:
         packed.write(data)
         size, tail = size + len(data), (tail + data)[-32:]
         if size > archive.MAX_BYTES + _HEADER_BYTES:
-            raise TransferError(f"Cannot copy {source} out of the container: more than {archive.MAX_BYTES} bytes.")
+            raise TransferError(f"Cannot copy {source} out of the container: it exceeds {archive.MAX_BYTES} bytes.")
     status = _STATUS.search(tail)
     if status is None or int(status[1]) > 1:  # 1: a file changed while it was read
-        raise TransferError(f"Cannot copy {source} out of the container: packing it failed.")
+        raise TransferError(f"Cannot copy {source} out of the container: `tar` cannot pack it.")
     packed.seek(0)
 
 

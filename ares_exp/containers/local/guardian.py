@@ -27,10 +27,10 @@ MADE = "made"
 """The file in a guarded container's directory that lists the paths the container created, one JSON object per line."""
 
 MARK = "ARES_CONTAINER"
-"""The environment variable of every process of a guarded container, with the name of its directory."""
+"""Environment variable of every process of a guarded container. Its value is the name of the container's directory."""
 
 KILL_SEC = 10.0
-"""Bound on the end of the container's processes after SIGKILL."""
+"""Maximum wait for the container's processes to end after SIGKILL."""
 
 _SUBREAPER = 36
 _IGNORED = (*(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM), signal.SIGPIPE, signal.SIGXFSZ)
@@ -103,7 +103,7 @@ def end_descendants() -> None:
 
 
 def end_marked(name: str) -> bool:
-    """Kills the processes with `MARK` of a container whose guardian is dead. Returns whether all are gone."""
+    """Kills the processes whose `MARK` is `name`, after their guardian has died. Returns whether all are gone."""
     mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + KILL_SEC
     while time.monotonic() < deadline:
         found = set()
@@ -121,8 +121,8 @@ def end_marked(name: str) -> bool:
 def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
     """Removes the paths that a container created on this machine, and the records of the removed paths. Blocking.
 
-    Unless the container has just ended (`is_certain`), keeps a path that differs from its record, because a user may
-    have created it since. Returns the kept paths.
+    `is_certain` means that the container has just ended. Otherwise, a path that differs from its record is kept,
+    because a user may have created it in the meantime. Returns the kept paths.
     """
     try:
         lines = (directory / MADE).read_text().splitlines()

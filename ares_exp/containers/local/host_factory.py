@@ -1,8 +1,8 @@
 """`container=host`: commands run directly on this machine, in the real paths, without isolation.
 
-It is for machines that allow no namespaces. The paths that a task uses are checked. They are recorded before the task's
-files are written (`guardian.MADE`), and removed after the episode by this process, the guardian, the next run or
-`clean`.
+This backend is for machines that allow no namespaces. Paths that a task uses must not exist, or must be empty
+directories. They are recorded (in `guardian.MADE`) before the task's files are written. After the episode, this
+process, the guardian, the next run or `clean` removes them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class MachinePaths:
             self._unsettled.clear()
 
     def make_room(self, source: Path, target: str) -> list[str]:
-        """Records the paths that an upload will create, and creates the topmost missing part of each path.
+        """Records the paths that an upload will create, and creates the first missing part of each path.
 
         Returns the created files. After the upload has replaced them, the caller must call `renew`.
         Raises `TransferError` if a directory above `target` cannot be created.
@@ -102,7 +102,7 @@ class MachinePaths:
                 self._write(path, is_kept=False)
 
     def _create_first_missing(self, path: str, is_directory: bool) -> bool:
-        """Creates and records the topmost missing part of a path. Returns whether it is a file."""
+        """Creates and records the first missing part of a path. Returns whether that part is a file."""
         if os.path.lexists(path):
             return False
         top = _first_missing(path)
@@ -186,13 +186,12 @@ def _replaced(step: CopyStep, context: Path) -> Iterator[str]:
 
 
 def _contents(source: Path, target: str) -> Iterator[tuple[str, bool]]:
-    """Yields the paths of a copy of `source` below `target`, parents first, and whether they are directories."""
+    """Yields the paths that a copy of `source` to `target` has, parents first, and whether each is a directory."""
     for path in sorted(source.rglob("*")):
         yield posixpath.join(target, path.relative_to(source)), _is_directory(path)
 
 
 def _is_directory(path: Path) -> bool:
-    """Returns whether a path is a directory, but not a link to a directory."""
     return path.is_dir() and not path.is_symlink()
 
 
@@ -200,7 +199,7 @@ _PROBE = ContainerSpec(name="probe", start_timeout_sec=30.0)
 
 WAYS_OUT_ELSEWHERE = "Run as root, or use container=local or container=docker."
 NO_SNAPSHOTS = (
-    "container=host works in this machine's own files, which cannot be captured. Set `snapshot=none`, or use "
+    "container=host uses this machine's own files, which cannot be captured. Set `snapshot=none`, or use "
     "container=docker."
 )
 _LOCK_SEC = 10.0
@@ -210,7 +209,7 @@ _LOOK_EVERY_SEC = 0.05
 class HostContainerFactory(ContainerFactoryBase):
     """Runs commands directly on this machine, as root, one episode at a time. Nothing is isolated.
 
-    `LocalContainerFactory.find_leftovers` also lists its leftovers.
+    `LocalContainerFactory.find_leftovers` also lists the leftovers of this factory.
     """
 
     name = "host"
@@ -231,7 +230,6 @@ class HostContainerFactory(ContainerFactoryBase):
         self._shell: Shell = shell
 
     def __call__(self, spec: ContainerSpec) -> HostContainer:
-        """Creates a container for `spec` without starting it."""
         return HostContainer(spec, shell=self._shell)
 
     @property
@@ -245,7 +243,7 @@ class HostContainerFactory(ContainerFactoryBase):
             PreflightError: This user cannot run them, or another run uses the machine. The message suggests a fix.
         """
         if sys.platform != "linux":
-            raise PreflightError(f"container=host needs Linux, and this is {sys.platform}. Use container=docker.")
+            raise PreflightError(f"container=host needs Linux, but this is {sys.platform}. Use container=docker.")
         if os.geteuid() != 0:
             raise PreflightError(
                 "container=host needs root, because tasks use paths such as /app and /tests, and this process runs as "

@@ -1,12 +1,12 @@
 """The host's files that a local container sees.
 
-The files are an allowlist: `/usr`, `/etc`, the package database and this process's Python installation. Other
+Only these files are visible: `/usr`, `/etc`, the package database and this process's Python installation. Other
 directories (homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) do not exist inside, or are empty.
 Every visible directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`).
 
 Between the host's directory and the upper layer is a small layer that is written for each container. It hides
 owner-only files in `/etc`: permissions do not protect them, because root in the container is root on the host. It also
-drops the host's human users, and adds `python3` if the host's PATH has no such program.
+removes the accounts of people, and adds `python3` if the host's PATH has no such program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EMPTY = (
     "/var/cache/apt/archives/partial",
 )
 _OURS = ("bin", "sbin", "lib", "share", "local", *(f"local/{name}" for name in ("bin", "sbin", "lib", "share", "etc")))
-"""Directories of `/usr` in our layer. The container's root owns them, even if the run's user is not root."""
+"""Directories of `/usr` that our layer contains, because the container's root must own them."""
 
 _FIRST_HUMAN_ID = 1000
 _NOBODY_IDS = (65533, 65534)
@@ -80,7 +80,7 @@ def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
 
 
 def mount_parts(given: Iterable[MountedDirectory]) -> list[Part]:
-    """Returns the parts for the directories that a task's container sees in addition to the host's system."""
+    """Returns the parts for directories that are mounted in addition to the host's system."""
     parts: list[Part] = []
     for one in given:
         parts += [Part("directory", str(parent)) for parent in reversed(Path(one.target).parents[:-1])]
@@ -142,7 +142,7 @@ def _hidden_in_etc() -> tuple[Path, ...]:
 
 
 def _hidden(directory: Path) -> Iterator[Path]:
-    """Yields the paths that some users may not read, and the host's login scripts. Ignores files that disappear."""
+    """Yields paths that not every user may read, and the host's login scripts. Ignores files that disappear."""
     try:
         entries = list(os.scandir(directory))
     except FileNotFoundError:
@@ -162,7 +162,7 @@ def _hidden(directory: Path) -> Iterator[Path]:
 
 
 def _hide(path: Path, layer: Path) -> None:
-    """Puts a whiteout over the host's entry, or an empty file where an overlay cannot contain whiteouts."""
+    """Hides the host's entry with a whiteout, or with an empty file if this process cannot create whiteouts."""
     target = layer / path.relative_to("/")
     for parent in reversed(path.relative_to("/").parents[:-1]):
         _mirror(Path("/", parent), layer / parent)
@@ -181,7 +181,7 @@ def _mirror(path: Path, target: Path) -> None:
 
 
 def _age(layer: Path) -> None:
-    """Copies all times from the host's entries, so that the layer is the same in every container."""
+    """Sets all times in the layer to the times of the host's entries, so that the layer is equal in every container."""
     for directory, _, files in os.walk(layer, topdown=False):
         for path in (*(Path(directory, name) for name in files), Path(directory)):
             host = Path("/", path.relative_to(layer))
@@ -207,7 +207,7 @@ def _etc_files(*, share_network: bool) -> Iterator[tuple[str, str]]:
 
 
 def _system_accounts(path: Path) -> Iterator[list[str]]:
-    """Yields the fields of each non-human account. Names of people stay private."""
+    """Yields the fields of each system account. Accounts of people stay private."""
     for line in path.read_text(errors="replace").splitlines():
         fields = line.split(":")
         if (

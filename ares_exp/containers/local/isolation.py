@@ -1,10 +1,10 @@
-"""The isolation of a local container: bubblewrap, its arguments, the seccomp filter, and the isolation that works here.
+"""The isolation of a local container: bubblewrap, its arguments, the seccomp filter, and a test of what works here.
 
-The kernel boundary of the sandbox is defined only here. The seccomp filter denies calls that capabilities and
-namespaces still allow if the root of the container is the host's root: new user namespaces (with a new set of
-capabilities, and cgroups to mount), kernel keyrings of the caller, sockets to the hypervisor (which network namespaces
-do not cover), and interfaces that attacks on kernels usually exploit. Docker's default profile also denies these calls.
-The numbers of the calls are from the kernel's `unistd.h`.
+The kernel boundary of the sandbox is defined only here. The seccomp filter denies system calls that capabilities and
+namespaces still allow if the container's root is the host's root: new user namespaces (with a new set of capabilities,
+and cgroups to mount), kernel keyrings of the caller, sockets to the hypervisor (which network namespaces do not cover),
+and interfaces that attacks on kernels usually exploit. Docker's default profile also denies these calls. The numbers of
+the calls are from the kernel's `unistd.h`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ares_exp.errors import PreflightError
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of the mount table: the mount point, the mounted directory of the file system, its type and options.
+    """One line of the mount table: mount point, mounted directory, and type and options of the file system.
 
     A later mount hides an earlier mount at the same point.
     """
@@ -136,7 +136,7 @@ _CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 
 
 def is_privileged() -> bool:
-    """Returns whether this process is root and can mount, and so needs no user namespace."""
+    """Returns whether this process is root and can mount. If so, it needs no user namespace."""
     return is_root_with(CAP_SYS_ADMIN, _CAP_NET_ADMIN)
 
 
@@ -159,7 +159,7 @@ def find_bwrap() -> Path:
     """
     if sys.platform != "linux":
         raise PreflightError(
-            f"container=local needs Linux (bubblewrap), and this is {sys.platform}. Use container=docker."
+            f"container=local needs Linux (bubblewrap), but this is {sys.platform}. Use container=docker."
         )
     system = shutil.which("bwrap")
     if system is not None and _is_usable(Path(system)):
@@ -231,7 +231,7 @@ def bwrap_arguments(
 def run_detached(
     command: Sequence[str | Path], seconds: float, *, stdin: int = subprocess.DEVNULL, stderr: int = subprocess.DEVNULL
 ) -> subprocess.CompletedProcess[bytes]:
-    """Runs a program without our environment and terminal, for at most `seconds`."""
+    """Runs a program for at most `seconds`, with an empty environment and without our terminal."""
     return subprocess.run(
         command,
         stdin=stdin,
@@ -246,7 +246,7 @@ def run_detached(
 
 
 def user_namespace(*, privileged: bool) -> list[str]:
-    """Returns the arguments that allow an ordinary user to mount, as root in a namespace without other users."""
+    """Returns the arguments with which an ordinary user can mount: it is root in a namespace without other users."""
     return [] if privileged else ["--unshare-user", "--uid", "0", "--gid", "0"]
 
 
@@ -269,7 +269,7 @@ _ENGINES = re.compile(r"docker|containerd|kubepods|libpod|crio|lxc|garden|buildk
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The isolation of local containers on this machine, and bubblewrap's message if not all namespaces work."""
+    """The best isolation of containers on this machine, and bubblewrap's error if not all namespaces work."""
 
     isolation: Isolation
     problem: str = ""
@@ -277,7 +277,7 @@ class Machine:
 
 @functools.cache
 def find_isolation() -> Machine:
-    """Returns the best isolation that works. The first call tests it, which takes some milliseconds.
+    """Returns the best isolation that works on this machine. The first call tests it, and takes some milliseconds.
 
     Raises `PreflightError` if the test itself failed. The next call repeats the test.
     """

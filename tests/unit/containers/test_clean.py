@@ -16,7 +16,7 @@ from ares_exp.containers.local.isolation import find_bwrap, is_privileged
 from tests.conftest import missing
 from tests.unit.containers.local_containers import STEADY_MOUNTS, needs_local
 
-NO_ENGINE = "Docker was not checked. No Docker engine answers at unix:///no/such.sock: "
+NO_ENGINE = "Docker was not checked. No Docker engine responds at unix:///no/such.sock: "
 
 NO_DAYTONA = {name: value for name, value in os.environ.items() if not name.startswith("DAYTONA_")}
 
@@ -116,7 +116,7 @@ def test_undeletable_directory_is_reported(clean: Clean, tmp_path: Path) -> None
     mount_point.mkdir(parents=True)
     done = clean(mounts=("--tmpfs", str(mount_point)))
     _, found, total = done.stdout.splitlines()
-    assert found.endswith(": something in it is still in use")
+    assert found.endswith(": it is still in use")
     assert (total, done.returncode) == ("0 of 1 thing removed.", 1)
     assert mount_point.exists()
 

@@ -137,7 +137,7 @@ secrets: {word: {file: ./word}}
     assert refused(tmp_path, text) == ""
 
 
-excess = partial(refused, after="limits of this run: ", before=". Raise the named option")
+excess = partial(refused, after="limits of this run: ", before=". Increase these options")
 """Returns what is too much; empty when nothing is."""
 CONTAINERS = "(at most 4: container.compose_max_containers)"
 PIDS = "from 1 to 100: container.pids_limit)"
@@ -147,21 +147,21 @@ MEMORY = "at most 512 MiB: container.compose_max_memory_mb)"
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("scale: 4", f"5 containers in all, 4 of them for services.web {CONTAINERS}"),
-        ("deploy: {replicas: '10000'}", f"10001 containers in all, 10000 of them for services.web {CONTAINERS}"),
-        ("{scale: 1, deploy: {replicas: 9}}", f"10 containers in all, 9 of them for services.web {CONTAINERS}"),
-        ("scale: -1", f"inf containers in all, inf of them for services.web {CONTAINERS}"),
+        ("scale: 4", f"5 containers in total, 4 of them for services.web {CONTAINERS}"),
+        ("deploy: {replicas: '10000'}", f"10001 containers in total, 10000 of them for services.web {CONTAINERS}"),
+        ("{scale: 1, deploy: {replicas: 9}}", f"10 containers in total, 9 of them for services.web {CONTAINERS}"),
+        ("scale: -1", f"inf containers in total, inf of them for services.web {CONTAINERS}"),
         ("pids_limit: -1", f"services.web.pids_limit (-1, {PIDS}"),
         ("pids_limit: 0", f"services.web.pids_limit (0, {PIDS}"),
         ("pids_limit: 101", f"services.web.pids_limit (101, {PIDS}"),
         ("deploy: {resources: {limits: {pids: 1000}}}", f"services.web.deploy.resources.limits.pids (1000, {PIDS}"),
         ("mem_limit: 513m", f"services.web.mem_limit ('513m', {MEMORY}"),
         ("mem_limit: 0.6Gb", f"services.web.mem_limit ('0.6Gb', {MEMORY}"),
-        ("mem_limit: 0", f"services.web.mem_limit (0, which is not a limit, {MEMORY}"),
-        ("mem_limit: 0b", f"services.web.mem_limit ('0b', which is not a limit, {MEMORY}"),
+        ("mem_limit: 0", f"services.web.mem_limit (0, which means no limit, {MEMORY}"),
+        ("mem_limit: 0b", f"services.web.mem_limit ('0b', which means no limit, {MEMORY}"),
         (
             "deploy: {resources: {limits: {memory: '0'}}}",
-            f"services.web.deploy.resources.limits.memory ('0', which is not a limit, {MEMORY}",
+            f"services.web.deploy.resources.limits.memory ('0', which means no limit, {MEMORY}",
         ),
         ("mem_limit: all", f"services.web.mem_limit ('all', {MEMORY}"),
         ("mem_limit: " + "9" * 40, f"services.web.mem_limit ({'9' * 40}, {MEMORY}"),
@@ -182,7 +182,7 @@ def test_excess_resources_of_a_service_are_refused(tmp_path: Path, line: str, to
 def test_excess_services_and_networks_are_refused(tmp_path: Path) -> None:
     services = "services: {a: , b: , c: {scale: 0}, d: {profiles: [x]}, e: }"
     assert excess(tmp_path, services) == ""
-    assert excess(tmp_path, services.replace("{scale: 0}", "")) == f"5 containers in all {CONTAINERS}"
+    assert excess(tmp_path, services.replace("{scale: 0}", "")) == f"5 containers in total {CONTAINERS}"
     networks = ", ".join(f"{name}: " for name in "vwxyz")
     assert excess(tmp_path, f"{services}\nnetworks: {{{networks}}}") == f"5 networks {CONTAINERS}"
 
@@ -254,7 +254,7 @@ def test_compose_command_is_found(tmp_path: Path, tools: Path) -> None:
         check(spec(tmp_path))
     program(tools / "docker", 'echo "docker: unknown command: docker compose" >&2; exit 1')
     program(tools / "docker-compose", "echo 1.25.0")
-    with pytest.raises(UnsupportedTaskError, match=r"version 1\.28 or later: .*docker-compose has version 1\.25\.0"):
+    with pytest.raises(UnsupportedTaskError, match=r"1\.28 or later is .*docker-compose has version 1\.25\.0"):
         check(spec(tmp_path))
     program(tools / "docker", '[ "$*" = "compose version --short" ] && echo v2.26.1-4')
     assert find_compose().command == (str(tools / "docker"), "compose")

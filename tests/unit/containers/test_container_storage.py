@@ -92,7 +92,7 @@ def round_trip(host: str, change: str, look: str, temporary: Path, *program: str
 
 @in_memory
 def test_storage_in_memory_is_captured_where_possible(tmp_path: Path) -> None:
-    warning = "storage_mb=1: not enforced by container=local (its files are in memory, not bounded)"
+    warning = "storage_mb=1: not enforced by container=local (the container's files are in memory, not bounded)"
     assert round_trip(LARGE, CHANGE, LOOK, tmp_path) == ["/dev/shm memory True", warning, "changed", "more", "[]"]
 
 
@@ -100,7 +100,7 @@ def test_storage_in_memory_is_captured_where_possible(tmp_path: Path) -> None:
 def test_storage_on_disk_is_captured(host: str, tmp_path: Path) -> None:
     if filesystem_type(tmp_path) not in ("ext4", "xfs", "btrfs"):
         pytest.skip(f"{tmp_path} cannot hold the upper layer of an overlay")
-    warning = f"storage_mb=1: not enforced by container=local (its files are in {tmp_path}, not bounded)"
+    warning = f"storage_mb=1: not enforced by container=local (the container's files are in {tmp_path}, not bounded)"
     assert round_trip(host, CHANGE, LOOK, tmp_path) == [f"{tmp_path} disk True", warning, "changed", "more", "[]"]
 
 
@@ -108,7 +108,7 @@ def test_unreadable_storage_explains_the_refusal(tmp_path: Path) -> None:
     host = f"{SMALL}; mount -t tmpfs -o size=64m x {tmp_path}"
     storage, warning, no_capture, no_restore, left = round_trip(host, CHANGE, LOOK, tmp_path)
     assert storage == f"{tmp_path} memory False"
-    assert "its files are in memory" in warning
+    assert "the container's files are in memory" in warning
     for refusal in (no_capture, no_restore):
         assert "Set TMPDIR to such a folder, or use container=docker." in refusal
     assert left == "[]"

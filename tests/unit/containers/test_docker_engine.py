@@ -29,7 +29,7 @@ async def test_forbidden_socket_is_refused(tmp_path: Path, monkeypatch: pytest.M
 async def test_missing_docker_context_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setenv("DOCKER_CONTEXT", "no-such-context")
-    with pytest.raises(PreflightError, match="Expected DOCKER_CONTEXT to name a Docker context, got no-such-context"):
+    with pytest.raises(PreflightError, match="DOCKER_CONTEXT is no-such-context, but there is no such Docker context"):
         await connect()
 
 
@@ -43,7 +43,7 @@ async def test_missing_podman_service_is_refused(named: bool, tmp_path: Path, mo
         socket_path = tmp_path / "another" / "podman" / "podman.sock"
         monkeypatch.setenv("CONTAINER_HOST", f"unix://{socket_path}")
     factory = PodmanContainerFactory()
-    with pytest.raises(PreflightError, match=rf"No Podman service answers at unix://{socket_path}: .*CONTAINER_HOST"):
+    with pytest.raises(PreflightError, match=rf"No Podman service responds at unix://{socket_path}: .*CONTAINER_HOST"):
         await factory.preflight()
 
 

@@ -62,11 +62,11 @@ def test_gpus_use_cdi() -> None:
         ["nvidia.com/gpu=0", "nvidia.com/gpu=1"],
         0,
     )
-    with pytest.raises(UnsupportedTaskError, match="t asks for 3 GPUs; the Docker engine has only 2"):
+    with pytest.raises(UnsupportedTaskError, match="t needs 3 GPUs, but the Docker engine has only 2"):
         unenforced(ContainerSpec("t", gpus=3), can)
 
 
 def test_missing_gpus_are_refused() -> None:
-    with pytest.raises(UnsupportedTaskError, match="t asks for 1 GPU; the Docker engine has neither"):
+    with pytest.raises(UnsupportedTaskError, match="t needs 1 GPU, but the Docker engine has neither"):
         unenforced(ContainerSpec("t", gpus=1), Capabilities())
     assert unenforced(ContainerSpec("t", gpus=0), Capabilities()) == []

@@ -58,7 +58,7 @@ def test_local_without_namespaces_uses_the_host(machine: pytest.MonkeyPatch) -> 
     factory = LocalContainerFactory()
     assert isinstance(factory(ContainerSpec("t")), HostContainer)
     assert (factory.max_containers, factory.is_isolated) == (1, False)
-    with pytest.raises(ConfigError, match="container=host works in this machine's own files"):
+    with pytest.raises(ConfigError, match="container=host uses this machine's own files"):
         factory.check_snapshots()
 
 
@@ -261,7 +261,7 @@ def test_upper_directory_is_found(proc: Path, upper: Path) -> None:
         ("42/mountinfo", mounted("rw,upperdir=/x,redirect_dir=on"), "redirect_dir"),
         ("42/mountinfo", mounted("rw,upperdir=/x,metacopy=on"), "metacopy"),
         ("42/mountinfo", mounted("rw,subvolid=5", kind="btrfs"), "does not use overlayfs"),
-        ("../over lay/diff", None, "not visible here"),
+        ("../over lay/diff", None, "does not exist on this"),
     ],
 )
 def test_unreadable_upper_directory_is_refused(

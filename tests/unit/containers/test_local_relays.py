@@ -118,7 +118,7 @@ exec sleep 60
     ("frames", "why"),
     [
         (r"printf '\0\0\0\1\0\1\0\0'", "it sent a frame of 65536 bytes"),
-        (r"printf '\0\0\0\1\377\377\377\377\0\0\0\1\377\377\377\377'", "it accepted connection 1 with 1 open"),
+        (r"printf '\0\0\0\1\377\377\377\377\0\0\0\1\377\377\377\377'", "it accepted connection 1, which is open"),
         (
             r"printf '\0\0\0\1\377\377\377\377'; for i in $(seq 64); do printf '\0\0\0\1\0\0\200\0'; "
             "head -c 32768 /dev/zero; done",

@@ -54,7 +54,7 @@ def test_unusable_system_bubblewrap_is_skipped(
 
 def test_other_operating_system_is_refused_with_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(PreflightError, match=r"needs Linux .*, and this is darwin\. Use container=docker\."):
+    with pytest.raises(PreflightError, match=r"needs Linux .*, but this is darwin\. Use container=docker\."):
         find_bwrap.__wrapped__()
 
 

@@ -29,11 +29,11 @@ def test_inner_socket_is_invisible_outside() -> None:
 
 @pytest.mark.root
 def test_process_outside_the_container_is_refused() -> None:
-    with pytest.raises(ProcessLookupError, match="its engine runs elsewhere"):
+    with pytest.raises(ProcessLookupError, match="the engine runs elsewhere"):
         listen_inside(os.getpid(), "f" * 64, ("127.0.0.1", 0))
     with pytest.raises(FileNotFoundError):
         listen_inside(2**22 + 1, "f" * 64, ("127.0.0.1", 0))
-    with pytest.raises(ProcessLookupError, match="is now another process"):
+    with pytest.raises(ProcessLookupError, match="now belongs to another process"):
         listen_in_namespace(os.getpid(), 1, ("127.0.0.1", 0))
 
 

@@ -48,7 +48,7 @@ NO_SNAPSHOTS = "the services of its compose file have separate state"
 
 
 def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
-    """Checks before the start that a task with a compose file can be run. Returns warnings. Blocking.
+    """Checks, before the start, that a task with a compose file can run. Returns warnings. Blocking.
 
     Raises `UnsupportedTaskError` if no compose program is installed, the file violates the security policy, or the task
     needs to switch networks between phases. Raises `TaskError` if the file is malformed.
@@ -104,7 +104,7 @@ class ComposeContainer(EngineContainer):
             raise ContainerDiedError("The container has not been started, or has been stopped.")
         if name not in containers:
             known = ", ".join(sorted(containers))
-            raise ContainerError(f"Expected one of the services of {self._spec.compose_file} ({known}), got {name}.")
+            raise ContainerError(f"{self._spec.compose_file} has no service {name}. It has the services {known}.")
         if name not in self._services:
             self._services[name] = Service(engine, containers[name], name)
         return self._services[name]

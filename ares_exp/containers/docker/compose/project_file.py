@@ -31,7 +31,7 @@ _NO_RESOLVER = {"dns": ["127.0.0.1"], "dns_opt": ["timeout:1", "attempts:2"]}
 
 
 def is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
-    """Returns whether a task's policy prevents a project's networks from reaching the outside."""
+    """Returns whether the networks of a project are isolated from the outside under a task's policy."""
     return options.network.in_force(policy).mode != "public"
 
 
@@ -52,7 +52,7 @@ def complete(
     images: Mapping[str, str],
     capabilities: Capabilities,
 ) -> dict[str, Any]:
-    """Returns the document to start the project from.
+    """Returns the final compose document, from which the project is started.
 
     Args:
         document: The compose program's merge of `base_document` and the task's file, with variables substituted.
@@ -88,7 +88,7 @@ def complete(
 
 
 def literal(text: str) -> str:
-    """Escapes `text` for a compose file, where a `$` starts a variable."""
+    """Escapes each `$` in `text`, which would start a variable in a compose file."""
     return text.replace("$", "$$")
 
 
@@ -169,7 +169,7 @@ def _networks(service: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(value: object) -> dict[str, Any]:
-    """Converts a table or a list of `name=value` to a table. Omits names for which Compose uses the host's values."""
+    """Converts a table or a list of `name=value` to a table. Omits names that have no value in the file."""
     if isinstance(value, list):
         value = dict(str(line).split("=", 1) for line in value if "=" in str(line))
     return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else {}

@@ -1,9 +1,9 @@
 """The security policy for a task's compose file: its containers cannot reach the host, and their resources are bounded.
 
 A user who trusts the file can disable the policy. Keys that are not known to be harmless are rejected, including new
-keys of later Compose versions. The policy is first applied to the file as written, before the compose program runs,
-which reads the local files of `env_file`, `extends` and `include`. It is then applied again to the program's output,
-which has variables substituted and includes the extended files.
+keys of later Compose versions. The policy is applied twice. First, it is applied to the file as written, because the
+compose program would read the local files that `env_file`, `extends` and `include` name. Then it is applied to the
+program's output, which has substituted variables and all included files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HARMLESS_OF_NETWORKS = {"attachable", "enable_ipv6", "internal", "labels", "nam
 # fmt: on
 _NETWORK_OPTIONS = {"com.docker.network.driver.mtu", "com.docker.network.bridge.enable_icc"}
 _PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
-"""Allowed addresses of networks. Other addresses would divert this machine's traffic."""
+"""Address ranges that networks may use. Other addresses could divert traffic of this machine to a container."""
 _LOG_DRIVERS = (None, "", "json-file", "local", "none")
 _FILE = "file"
 
@@ -46,14 +46,14 @@ _MIB = 2**20
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(?:i?b)?", re.IGNORECASE)
 _MEMORY = ("mem_limit", "memswap_limit", "mem_reservation")
 _MEMORY_LIMITS = ("mem_limit", "deploy.resources.limits.memory")
-"""Keys for which 0 means no limit."""
+"""Keys for which the value 0 means no limit."""
 
 
 def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     """Applies the policy to a task's compose file as written. Returns warnings about ignored keys. Blocking.
 
-    Raises `UnsupportedTaskError` if the file violates the policy or `refuse_obeyed` rejects it, and `TaskError` if it
-    cannot be read, or is not a compose file.
+    Raises `UnsupportedTaskError` if the file violates the policy, or uses a variable that `refuse_obeyed` rejects.
+    Raises `TaskError` if the file cannot be read or is not a compose file.
     """
     path = spec.compose_file
     assert path is not None
@@ -80,7 +80,8 @@ def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
 def refuse_violations(path: Path, document: Mapping[str, Any], options: DockerOptions) -> None:
     """Rejects a document that violates the policy, as written or as printed by the compose program. Blocking.
 
-    Raises `UnsupportedTaskError` with all keys that violate it, or `TaskError` if the file is not a compose file.
+    Raises `UnsupportedTaskError` with all keys that violate the policy, and `TaskError` if the file is not a compose
+    file.
     """
     if options.compose_trusted:
         return
@@ -93,7 +94,7 @@ def refuse_violations(path: Path, document: Mapping[str, Any], options: DockerOp
             )
         if excesses := list(_excesses(document, options)):
             raise UnsupportedTaskError(
-                f"{path}: the file exceeds limits of this run: {'; '.join(excesses)}. Raise the named option. {trust}"
+                f"{path}: the file exceeds limits of this run: {'; '.join(excesses)}. Increase these options. {trust}"
             )
     except TaskError:
         raise
@@ -108,21 +109,21 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
         if len(data) > _MAX_FILE_BYTES:
-            raise TaskError(f"{path}: expected a compose file of at most {_MAX_FILE_BYTES} bytes, got a larger file.")
+            raise TaskError(f"{path}: the compose file has more than {_MAX_FILE_BYTES} bytes.")
         found: object = yaml.safe_load(data)
     except TaskError:
         raise
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        raise TaskError(f"{path}: expected a compose file, but it cannot be read: {error}") from error
+        raise TaskError(f"{path}: the compose file cannot be read: {error}") from error
     services = found.get("services") if isinstance(found, dict) else None
     are_tables = isinstance(services, dict) and all(one is None or isinstance(one, dict) for one in services.values())
     if not isinstance(found, dict) or not are_tables:
-        raise TaskError(f"{path}: expected a compose file with a mapping `services`.")
+        raise TaskError(f"{path}: the compose file must contain a mapping `services`, whose values are mappings.")
     return data.decode("utf-8", "replace"), found
 
 
 class _Reading:
-    """The violations in one file. Values with a `$` are checked after the variables are substituted."""
+    """Finds the violations in one file. Values with a `$` are checked after the variables have been substituted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -212,11 +213,11 @@ class _Reading:
         )
 
     def _is_read_from_ours(self, path: object) -> bool:
-        """Returns `_is_ours`, but false for variables: the compose program reads this file before substituting them."""
+        """Like `_is_ours`, but false for paths with variables: the compose program reads this file too early."""
         return "$" not in str(path) and self._is_ours(path)
 
     def _is_ours(self, path: object, below: str = ".") -> bool:
-        """Returns whether a path, with links resolved, is inside the file's folder, or contains variables."""
+        """Returns whether a path is in the compose file's folder, with links resolved, or contains variables."""
         if path is None:
             return True
         text = posixpath.join(below, str(path)).replace("$$", "\0")  # an escaped `$`
@@ -271,7 +272,7 @@ def _excesses(document: Mapping[str, Any], options: DockerOptions) -> Iterator[s
     if sum(counts.values()) > options.compose_max_containers:
         most = max(counts, key=lambda name: counts[name])
         times = f", {counts[most]:g} of them for services.{most}" if counts[most] > 1 else ""
-        yield f"{sum(counts.values()):g} containers in all{times} ({option})"
+        yield f"{sum(counts.values()):g} containers in total{times} ({option})"
     if len(document.get("networks") or {}) > options.compose_max_containers:
         yield f"{len(document['networks'])} networks ({option})"
     for name, service in services.items():
@@ -281,7 +282,7 @@ def _excesses(document: Mapping[str, Any], options: DockerOptions) -> Iterator[s
         for key, value in _memory(service) if name != MAIN else ():
             is_none = key in _MEMORY_LIMITS and _size(value) == 0
             if not _is_left_for_later(value) and (is_none or not _size(value) <= options.compose_max_memory_mb * _MIB):
-                told = f"{value!r:.50}, which is not a limit" if is_none else f"{value!r:.50}"
+                told = f"{value!r:.50}, which means no limit" if is_none else f"{value!r:.50}"
                 allowed = f"at most {options.compose_max_memory_mb} MiB: container.compose_max_memory_mb"
                 yield f"services.{name}.{key} ({told}, {allowed})"
 

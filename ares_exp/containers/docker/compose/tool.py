@@ -1,7 +1,7 @@
 """The compose program of this machine: the plugin `docker compose`, or the program `docker-compose`.
 
-The program substitutes each `$NAME` in a task's file with a variable of its environment. Our environment is not passed
-on, because a file could copy any API key into a container. The program gets the variables of the task
+The program substitutes each `$NAME` in a task's file with a variable of its environment. The program does not inherit
+our environment, because a file could copy any API key into a container. It gets the variables of the task
 (`[environment.env]`) and of Harbor.
 """
 
@@ -25,7 +25,7 @@ from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.errors import ContainerStartError, PreflightError, UnsupportedTaskError
 
 ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "DOCKER_CONFIG")
-"""Variables passed to the program, which it needs to find Docker's programs, plugins and settings."""
+"""Variables that the program inherits, because it needs them to find Docker's programs, plugins and settings."""
 
 _OLDEST = (1, 28)  # the first version that reads both older formats and files without a version, and has --ansi
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
@@ -37,7 +37,7 @@ _REQUEST_SEC = "120"  # version 1 gives up on the engine after 60
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The exit code of a run of the program, its stdout, and the last lines of its stderr."""
+    """The result of one call of the program: its exit code, its stdout, and the last lines of its stderr."""
 
     exit_code: int
     output: str
@@ -61,7 +61,7 @@ class ComposeTool:
     ) -> Answer:
         """Runs the program. Kills it with its children if the caller is cancelled or this process is killed.
 
-        Raises `ContainerStartError` if it does not start, or prints more than `_MAX_ANSWER_BYTES`.
+        Raises `ContainerStartError` if the program does not start, or prints more than `_MAX_ANSWER_BYTES`.
         """
         life, held = os.pipe()
         process: asyncio.subprocess.Process | None = None
@@ -98,12 +98,11 @@ async def _whole(stream: asyncio.StreamReader) -> str:
     while data := await stream.read(64 * 1024):
         found += data
         if len(found) > _MAX_ANSWER_BYTES:
-            raise ContainerStartError(f"Expected at most {_MAX_ANSWER_BYTES} bytes from the compose program, got more.")
+            raise ContainerStartError(f"The compose program printed more than {_MAX_ANSWER_BYTES} bytes.")
     return found.decode("utf-8", "replace")
 
 
 async def _end(stream: asyncio.StreamReader) -> str:
-    """Returns the last lines of a stream."""
     last = b""
     while data := await stream.read(64 * 1024):
         last = (last + data)[-_LAST_BYTES:]
@@ -121,7 +120,7 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
 def find_compose() -> ComposeTool:
     """Finds the compose program, and caches the result. Blocking, usually for less than a second.
 
-    Raises `PreflightError` if no compose program is installed, or if all are too old.
+    Raises `PreflightError` if no compose program is installed, or if all installed programs are too old.
     """
     return _found(tuple(os.environ.get(name, "") for name in ENVIRONMENT))
 
@@ -140,7 +139,7 @@ def _found(environment: tuple[str, ...]) -> ComposeTool:
         seen.append(f"{' '.join(command)} has version {version}")
     found = "; ".join(seen) or "neither `docker compose` nor `docker-compose` is on PATH"
     raise PreflightError(
-        f"Expected Docker Compose, version {'.'.join(map(str, _OLDEST))} or later: {found}. Install the plugin "
+        f"Docker Compose {'.'.join(map(str, _OLDEST))} or later is required, but {found}. Install the plugin "
         "(docker-compose-plugin in Docker's own packages, docker-compose in Debian's), or leave these tasks out."
     )
 
@@ -160,10 +159,10 @@ _OBEYED = re.compile(
 
 
 def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
-    """Rejects a file that uses a variable of the task whose name would control programs on this machine.
+    """Rejects a file that uses a task variable whose name has a meaning for programs on this machine, such as `PATH`.
 
-    The compose program does not get these variables, so it cannot substitute them. Containers may still have them.
-    Raises `UnsupportedTaskError`.
+    The compose program does not get these variables, so it could not substitute them. Containers may have them. Raises
+    `UnsupportedTaskError`.
     """
     found = [name for name in spec.env if _OBEYED.fullmatch(name) and re.search(rf"\$\{{?{re.escape(name)}\b", text)]
     if found:

@@ -181,20 +181,20 @@ UNSAFE = [
     ([{**F, "xattrs": {"security.selinux": ""}}], "only the attributes user"),
     ([{**F, "xattrs": {"system.posix_acl_access": ""}}], "only the attributes user"),
     ([{**F, "xattrs": {"user.a": "00" * 70_000}}], "bytes of attributes"),
-    ([{**F, "kind": "block"}], "devices and sockets are not allowed"),
-    ([{**F, "kind": "socket"}], "devices and sockets are not allowed"),
+    ([{**F, "kind": "block"}], "devices and sockets are not supported"),
+    ([{**F, "kind": "socket"}], "devices and sockets are not supported"),
     ([{**F, "kind": "symlink", "target": ""}], "that file systems allow"),
     ([{**F, "kind": "symlink", "target": "a\0b"}], "that file systems allow"),
-    ([{**F, "link": 1}, {**F, "path": "/g", "link": 1, "mode": 0o4755}], "equal entries for all hard links"),
+    ([{**F, "link": 1}, {**F, "path": "/g", "link": 1, "mode": 0o4755}], "same entry for all hard links"),
 ]  # fmt: skip
 MALFORMED = [
     ([5], "expected an entry, found: '5'"),
     ([None], "expected an entry, found: 'None'"),
-    ([[DIGEST]], "found further chunks"),
-    ([D, [DIGEST]], "found further chunks"),
+    ([[DIGEST]], "an entry before its list of chunks, found"),
+    ([D, [DIGEST]], "an entry before its list of chunks, found"),
     ([{"kind": "file"}], "expected a path, found: 'None'"),
-    ([{**F, "kind": "hologram"}], "expected a kind of directory, fifo, file, symlink, whiteout, found: 'hologram'"),
-    ([{"path": "/f"}], "expected a kind of .*, found: 'None'"),
+    ([{**F, "kind": "hologram"}], "kind to be one of directory, fifo, file, symlink, whiteout, found: 'hologram'"),
+    ([{"path": "/f"}], "expected kind to be one of .*, found: 'None'"),
     ([{**F, "device": [1, 3]}], "a file has no such field: 'device'"),
     ([{**D, "kind": "whiteout", "mode": 1}], "a whiteout has no such field: 'mode'"),
     ([{**D, "link": 1}], "a directory has no such field: 'link'"),
@@ -207,7 +207,7 @@ MALFORMED = [
     ([{**F, "size": 1, "chunks": ["x"]}], "sha256 of a chunk"),
     ([{**F, "size": 1, "chunks": [None]}], "whole number"),
     ([{**F, "size": 1, "chunks": "x"}], "a list of chunks"),
-    ([{**F, "xattrs": ["user.a"]}], "attributes by their names"),
+    ([{**F, "xattrs": ["user.a"]}], "an object of attributes"),
     ([{**F, "xattrs": {"user.a": "zz"}}], "hexadecimal"),
 ]  # fmt: skip
 
@@ -273,7 +273,7 @@ def test_delta_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_encoding, "MAX_BYTES", 1200)
     assert len(decode(lines).entries) == 2
     monkeypatch.setattr(delta_encoding, "MAX_ENTRIES", 1)
-    with pytest.raises(UnsafeSnapshotError, match="at most 1 entries"):
+    with pytest.raises(UnsafeSnapshotError, match="more than 1 entries"):
         decode(lines)
     monkeypatch.setattr(delta_encoding, "MAX_BYTES", 1199)
     with pytest.raises(UnsafeSnapshotError, match=r"line 3\): expected size to be from 0 to 599"):

@@ -124,7 +124,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "long attribute": (archive_of(member("f", pax_headers={"SCHILY.xattr.user.x": "x" * 2_000_000})), "header"),
     "twice": (archive_of(member("f"), member("./f")), "it contains '/f' twice"),
     "link to nothing": (archive_of(member("l", tarfile.LNKTYPE, linkname="f")), "'/l' is a hard link to '/f'"),
-    "link to itself": (archive_of(member("l", tarfile.LNKTYPE, linkname="l")), "which is not a file in it"),
+    "link to itself": (archive_of(member("l", tarfile.LNKTYPE, linkname="l")), "which is not a file in the archive"),
     "link to a directory": (
         archive_of(member("d", tarfile.DIRTYPE), member("l", tarfile.LNKTYPE, linkname="d")), "which is not a file"),
     "link out": (archive_of(member("l", tarfile.LNKTYPE, linkname="../x")), "outside of the container"),

@@ -79,7 +79,7 @@ def test_path_outside_the_root_is_refused(out: Path, objects: ObjectStore, path:
 
 @pytest.mark.parametrize("kind", ["file", "symlink", "whiteout"])
 def test_root_must_be_a_directory(out: Path, objects: ObjectStore, kind: EntryKind) -> None:
-    with pytest.raises(RestoreError, match=f"'/usr' cannot be created: expected a directory, got a {kind}"):
+    with pytest.raises(RestoreError, match=f"'/usr' cannot be created: it must be a directory, not a {kind}"):
         write_tree({"/usr": Entry(kind)}, objects, out, at="/usr")
 
 
