@@ -1,4 +1,4 @@
-"""Waiting times before a retry."""
+"""Waiting times before retries."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def backoff_sec(tries: int, *, base_sec: float, max_sec: float, rng: random.Rand
 
     Args:
         tries: Number of failed tries, from 1.
-        base_sec: Maximum wait after the first failure, which is doubled after each further failure.
+        base_sec: Maximum wait after the first failure. Each further failure doubles it.
         max_sec: Upper bound on every wait.
-        rng: Source of the jitter, which shortens the wait by up to half. No result depends on it.
+        rng: Random generator of the jitter, which shortens the wait by up to half. Results do not depend on it.
     """
     return min(max_sec, base_sec * 2.0 ** min(tries - 1, 60)) * rng.uniform(0.5, 1.0)
 

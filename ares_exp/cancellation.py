@@ -1,4 +1,4 @@
-"""Clean-up that a cancelled task still finishes, bounded waits, and threads that may hang."""
+"""Clean-up in cancelled tasks, waits with a time limit, and calls in threads that may hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _T = TypeVar("_T")
 async def in_thread(function: Callable[[], _T]) -> _T:
     """Runs `function` in a thread.
 
-    If the caller is cancelled, waits for the function to end, so that it creates nothing after the clean-up.
+    If the caller is cancelled, waits for the function to end. Otherwise, the function could still create something
+    after the caller's clean-up.
     """
     task = asyncio.ensure_future(asyncio.to_thread(function))
     try:
@@ -27,7 +28,7 @@ async def in_thread(function: Callable[[], _T]) -> _T:
 
 
 async def happened(event: asyncio.Event, seconds: float | None) -> bool:
-    """Waits up to `seconds` (`None`: no limit) for an event. Returns whether the event is set."""
+    """Waits for an event, up to `seconds` (`None` for no limit). Returns whether the event is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -35,9 +36,9 @@ async def happened(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def cancel_all(*tasks: asyncio.Future[Any], within_sec: float | None = None) -> None:
-    """Cancels tasks, and waits up to `within_sec` seconds (`None`: no limit) until the tasks have ended.
+    """Cancels tasks, and waits for their end, up to `within_sec` seconds (`None` for no limit).
 
-    asyncio does not report their errors as never retrieved. `result` still raises the errors.
+    Marks the errors of the tasks as retrieved, so that asyncio does not report them. `result` still raises the errors.
     """
     for task in tasks:
         task.cancel()
@@ -48,12 +49,12 @@ async def cancel_all(*tasks: asyncio.Future[Any], within_sec: float | None = Non
 
 
 async def finish(work: Coroutine[Any, Any, Any]) -> None:
-    """Finishes bounded clean-up work even while the caller is being cancelled, once or repeatedly.
+    """Finishes clean-up work even if the caller is cancelled, also repeatedly. The work must have its own time limit.
 
-    Drops errors of the work: the caller should report the error that made the clean-up necessary.
+    Ignores errors of the work. The caller should report the error that made the clean-up necessary.
 
     Raises:
-        asyncio.CancelledError: The caller was cancelled meanwhile. Raised after the work is done.
+        asyncio.CancelledError: The caller was cancelled during the work. Raised after the work is done.
     """
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
@@ -70,7 +71,7 @@ async def finish(work: Coroutine[Any, Any, Any]) -> None:
 def in_daemon_thread(function: Callable[[], _T], stays_until: threading.Event | None = None) -> asyncio.Future[_T]:
     """Runs `function` in a daemon thread. With `stays_until`, the thread stays alive until this event is set.
 
-    The interpreter exits without waiting for a daemon thread. It would wait forever for a hanging thread of a pool.
+    At exit, the interpreter does not wait for daemon threads. For a hanging thread of a pool, it would wait forever.
     """
     outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
     context = contextvars.copy_context()

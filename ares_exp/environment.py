@@ -1,6 +1,6 @@
 """The contract of environments: time steps as in dm_env, `Environment`, and its optional members.
 
-Anything with `reset`, `step` and `close` is an environment.
+Every object with `reset`, `step` and `close` is an environment.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
 
     Attributes:
         step_type: `"FIRST"` from `reset()`, `"MID"` while the episode is running, `"LAST"` when it has ended.
-        reward: `None` on FIRST; 0.0 on MID unless the task gives a reward; the episode's reward on LAST.
-            `None` on LAST only when the verifier did not run (`verify_on_truncation=false`).
-        discount: `None` on FIRST; 1.0 on MID; on LAST 0.0 for termination and 1.0 for truncation.
+        reward: `None` on FIRST; on MID 0.0, unless the task has intermediate rewards; on LAST the episode's reward. On
+            LAST, `None` means that the verifier did not run (`verify_on_truncation=false`).
+        discount: `None` on FIRST; 1.0 on MID; on LAST, 0.0 for termination and 1.0 for truncation.
         observation: The pending LLM request; `None` on LAST.
     """
 
@@ -58,7 +58,7 @@ class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
     observation: ObservationT | None
 
     def __repr__(self) -> str:
-        """Formats the time step, with the middle of a long observation left out."""
+        """Formats the time step, without the middle of a long observation."""
         shown = repr(self.observation)
         if len(shown) > _SHOWN_CHARS:
             half = _SHOWN_CHARS // 2
@@ -84,7 +84,7 @@ def restart(observation: T) -> TimeStep[T]:
 
 
 def transition(observation: T, reward: float = 0.0) -> TimeStep[T]:
-    """Creates a MID step, after which the episode continues."""
+    """Creates a MID step of an episode that continues."""
     return TimeStep("MID", reward, 1.0, observation)
 
 
@@ -99,7 +99,7 @@ def truncation(reward: float | None) -> TimeStep[Any]:
 
 
 def check_action(action: object) -> None:
-    """Rejects an action that is not a policy's response, before it can change the state of the environment.
+    """Rejects an action that is not a policy's response, before the action can change the environment's state.
 
     Raises:
         TypeError: `action` is neither an `LLMResponse` nor `None`.
@@ -114,17 +114,19 @@ def check_action(action: object) -> None:
 LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit", "context"]
 """The name of a limit that can end an episode.
 
-`steps`, `tokens` and `cost` are set in `limits`, and `time` means any of the time limits. `format_errors` is a limit of
-an agent. `agent_exit` means that an installed agent failed; its work is still scored. `context` means that a request
-is longer than the model can read."""
+`steps`, `tokens` and `cost` are limits that the config key `limits` sets, and `time` is any of the time limits.
+`format_errors` is a limit of an agent. `agent_exit` means that an installed agent failed; the work that it did is still
+scored. `context` means that a request is longer than the model's context.
+"""
 
 
 @runtime_checkable
 class MinimalEnvironment(Protocol):
     """An environment with only the three required methods. `EnvironmentBase` adds the optional members.
 
-    An observation is an LLM request, and an action is an LLM response. `reset()` and `step()` raise an exception if the
-    agent, the container or the verifier fails. A LAST step always means that the episode ended by itself or by a limit.
+    An observation is an LLM request, and an action is an LLM response. If the agent, the container or the verifier
+    fails, `reset()` and `step()` raise an exception. They return a LAST step only if the episode ended by itself or at
+    a limit.
 
     `reset()` may take the keywords `seed` (for the choice of tasks) and `options` (`{"task": name_or_index}`).
     """
@@ -136,9 +138,9 @@ class MinimalEnvironment(Protocol):
     async def step(self, action: Any) -> TimeStep[Any, Any, Any]:
         """Applies `action` to the pending observation and returns the next step.
 
-        `None` means that the policy gave no response within the time limit. Only an environment whose `is_timed` is
-        true gets `None`: it then truncates the episode, or the stage of its task. For other environments, the runner
-        enforces the time limit, and ends the episode without calling `step`.
+        `None` means that the policy returned no response within the time limit. Only environments whose `is_timed` is
+        true receive `None`. They then truncate the episode, or the current stage of the task. For other environments,
+        the runner enforces the time limit, and ends the episode without calling `step`.
         """
         ...
 
@@ -170,39 +172,39 @@ class Environment(MinimalEnvironment, Protocol[ActionT, ObservationT, RewardT, D
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the environment. If an episode is running, the exception determines its outcome."""
+        """Closes the environment. The exception determines the outcome of a running episode."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeReport:
-    """Facts about the running or the last episode, for the records of the run.
+    """Facts about the running episode, or about the last one if no episode is running, for the records of the run.
 
     Attributes:
         task_name: Name of the task; `None` if the environment has no tasks, or before the first `reset()`.
-        agent: Name of the code agent in records; `None` if there is no code agent.
-        agent_facts: Facts from an installed code agent; `None` for other agents.
+        agent: Name of the code agent, as recorded; `None` if there is no code agent.
+        agent_facts: Facts that an installed code agent reports about itself; `None` for other agents.
         seed: Seed of the episode; `None` if the environment does not know it.
-        attempt: Number of the attempt at the task, from 0; `None` if the environment does not count.
+        attempt: Number of the attempt at the task, from 0; `None` if the environment does not count attempts.
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
             if no limit was reached, or while the episode is running.
-        limit_note: A sentence with details about the limit in `truncated_by`; `None` without details.
+        limit_note: Sentence with details about the limit in `truncated_by`; `None` if there are no details.
         format_errors: Number of replies that the agents could not use, if the agents count them.
-        rewards: All rewards of the verifier by key, and of the scorers by name; may be empty.
+        rewards: Rewards of the verifier, by key, and of the scorers, by name; may be empty.
         note: Reason why the tests could not be run or graded, or why an episode has no reward after a limit ended it.
         stages: Results of the finished stages; empty for a single-stage task.
         phase: Phase of the running call: `start`, `agent`, `verify`, `score`, or a name that only this environment
             uses. `None` while the environment waits for an action.
-        phase_sec: Seconds of wall-clock time by phase so far.
+        phase_sec: Wall-clock seconds so far, by phase.
         has_container: Whether the episode has a container that is running or starting.
-        container_image: Image or other source of the container's files; `None` without a container, or before the image
-            is known.
+        container_image: Image or other source of the container's files; `None` if there is no container or the image is
+            not known yet.
         environment_usage: Tokens and cost of the environment's own model calls in this episode; `None` if the
             environment makes no such calls.
-        lineage: Origin of a branched episode: ids of the root and the parent episode, and the step; empty for an
-        episode that was not branched.
-        edits: Changes that were made to the agent's messages before the policy saw them.
-        snapshots: Names of the episode's kept snapshots, oldest first.
+        lineage: Origin of a branched episode: the ids of the root and the parent episode, and the step; empty for other
+            episodes.
+        edits: Changes to the agent's messages, which were made before the policy received them.
+        snapshots: Names of the episode's snapshots that are kept, oldest first.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
     """
 
@@ -233,12 +235,12 @@ class PastStep:
     """A past time step of the running episode, and the action that led to it.
 
     Attributes:
-        time_step: The returned time step.
-        action: The response to the previous step; `None` on FIRST, and if no response came in time.
+        time_step: Time step that `reset()` or `step()` returned.
+        action: Response to the previous step; `None` on FIRST, and if the policy did not respond in time.
         timestamp: Time of the step in epoch seconds.
-        policy_sec: Seconds that the policy took for this response; `None` on FIRST.
+        policy_sec: Seconds that the policy needed for this response; `None` on FIRST.
         environment_sec: Duration of `reset()` or `step()` in seconds.
-        activity: Activity of the agent in the container.
+        activity: Activity of the agent in the container during the call.
     """
 
     time_step: TimeStep[Any]
@@ -254,8 +256,8 @@ class PendingRequest(NamedTuple):
 
     Attributes:
         call_id: Number of the LLM call, unique within its stage of the episode.
-        conversation: The conversation that the request belongs to.
-        request: The request as the policy will see it.
+        conversation: Name of the conversation to which the request belongs.
+        request: Request in the form in which the policy receives it.
     """
 
     call_id: int
@@ -266,14 +268,14 @@ class PendingRequest(NamedTuple):
 MAIN_CONVERSATION = "main"
 """Name of an agent's only conversation, or of all conversations of an agent that does not distinguish them."""
 BACKGROUND_PREFIX = "side-"
-"""Prefix of the names of conversations without tools, such as requests for titles."""
+"""Prefix of the names of conversations without tools. For example, some agents request titles in them."""
 
 
 class EnvironmentBase:
     """Base class with all members of an environment. Each optional member has a neutral default.
 
-    You can inherit from it, or implement only some of its members. `complete` adds the missing members to a custom
-    environment. Only `reset`, `step` and `close` are required.
+    A custom environment can inherit from this class, or only implement some of its members; `complete` adds the missing
+    ones. Only `reset`, `step` and `close` are required.
     """
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
@@ -294,13 +296,11 @@ class EnvironmentBase:
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
-        """Returns the environment itself."""
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the environment."""
         await self.close()
 
     @property
@@ -319,22 +319,22 @@ class EnvironmentBase:
 
     @property
     def num_stages(self) -> int:
-        """Number of finished stages. It is read once per response. Default: the number of stages in the report."""
+        """Number of finished stages, which is read once per response. Default: the number of stages in the report."""
         return len(self.report().stages)
 
     @property
     def step_count(self) -> int:
-        """Number of time steps of the episode since FIRST; 0 before the first `reset()`, and by default."""
+        """Number of time steps of the episode since FIRST; 0 before the first `reset()`. Default: 0."""
         return 0
 
     @property
     def current_task(self) -> Any:
-        """The task of the episode, or its name; `None` before the first `reset()`, and by default."""
+        """The task of the episode, or the task's name; `None` before the first `reset()`. Default: `None`."""
         return None
 
     @property
     def time_step(self) -> TimeStep[Any] | None:
-        """The pending time step, or the LAST one; `None` before `reset()`, after a call that raised, and by default."""
+        """The pending or LAST time step; `None` before `reset()` and after a call that raised. Default: `None`."""
         return None
 
     @property
@@ -346,7 +346,7 @@ class EnvironmentBase:
     def past_steps(self) -> Sequence[PastStep]:
         """The time steps of the running episode, ending with the pending step.
 
-        After a restore, they include the steps before the snapshot. Empty if the steps are unknown, and by default.
+        After a restore, they include the steps before the snapshot. Empty if the steps are unknown. Default: empty.
         """
         return ()
 
@@ -359,25 +359,25 @@ class EnvironmentBase:
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds left of the environment's time limit on the agent, to which the policy's time counts.
+        """Seconds left of the environment's time limit for the agent, which includes the time of the policy.
 
-        If the time is over before the policy responds, `step(None)` is called. `None` if there is no limit or no
-        running episode, and by default.
+        If this time ends before the policy responds, `step(None)` is called. `None` if there is no limit or no running
+        episode. Default: `None`.
         """
         return None
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the time limit by seconds that neither the agent nor the policy used.
+        """Extends the time limit by `seconds`, because neither the agent nor the policy used this time.
 
-        Examples are the time of a snapshot, and a pause because the endpoint cannot be reached.
+        Examples are the time for taking a snapshot, and a pause while the endpoint cannot be reached.
         """
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
         """Ends and scores an episode that waits for an action, because the previous step reached `limit`.
 
         Returns:
-            LAST with discount 1.0 and the verifier's reward. `None` if the environment cannot end the episode, which
-            then continues; this is the default.
+            LAST with discount 1.0 and the verifier's reward. By default, `None`, which means that the environment
+            cannot end the episode and that the episode continues.
 
         Raises:
             ContainerError, VerifierError: See `step`.
@@ -385,7 +385,7 @@ class EnvironmentBase:
         return None
 
     def keeps(self, limits: object) -> bool:
-        """Returns whether the environment enforces these `EpisodeLimits` itself. Default: a wrapper enforces them."""
+        """Returns whether the environment itself enforces these `EpisodeLimits`. Default: a wrapper enforces them."""
         return False
 
     # Snapshots
@@ -418,16 +418,16 @@ class EnvironmentBase:
     @property
     def _cannot_be_captured(self) -> SnapshotUnsupportedError:
         kind = type(self.unwrapped).__name__
-        return SnapshotUnsupportedError(f"{kind} has no `export_state` and `fork`, so its episodes cannot be saved.")
+        return SnapshotUnsupportedError(f"{kind} has no `export_state` and no `fork`, so its episodes cannot be saved.")
 
     # Several requests at once
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns the requests without a response. `step(action)` responds to the first one, which is the observation.
+        """Returns the requests without a response. The first one is the observation, to which `step(action)` responds.
 
-        A caller can use this method to ask the policy for several responses at once. New requests are appended, and the
-        order never changes. During `step()`, the request to which the step responds is not included. Empty without an
-        episode.
+        A caller can use this method to request several responses from the policy at once. New requests are appended,
+        and the order never changes. During `step()`, the request to which the step responds is not included. Empty if
+        no episode is running.
         """
         return ()
 
@@ -435,8 +435,8 @@ class EnvironmentBase:
         """Waits until the calls in `pending_requests()` differ from `known`, and returns the pending requests.
 
         May be awaited at any time, also during `step()`, and may be cancelled. Returns only after a change. It may
-        ignore two requests that the caller of `step()` knows: the request of the action and the returned request.
-        By default, never returns.
+        ignore two requests that the caller of `step()` knows: the request to which the action responds, and the request
+        that `step()` returns. By default, never returns.
         """
         await asyncio.Event().wait()
         raise AssertionError("unreachable: the event is never set")
@@ -444,7 +444,7 @@ class EnvironmentBase:
     # The container, for scorers
 
     def hold_container(self) -> None:
-        """Keeps the container of each episode at LAST, until `release_container()`, `reset()` or `close()`."""
+        """Keeps each episode's container after LAST, until `release_container()`, `reset()` or `close()` is called."""
 
     @property
     def held_container(self) -> Container | None:
@@ -456,10 +456,10 @@ class EnvironmentBase:
 
 
 class EnvironmentWrapper(EnvironmentBase):
-    """Base class of wrappers: all members that a subclass does not define are members of the wrapped environment."""
+    """Base class of wrappers. Members that a subclass does not define are forwarded to the wrapped environment."""
 
     def __init__(self, env: MinimalEnvironment) -> None:
-        """Wraps `env`, which the wrapper then owns."""
+        """Wraps `env`. The wrapper closes `env` when it is closed itself."""
         self._env = complete(env)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
@@ -467,7 +467,6 @@ class EnvironmentWrapper(EnvironmentBase):
         return await self._env.reset(seed=seed, options=options)
 
     async def __aenter__(self) -> Self:
-        """Enters the wrapped environment."""
         await self._env.__aenter__()
         return self
 
@@ -479,7 +478,7 @@ class EnvironmentWrapper(EnvironmentBase):
 
 
 def _forwarded(name: str, member: Any) -> Any:
-    """Creates the member of a wrapper that uses the member with this name of the wrapped environment."""
+    """Creates a member of a wrapper that forwards to the wrapped environment's member with the same name."""
     if not callable(member):
         return property(lambda self: getattr(self._env, name))
 
@@ -497,11 +496,11 @@ del _name, _member
 
 
 def complete(env: MinimalEnvironment) -> EnvironmentBase:
-    """Returns `env` if it inherits from `EnvironmentBase`, otherwise a view of it with the missing members.
+    """Returns `env` if it inherits from `EnvironmentBase`; otherwise a view of `env` that adds the missing members.
 
     Called for every custom environment, so that other code can rely on all members. The view's `reset` accepts `seed`
-    and `options`. If the environment's `reset` does not accept a seed, the seed is dropped, which is logged once. If it
-    does not accept options, the view raises `TypeError` for non-empty options.
+    and `options`. If the environment's `reset` does not accept a seed, the view ignores the seed, and logs this once.
+    If it does not accept options, the view raises `TypeError` for non-empty options.
     """
     kind: Any = type(env)
     return env if isinstance(env, EnvironmentBase) and _takes_both(kind) else _Completed(env)
@@ -596,8 +595,8 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 @functools.cache
 def _warn_of_unused_seed(kind: Any) -> None:
     logger.warning(
-        "%s.reset() has no argument `seed`, so the seed has no effect on it. Add the keyword argument "
-        "`seed=None` if reset() has something to seed.",
+        "%s.reset() has no argument `seed`, so the seed is ignored. Add the keyword argument "
+        "`seed=None` if reset() makes random choices.",
         kind.__name__,
     )
 
@@ -616,7 +615,7 @@ class OneCallAtATime:
     def during(self, what: str) -> Iterator[None]:
         """Marks the call `what` as running in the block. Raises `EpisodeStateError` if another call is running."""
         if self.in_progress:
-            raise EpisodeStateError(f"{what} while {self.in_progress} is running. Await that call first.")
+            raise EpisodeStateError(f"{what} was called while {self.in_progress} is running. Await that call first.")
         self.in_progress = what
         try:
             yield
@@ -625,6 +624,6 @@ class OneCallAtATime:
 
 
 def no_episode(*, ended: bool) -> EpisodeStateError:
-    """Returns the error for a `step()` without a running episode. `ended` is whether an earlier episode has ended."""
+    """Returns the error for a `step()` without a running episode. `ended`: whether an earlier episode has ended."""
     state = "has ended its episode" if ended else "has not been reset"
-    return EpisodeStateError(f"step() on an environment that {state}: call reset() first.")
+    return EpisodeStateError(f"step() was called on an environment that {state}. Call reset() first.")

@@ -59,7 +59,7 @@ class AresExpError(Exception):
 
 
 class UserError(AresExpError):
-    """The command line or the config is wrong, or a preflight check failed. Nothing was started."""
+    """The command line or the config is wrong, or a preflight check failed. No episode was started."""
 
 
 class ConfigError(UserError):
@@ -67,7 +67,7 @@ class ConfigError(UserError):
 
 
 class PresetError(ConfigError, ValueError):
-    """A preset's name or selector is malformed, its name is taken, or it lacks a value that has no default."""
+    """The name or the selector of a preset is malformed, the name is already in use, or a required value is missing."""
 
 
 class PresetLookupError(ConfigError, LookupError):
@@ -79,18 +79,18 @@ class TaskError(UserError, ValueError):
 
 
 class UnsupportedTaskError(TaskError):
-    """A task is well-formed but uses a feature that is not implemented, or not possible on this backend."""
+    """A task is well-formed, but uses a feature that is not implemented or not available in this container backend."""
 
 
 class PreflightError(UserError):
-    """A daemon, a key, an endpoint or a path that the run needs is missing."""
+    """A daemon, an API key, an endpoint or a path that the run needs is missing."""
 
 
 class GitError(PreflightError):
     """Git failed. For example, a repository cannot be reached, or a commit does not exist.
 
     Attributes:
-        said: Output of git, without the suggested fix.
+        said: Output of git, without the fix that the message suggests.
     """
 
     def __init__(self, message: str, *, said: str | None = None) -> None:
@@ -99,7 +99,7 @@ class GitError(PreflightError):
 
 
 class ToolboxError(PreflightError):
-    """The package of an agent cannot be fetched, does not match its digest, or does not fit this machine."""
+    """The package of an agent cannot be fetched, does not match its digest, or does not run on this machine."""
 
 
 class EpisodeError(AresExpError):
@@ -119,11 +119,11 @@ class AgentSetupTimeoutError(AgentError, TimeoutError):
 
 
 class AgentInstallError(AgentError):
-    """An installed agent does not run in this container: its C library is too old, or its interpreter is missing."""
+    """An installed agent cannot run, because the container's C library is too old or an interpreter is missing."""
 
 
 class AgentExitError(AgentError):
-    """An installed agent ended with a failure exit code. The message has the end of its output."""
+    """An installed agent ended with an exit code that means failure. The message contains the end of its output."""
 
 
 class RepeatedFormatError(AgentError):
@@ -138,17 +138,18 @@ class PolicyError(EpisodeError):
 
 
 class PolicyTimeoutError(PolicyError, TimeoutError):
-    """The policy gave no response within the time limit for a response."""
+    """The policy returned no response within the time limit."""
 
 
 class _Divergence(Exception):
     """A replayed episode differs from its record.
 
     Attributes:
-        step: The first time step that differs, from 0. It equals the number of responses that the agent had received in
-            this stage. `None` if the comparison has no steps, or no episode is recorded.
-        entry: The differing entry of the agent's journal, from 0; `None` if requests are compared, not journals.
-        why: The recorded and the current value, in words. The message also contains them.
+        step: Number of the first time step that differs, from 0, which equals the number of earlier responses in this
+            stage. `None` if the comparison has no steps, or no episode is recorded.
+        entry: Number of the differing entry in the agent's journal, from 0; `None` if requests are compared, not
+            journals.
+        why: Description of the recorded and the current value, which the message also contains.
     """
 
     def __init__(self, message: str, *, step: int | None = None, entry: int | None = None, why: str = "") -> None:
@@ -159,24 +160,24 @@ class _Divergence(Exception):
 
 
 class ReplayDivergenceError(_Divergence, PolicyError):
-    """A replayed episode received a request that differs from the recorded one. Has `step`, `entry` and `why`."""
+    """A request in a replayed episode differs from the recorded one. Has the attributes `step`, `entry` and `why`."""
 
 
 class UnansweredError(PolicyError):
-    """A recorded request got no response within the environment's time limit, so its replay gets no response either.
+    """A recorded request got no response within the environment's time limit, so the replayed request gets none either.
 
-    Does not end the episode: the environment gets `None`, as in the recorded run.
+    Does not end the episode: the environment receives `None`, as in the recorded run.
     """
 
 
 class EndpointError(PolicyError):
-    """An endpoint gave no usable response.
+    """An endpoint returned no usable response.
 
     Attributes:
         status: HTTP status; `None` if there was no connection, or no response in time.
-        code: The server's own name for the error (`"context_length_exceeded"`, …), if it sent one.
+        code: Code that the server sent for the error, such as `"context_length_exceeded"`, if any.
         retryable: Whether the same request may succeed later.
-        retry_after_sec: Seconds that the server asked to wait, if it did.
+        retry_after_sec: Seconds that the client should wait, if the server requested a wait.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class RefusalError(EndpointError):
     """The model, or a filter on its input or output, refused the request.
 
     Attributes:
-        response: The refusal, if the endpoint sent it as a (billed) response. `None` if the request was rejected.
+        response: Response with the refusal, which is billed; `None` if the endpoint rejected the request.
     """
 
     response: LLMResponse | None = None
@@ -233,7 +234,7 @@ class EndpointUnreachableError(EndpointError):
     """The connection to the endpoint failed or broke.
 
     Attributes:
-        never_connected: Whether no connection was made, so that the endpoint cannot have received the request.
+        never_connected: Whether no connection was established. The endpoint can then not have received the request.
     """
 
     never_connected = False
@@ -248,11 +249,11 @@ class UnsendableRequestError(WireFormatError):
 
 
 class MalformedResponseError(WireFormatError):
-    """An endpoint's response does not fit the wire format, or its token usage or cost is invalid."""
+    """An endpoint's response does not match the wire format, or contains an invalid token usage or cost."""
 
 
 class ContainerError(EpisodeError):
-    """The container, not the command in it, failed."""
+    """The container failed, as opposed to a command in the container."""
 
 
 class ContainerStartError(ContainerError):
@@ -268,15 +269,15 @@ class ContainerDiedError(ContainerError):
 
 
 class PortForwardingError(ContainerError):
-    """A forwarded port cannot be opened in a container, because a requirement is missing."""
+    """A forwarded port cannot be opened, because the container does not meet a requirement."""
 
 
 class EndpointLostError(ContainerError):
-    """The connection from an agent in its container to its LLM broke, and could not be restored."""
+    """The connection from an agent in its container to the LLM broke, and could not be restored."""
 
 
 class ContainerLostError(ContainerDiedError):
-    """The container was killed from outside, or its engine is gone. No process in the container is the cause."""
+    """The container was killed from outside, or its engine is gone. Its own processes did not cause this."""
 
 
 class HostsLostError(ContainerDiedError):
@@ -300,7 +301,7 @@ class ContainerServiceError(ContainerError):
     Attributes:
         status: HTTP status; `None` if there is no response.
         retryable: Whether the same request may succeed later.
-        retry_after_sec: Seconds that the service asked to wait, if it did.
+        retry_after_sec: Seconds that the client should wait, if the service requested a wait.
     """
 
     retryable = False
@@ -316,7 +317,7 @@ class ContainerQuotaError(ContainerServiceError):
 
 
 class ContainerRateLimitError(ContainerServiceError):
-    """The service still rejects requests as too frequent after the longest allowed wait."""
+    """After the longest allowed wait, the service still rejects requests because they are too frequent."""
 
     retryable = True
 
@@ -326,7 +327,7 @@ class ContainerAuthorizationError(ContainerServiceError):
 
 
 class ContainerNotFoundError(ContainerServiceError):
-    """The requested object does not exist: an image, a snapshot, a container."""
+    """The requested object, such as an image, a snapshot or a container, does not exist."""
 
 
 class ContainerServiceUnavailableError(ContainerServiceError):
@@ -340,11 +341,11 @@ class TransferError(ContainerError):
 
 
 class HostLostError(EpisodeError):
-    """The cluster process that runs the environment is gone, or does not respond. The attempt continues elsewhere."""
+    """The host process of the environment is gone, or does not respond. The attempt continues on another host."""
 
 
 class VerifierError(EpisodeError):
-    """The verifier gave no usable reward."""
+    """The verifier returned no usable reward."""
 
 
 class AddTestsDirError(VerifierError):
@@ -364,7 +365,7 @@ class RewardFileEmptyError(VerifierError):
 
 
 class VerifierOutputParseError(VerifierError):
-    """The content of the reward file is not a reward."""
+    """The content of the reward file cannot be parsed as a reward."""
 
 
 class OracleResponseError(VerifierError):
@@ -376,10 +377,10 @@ class OracleResponseError(VerifierError):
 
 
 class ScorerError(VerifierError):
-    """A scorer raised, or returned an invalid reward. The message contains its name.
+    """A scorer raised an error, or returned an invalid reward. The message contains the scorer's name.
 
     Attributes:
-        scorer: Name of the scorer; empty if not known yet.
+        scorer: Name of the scorer; empty until it is known.
     """
 
     def __init__(self, message: str, *, scorer: str = "") -> None:
@@ -410,7 +411,8 @@ class StorageError(AresExpError):
 class UnreachableError(AresExpError):
     """A container engine, a container service or an LLM endpoint cannot be reached.
 
-    No episode starts during the outage. If it lasts too long, running episodes are cancelled, and can be resumed.
+    No episode starts during the outage. If the outage lasts too long, running episodes are cancelled, and can be
+    resumed.
     """
 
 
@@ -423,7 +425,7 @@ class SnapshotError(AresExpError):
 
 
 class SnapshotTimingError(SnapshotError, RuntimeError):
-    """The environment is not waiting for an action: before `reset()`, during a step, or after LAST."""
+    """A snapshot is not possible now, because the environment is not waiting for an action."""
 
 
 class SnapshotBusyError(SnapshotTimingError):
@@ -455,7 +457,7 @@ class SnapshotCorruptError(SnapshotMetadataError):
 
 
 class UnsafeSnapshotError(SnapshotMetadataError):
-    """A snapshot is well-formed but rejected, because it has a path outside of itself, a device, or an invalid size."""
+    """A well-formed snapshot is rejected because of a path outside of its root, a device, or an invalid size."""
 
 
 class SnapshotMismatchError(SnapshotError):
@@ -471,7 +473,7 @@ class NondeterministicCallError(JournalError):
 
 
 class DivergenceError(_Divergence, JournalError):
-    """The agent was run again from its journal, and acted differently. Has `step`, `entry` and `why`."""
+    """The agent was run again from its journal, and acted differently. Has the attributes `step`, `entry` and `why`."""
 
 
 class RestoreError(SnapshotError):
@@ -479,7 +481,7 @@ class RestoreError(SnapshotError):
 
 
 class TrajectoryFormatError(AresExpError, ValueError):
-    """A trajectory file cannot be read; the message contains the path and the position."""
+    """A trajectory file cannot be read. The message contains the path and the position."""
 
 
 class TrajectoryVersionError(TrajectoryFormatError):
@@ -491,7 +493,7 @@ class ServiceError(AresExpError):
 
     Attributes:
         status: HTTP status; `None` if there is no response.
-        code: The service's name for the error, if it sent one.
+        code: Code that the service sent for the error, if any.
     """
 
     def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
@@ -501,7 +503,7 @@ class ServiceError(AresExpError):
 
 
 class UntrainableError(AresExpError, ValueError):
-    """An episode has calls that cannot be trained on; the message contains the episode, the step and a fix."""
+    """An episode has LLM calls that are unusable for training. The message contains the episode, the step and a fix."""
 
 
 INFRASTRUCTURE: Mapping[str, int] = {
@@ -516,9 +518,10 @@ INFRASTRUCTURE: Mapping[str, int] = {
     "ServerError": 2,
     "EndpointUnreachableError": 2,
 }
-"""Number of retries by error class. The agent, the model and the tests cannot have caused these errors.
+"""Default number of retries by error class. The agent, the model and the tests cannot have caused these errors.
 
-A retry can only help if the error may be temporary; otherwise the number is 0."""
+The number is 0 for errors that are not temporary, because a retry would not help.
+"""
 
 
 def may_pass(name: str) -> bool:
@@ -529,7 +532,7 @@ def may_pass(name: str) -> bool:
 
 
 def closest(word: str, known: Iterable[str]) -> list[str]:
-    """Returns the name most similar to `word`, if any, and a second one if it is nearly as similar."""
+    """Returns the known name that is most similar to `word`, if any, and a second name if it is nearly as similar."""
     names = [name for name in known if "_target_" not in name]
     matches = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
     likeness = [difflib.SequenceMatcher(None, match, word).ratio() for match in matches]
@@ -537,7 +540,7 @@ def closest(word: str, known: Iterable[str]) -> list[str]:
 
 
 def close_matches(word: str, known: Iterable[str]) -> str:
-    """Returns ` Did you mean `x`?`, or an empty string."""
+    """Returns ` Did you mean `x`?` for the most similar names; an empty string if there are none."""
     matches = closest(word, known)
     return f" Did you mean {' or '.join(f'`{match}`' for match in matches)}?" if matches else ""
 

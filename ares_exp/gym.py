@@ -6,8 +6,8 @@ import gymnasium
 env = gymnasium.make("ares_exp.gym:ares_exp/Harbor-v0", path="tasks", container="local", step_limit=50)
 ```
 
-The part before the colon makes Gymnasium import this module, so no other import is needed. With `import
-ares_exp.gym` somewhere, `"ares_exp/Harbor-v0"` alone is enough. The ids:
+The part before the colon makes Gymnasium import this module, so no other import is needed. If your program imports
+`ares_exp.gym`, you can omit this part (`"ares_exp/Harbor-v0"`). The ids are:
 
 - `ares_exp/Harbor-v0`: Harbor tasks, from a folder (`path=`), a registry (`registry=`, `dataset=`) or git (`repo=`,
   `git_url=`). Accepts the options of `env=harbor` and the arguments of `ares_exp.wrappers.PresetGym`. The next two
@@ -16,13 +16,13 @@ ares_exp.gym` somewhere, `"ares_exp/Harbor-v0"` alone is enough. The ids:
 - `ares_exp/TwentyQuestions-v0`: without a container.
 - `ares_exp/Preset-v0`: any preset that `ares_exp.make` accepts (`preset="harbor:0"`), with the options of its `env`.
 
-Vector environments are created by `gymnasium.make_vec`, or from
+To create vector environments, use `gymnasium.make_vec`, or a class of Gymnasium with functions such as
 `functools.partial(PresetGym, preset="harbor", path=…)`. `SyncVectorEnv` runs one environment after the other.
-`AsyncVectorEnv` runs each environment in a separate process. It needs `shared_memory=False`, because shared memory
-cannot contain chat requests (`make_vec(…, vector_kwargs={"shared_memory": False})`). `reset(seed=s)` gives the
-environments the seeds s, s+1, …. Without a seed, all environments run the same tasks.
+`AsyncVectorEnv` runs each environment in a separate process. It requires `shared_memory=False`, because shared memory
+cannot contain chat requests (`make_vec(…, vector_kwargs={"shared_memory": False})`). `reset(seed=s)` passes the seeds
+s, s+1, … to the environments. Without a seed, all environments run the same tasks.
 
-The autoreset mode determines the end of an episode:
+The autoreset mode determines what happens at the end of an episode:
 
 - `NEXT_STEP`, the default: The last step returns the last reward and the empty request. The next step ignores its
   action, starts an episode and has reward 0. Do not call `reset()` between the two steps with `shared_memory=False`:
@@ -42,7 +42,7 @@ IDS: dict[str, dict[str, str]] = {
     "ares_exp/TwentyQuestions-v0": {"preset": "twenty_questions"},
     "ares_exp/Preset-v0": {},
 }
-"""Environment ids and their arguments of `PresetGym`."""
+"""Environment ids, each with the arguments of `PresetGym` that it sets."""
 
 
 def register() -> None:

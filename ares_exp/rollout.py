@@ -23,24 +23,26 @@ async def run_episode(
     *,
     policy_timeout_sec: float | None = None,
 ) -> TimeStep[Any]:
-    """Runs one episode and returns its LAST time step. Closes the environment in any case.
+    """Runs one episode and returns its LAST time step. Always closes the environment, also after an error.
 
-    If the environment's own time limit passes before the policy responds, the environment receives `None` and ends the
-    episode, or the current stage of its task.
+    If the environment has a time limit, and the policy does not respond in time, the environment receives `None`. It
+    then ends the episode, or the current stage of the task.
 
-    If a request is longer than the model's context, the episode is truncated, if the environment supports it.
+    If a request is longer than the model's context, the episode is truncated, provided that the environment supports
+    this.
 
-    If the agent waits for several responses and the policy accepts concurrent requests (`ConcurrentClient`), the
-    policy receives them all at once. The environment receives one response at a time, in the order of its requests.
+    If the agent waits for several responses, and the policy accepts concurrent requests (`ConcurrentClient`), the
+    policy receives all pending requests at once. The environment receives one response at a time, in the order of its
+    requests.
 
     Args:
         environment: Environment to enter, reset, step and close.
         policy: Client that responds to the observations.
-        events: Receiver of the events of the episode. It contains the usage, even if an exception ends the episode.
+        events: Receiver of the episode's events. It also counts the usage, even if an exception ends the episode.
         policy_timeout_sec: Time limit of one response in seconds. It starts when the loop waits for this response.
 
     Raises:
-        PolicyError: The policy failed, or gave no response within `policy_timeout_sec`.
+        PolicyError: The policy failed, or returned no response within `policy_timeout_sec`.
         AgentError: The agent failed in the environment.
         ContainerError: A container of the environment failed.
         VerifierError: The verifier of the environment failed.
@@ -76,7 +78,7 @@ async def run_episode(
 
 
 def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
-    """Returns a client that sends requests to the policy, concurrently if allowed, and counts the paid responses."""
+    """Returns a client that sends requests to the policy, concurrently if possible, and counts the paid responses."""
 
     async def ask(call: PendingRequest, is_ahead: bool) -> LLMResponse:
         try:
@@ -92,19 +94,19 @@ def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
 
 
 def _pending(env: EnvironmentBase, time_step: TimeStep[Any]) -> tuple[PendingRequest, ...]:
-    """Returns the pending requests; none if a wrapper changed the observation, because it may change other requests."""
+    """Returns the pending requests; empty if a wrapper changed the observation, as it may change other requests."""
     pending = env.pending_requests()
     return pending if pending and pending[0].request == time_step.observation else ()
 
 
 def _watching(env: EnvironmentBase, client: ForesightedClient, first: TimeStep[Any]) -> asyncio.Task[None] | None:
-    """Starts a task that sends new requests to the client. Returns `None` if the client does not use them."""
+    """Starts a task that passes new pending requests to the client. Returns `None` if the client does not use them."""
     pending = _pending(env, first) if client.looks_ahead else ()
     return asyncio.create_task(_watch(env, client, pending)) if pending else None
 
 
 async def _watch(env: EnvironmentBase, client: ForesightedClient, known: tuple[PendingRequest, ...]) -> None:
-    """Notifies the client of every change of the pending requests."""
+    """Passes the pending requests to the client whenever they change."""
     while True:
         known = await env.changed_requests(known)
         client.expect(known)
@@ -133,7 +135,7 @@ async def _ask(
                 f"{events.unreachable} It did not respond within timeouts.policy={limit_sec:g} seconds."
             ) from error
         if deadline.timer.expired():
-            raise PolicyTimeoutError(f"The policy gave no response within its limit of {limit_sec:g} s.") from error
+            raise PolicyTimeoutError(f"The policy did not respond within its time limit of {limit_sec:g} s.") from error
         raise PolicyError(f"The policy raised {type(error).__name__}: {error}") from error
     finally:
         events.deadline = None

@@ -67,7 +67,7 @@ class CodeAgent(Protocol):
 
 @runtime_checkable
 class ContextualAgent(CodeAgent, Protocol):
-    """An agent that uses parts of a task other than the instruction. Its factory lists them in `supports`."""
+    """An agent that uses other parts of a task than the instruction. Its factory lists these parts in `supports`."""
 
     def set_context(self, context: AgentContext) -> None:
         """Receives the context of the task. It is called before `run` or `resume`."""
@@ -76,7 +76,7 @@ class ContextualAgent(CodeAgent, Protocol):
 
 @runtime_checkable
 class CountingAgent(CodeAgent, Protocol):
-    """An agent that counts its malformed replies, for the row of its episode.
+    """An agent that counts its malformed replies. The row of the episode contains the number.
 
     Attributes:
         format_errors: Number of malformed replies so far.
@@ -87,7 +87,7 @@ class CountingAgent(CodeAgent, Protocol):
 
 @runtime_checkable
 class AccountedAgent(CodeAgent, Protocol):
-    """An agent that runs a separate program and collects facts about it for the row of its episode.
+    """An agent that runs a separate program. It collects facts about the program for the row of the episode.
 
     Attributes:
         facts: Facts about the program so far.
@@ -99,16 +99,16 @@ class AccountedAgent(CodeAgent, Protocol):
 
 @runtime_checkable
 class StatefulAgent(CodeAgent, Protocol):
-    """An agent that can be stopped at an LLM call and resumed from a saved state, without a replay.
+    """An agent that can be stopped at an LLM call and later resumed from a saved state, without replaying its calls.
 
     Attributes:
-        state_version: Version of the state's format; increased whenever its meaning changes.
+        state_version: Version of the format of the state. Increase it whenever the meaning of the state changes.
     """
 
     state_version: int
 
     def get_state(self) -> Mapping[str, Any]:
-        """Returns the JSON-ready state from which the agent can repeat the pending LLM call."""
+        """Returns the agent's state as JSON-ready data. An agent with this state can repeat the pending LLM call."""
         ...
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -135,8 +135,8 @@ class AgentFactoryBase(CodeAgentFactory):
     """The complete interface of a code agent factory. Every member except `__call__` has a default.
 
     Attributes:
-        harmless_options: Names of the constructor options that a snapshot from any source may set. If a snapshot sets
-            other options, the user has to pass the factory to restore it. Default: none.
+        harmless_options: Names of the constructor options that even a snapshot from an untrusted source may set. To
+            restore a snapshot that sets other options, the user has to pass the factory. Default: none.
     """
 
     harmless_options: ClassVar[frozenset[str]] = frozenset()
@@ -151,7 +151,7 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def version(self) -> str | None:
-        """Version of the agent's program for records, known after `preflight`. Default: `None` (not pinned)."""
+        """Version of the agent's program in records. Known after `preflight`. Default: `None` (no fixed version)."""
         return None
 
     @property
@@ -163,9 +163,9 @@ class AgentFactoryBase(CodeAgentFactory):
     def supports(self) -> frozenset[str]:
         """Names of the supported parts of `AgentContext`. Default: none.
 
-        Agents that support any part are `ContextualAgent`s.
+        If the factory supports at least one part, its agents have to be `ContextualAgent`s.
 
-        Tasks with unsupported parts are rejected.
+        Tasks that have other parts are rejected.
         """
         return frozenset()
 
@@ -173,14 +173,14 @@ class AgentFactoryBase(CodeAgentFactory):
     def mounts(self) -> tuple[Mount, ...]:
         """Host directories to mount into the agent's container. Default: none.
 
-        The property is read after `preflight` and has to be the same for every task. The agent selects the files that
-        fit the image inside the container. Backends that cannot mount directories reject the task.
+        The property is read after `preflight` and has to be the same for every task. Inside the container, the agent
+        selects the files that fit the image. Backends that cannot mount directories reject the task.
         """
         return ()
 
     @property
     def normalisers(self) -> Mapping[str, tuple[str, str]]:
-        """Patterns for the parts of requests that differ in every run: name → pattern and replacement. Default: none.
+        """Patterns for the parts of requests that differ in every run: name → (pattern, replacement). Default: none.
 
         Resumes use these patterns in addition to the built-in patterns of `ares_exp.trajectories.request_diff`.
         """
@@ -202,10 +202,10 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def can_be_restored(self) -> bool:
-        """Whether an episode can continue from a snapshot, which needs a journal or the agent's state. Default: yes.
+        """Whether an episode can continue from a snapshot. This requires a journal or the agent's state. Default: yes.
 
-        Otherwise, snapshots contain only the container's files, for inspection, and branches run recorded responses
-        again.
+        If not, a snapshot contains only the files of the container, which users can inspect. A branch then starts a new
+        episode and first replays the recorded responses.
         """
         return True
 

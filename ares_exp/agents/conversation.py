@@ -53,9 +53,9 @@ CompactionKind = Literal["none", "drop_outputs", "summarise"]
 TEMPLATES = Path(__file__).parent / "context_templates"
 CHARS_PER_TOKEN = 4
 LEAST_MESSAGES = 4
-"""Minimum number of messages after the task to request a summary. A summary of fewer messages would not be shorter."""
+"""Minimum number of messages after the task for which a summary is requested, so that the summary is shorter."""
 KEPT_CHARS = 200
-"""Length in characters up to which outputs are never dropped."""
+"""Maximum length in characters of outputs that are never dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Compaction:
     Attributes:
         kind: Method of compaction.
         at_tokens: Length at which the conversation is shortened.
-        kept_outputs: Number of outputs that are kept when the others are dropped.
+        kept_outputs: Number of most recent outputs that are kept when older outputs are dropped.
         summarise, handoff: Templates of the request for a summary and of the message that contains the summary.
     """
 
@@ -77,7 +77,7 @@ class Compaction:
 
     @classmethod
     def of(cls, kind: CompactionKind, at_tokens: int, kept_outputs: int, folders: Sequence[Path]) -> Compaction:
-        """Returns settings with prompts from the first folder that has them; the package's prompts are the default.
+        """Returns settings. Each prompt is read from the first of `folders` that contains it, or from the package.
 
         Raises:
             ConfigError: A template does not compile.
@@ -147,7 +147,7 @@ class Conversation:
         return (len(self._system_prompt or "") + sum(map(_chars, messages))) // CHARS_PER_TOKEN
 
     async def _summarise(self) -> bool:
-        """Replaces everything except the start with a summary. Returns whether the LLM wrote a summary."""
+        """Replaces all messages after the task with a summary. Returns `False` if the LLM wrote no summary."""
         if len(self._rest) < LEAST_MESSAGES:
             return True
         assert self._compaction.summarise is not None
@@ -179,7 +179,6 @@ def _with_user_text(messages: Sequence[Message], text: str) -> list[Message]:
 
 
 def _chars(value: Any) -> int:
-    """Counts the characters of all strings in JSON-like data."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

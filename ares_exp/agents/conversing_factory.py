@@ -36,12 +36,12 @@ SHARED_OPTIONS = (
 
 
 class ConversingAgentFactory(AgentFactoryBase):
-    """A factory of agents with a conversation, whose prompts users can replace.
+    """A factory of agents that have a conversation with the LLM. Users can replace the prompts.
 
     Attributes:
         templates_folder: Folder in the package with the prompts.
         template_names: Names of the prompts. Default: the prompts of an agent that runs commands.
-        own_options: Names of the options in addition to the shared options.
+        own_options: Names of the options that only this type of agent has.
     """
 
     supports = frozenset({"messages", "skills_dir"})
@@ -61,7 +61,7 @@ class ConversingAgentFactory(AgentFactoryBase):
         """Stores the shared options, which the subclass has validated.
 
         Args:
-            format_errors_in_a_row: Number of consecutive malformed replies that end the episode, which is truncated and
+            format_errors_in_a_row: Number of consecutive malformed replies after which the episode is truncated and
                 scored; `None` for no limit.
             templates_dir: Folder with custom templates; missing files are taken from the package.
             compaction: How to shorten a conversation that is too long. `none` keeps it unchanged. `drop_outputs`
@@ -79,12 +79,12 @@ class ConversingAgentFactory(AgentFactoryBase):
 
     @property
     def options(self) -> dict[str, Any]:
-        """JSON-ready constructor options."""
+        """Constructor options as JSON-ready data."""
         return {name: _plain(getattr(self, name)) for name in (*self.own_options, *SHARED_OPTIONS)}
 
     @property
     def template_folders(self) -> list[Path]:
-        """Folders of the templates, first `templates_dir`. Raises `ConfigError` if that is not a directory."""
+        """Folders to search for templates, in order. Raises `ConfigError` if `templates_dir` is not a directory."""
         if self.templates_dir is None:
             return [self.templates_folder]
         if not self.templates_dir.is_dir():
@@ -131,18 +131,18 @@ class ConversingAgent:
         self.format_errors = 0
 
     def set_context(self, context: AgentContext) -> None:
-        """Receives an earlier conversation, which precedes the task, and skills, which are described to the LLM."""
+        """Stores the context. The LLM gets the earlier messages before the task, and descriptions of the skills."""
         self._context = context
 
     async def _skills(self, template: Template, timeout_sec: float) -> str:
-        """Describes the skills of the task. Returns an empty string if there are none."""
+        """Returns a description of the task's skills for the LLM, or an empty string if the task has no skills."""
         if self._context.skills_dir is None:
             return ""
         skills = await find_skills(self._container, self._context.skills_dir, timeout_sec=timeout_sec)
         return template.render(skills=skills) if skills else ""
 
     def _count_format_error(self, problem: str) -> None:
-        """Counts a malformed reply. Raises `RepeatedFormatError` if too many (`_in_a_row`) are consecutive."""
+        """Counts a malformed reply. Raises `RepeatedFormatError` if there were too many of them in a row."""
         self._in_a_row += 1
         self.format_errors += 1
         if self._in_a_row == self._options.format_errors_in_a_row:

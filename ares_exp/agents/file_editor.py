@@ -15,13 +15,13 @@ from ares_exp.agents.tool_calls import EditCall
 from ares_exp.containers.container import ExecResult
 
 MAX_FILE_BYTES = 4 * 2**20
-"""Size above which files are not edited."""
+"""Maximum size in bytes of a file to view or edit."""
 MAX_ENTRIES = 1000
 CONTEXT_LINES = 4
 """Number of lines shown before and after an edit."""
 
 _IS_DIRECTORY = 21
-"""Exit code for a directory."""
+"""Exit code that the shell command uses to report a directory."""
 
 
 T = TypeVar("T")
@@ -120,7 +120,6 @@ def _given(value: T | None, name: str, call: EditCall) -> T:
 
 
 def _text(result: ExecResult, path: str) -> str:
-    """Returns the printed content of a file."""
     if result.timed_out:
         raise EditError(f"{path} could not be read in time.")
     if result.exit_code != 0:

@@ -1,9 +1,9 @@
 """Tools of a task's MCP servers (https://modelcontextprotocol.io), offered as tools of an agent.
 
-All communication uses commands of the agent in the container. A server with the transport `stdio` runs there, reads
+The agent communicates with the servers through commands in the container. A `stdio` server runs in the container, reads
 from a FIFO and writes to a file. Requests to a `streamable-http` server are sent with `curl`, or with `python3` if
-`curl` is missing. A request is therefore an ordinary command: it is in the agent's journal, has a time limit, and runs
-with the rights of the agent's user. In a restored container, a server is started again, and its memory is lost.
+`curl` is missing. A request is therefore an ordinary command: it is recorded in the agent's journal, has a time limit,
+and runs with the rights of the agent's user. In a restored container, a server is started again and loses its memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class McpError(Exception):
 
 
 class ServerGoneError(McpError):
-    """A server is not running, or no longer knows its session."""
+    """A server is not running, or reports that the session does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class McpCall:
 
     Attributes:
         name: Name of the tool, as offered to the LLM.
-        arguments: Arguments of the call, which the server checks.
+        arguments: Arguments of the call. Only the server validates them.
     """
 
     name: str
@@ -91,7 +91,7 @@ class McpTools:
         """Starts the servers and requests their tools.
 
         Raises:
-            AgentError: A server cannot be used. The message contains the reason.
+            AgentError: A server does not start or does not list its tools. The message contains the reason.
         """
         for server in self._servers:
             about = server.about
@@ -112,7 +112,7 @@ class McpTools:
                 raise AgentError(f"The MCP server {about.name!r} of the task cannot be used: {error}") from None
 
     def read(self, piece: ToolCallData) -> McpCall | UnusableCall | None:
-        """Parses a call. Returns `None` if none of these servers has the tool."""
+        """Parses a call. Returns `None` if none of the servers provides the tool."""
         if piece.name not in self._tools:
             return None
         try:
@@ -142,7 +142,7 @@ class McpTools:
             raise McpError(f"The MCP server {server.about.name} sent an invalid response: {error}") from None
 
     async def _start(self, server: _Server) -> None:
-        """Starts a server or, for HTTP servers, a session."""
+        """Starts a `stdio` server, or opens a session with an HTTP server."""
         server.session = None
         if server.about.transport == "stdio":
             folder, words = server.folder, shlex.join([str(server.about.command), *server.about.args])
@@ -160,7 +160,6 @@ class McpTools:
         await self._send(server, {"jsonrpc": "2.0", "method": "notifications/initialized"}, None)
 
     async def _list(self, server: _Server) -> None:
-        """Requests the tools of a server."""
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await self._ask(server, "tools/list", {} if cursor is None else {"cursor": cursor})
@@ -186,7 +185,6 @@ class McpTools:
         self.definitions.append(function_tool(known_as, described, schema))
 
     async def _ask(self, server: _Server, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Sends a request and returns its result."""
         server.asked += 1
         number = f"ares-{server.asked}"
         said = await self._send(server, {"jsonrpc": "2.0", "id": number, "method": method, "params": params}, number)
@@ -228,7 +226,7 @@ class McpTools:
 
 
 def _lives(folder: str) -> str:
-    """Returns a shell condition: true if the recorded process reads the FIFO, false in a restored container."""
+    """Returns a shell condition that is true if the server's process still reads the FIFO."""
     return f'[ "$(readlink /proc/$(cat {folder}/pid 2>/dev/null || echo none)/fd/0)" = {folder}/in ]'
 
 
@@ -287,7 +285,7 @@ sys.stdout.buffer.write(response.read())
 
 
 def _responses(said: str) -> list[Mapping[str, Any]]:
-    """Parses the messages in lines of JSON, in one JSON body, or in events. Invalid messages are skipped."""
+    """Parses messages from server-sent events, or from lines of JSON. Skips invalid messages."""
     stripped = said.lstrip()
     is_events = stripped.startswith(("event:", "data:", "id:", ":"))
     texts = list(EventReader().feed(said.encode() + b"\n\n")) if is_events else stripped.splitlines()
@@ -302,7 +300,7 @@ def _responses(said: str) -> list[Mapping[str, Any]]:
 
 
 def _result(result: Mapping[str, Any]) -> str:
-    """Returns the text of a result. Raises `McpError` if the tool failed."""
+    """Returns the text in the result of a call. Raises `McpError` if the result reports that the tool failed."""
     parts = [_part(part) for part in list_of(result, "content", Mapping) or ()]
     if not parts and result.get("structuredContent") is not None:
         parts = [json.dumps(result["structuredContent"])]

@@ -36,9 +36,9 @@ class ShellAgentFactory(ConversingAgentFactory):
 
     Attributes:
         command_timeout_sec: Time limit of one command in seconds.
-        max_output_chars: Length above which an output is cut. The LLM gets its head and tail, half of the length each,
-            and the number of removed characters.
-        format_errors_in_a_row: Number of consecutive replies without exactly one command that end the episode, which is
+        max_output_chars: Maximum length of an output in characters. From a longer output, the LLM gets the head and the
+            tail (half of the maximum each) and the number of removed characters.
+        format_errors_in_a_row: Number of consecutive replies without exactly one command after which the episode is
             truncated and scored; `None` for no limit.
         templates_dir: Folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2` and `skills.j2`, and
             `summarise.j2` and `handoff.j2` for summaries. Missing files are taken from the package.
@@ -60,7 +60,7 @@ class ShellAgentFactory(ConversingAgentFactory):
         compaction_tokens: Tokens = 100_000,
         compaction_keeps: Outputs = 5,
     ) -> None:
-        """Checks the options: the shared options of `ConversingAgentFactory` and the agent's own."""
+        """Validates the shared options of `ConversingAgentFactory` and the options of this agent."""
         super().__init__(
             format_errors_in_a_row=format_errors_in_a_row,
             templates_dir=templates_dir,

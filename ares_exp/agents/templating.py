@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def compile_templates(folders: Sequence[Path], names: Sequence[str]) -> list[Template]:
-    """Compiles each template from the first folder that contains it. Compiling takes 100 times as long as rendering.
+    """Compiles each template, from the first folder that contains it. Compiling takes 100 times as long as rendering.
 
     Raises:
         ConfigError: A template does not compile.
@@ -29,7 +29,7 @@ def compile_templates(folders: Sequence[Path], names: Sequence[str]) -> list[Tem
             template = environment.get_template(f"{name}.j2")
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
-                f"The agent's template {error.filename or name}, line {error.lineno}: {error.message}"
+                f"The template {error.filename or name} has an error in line {error.lineno}: {error.message}"
             ) from None
         template.globals = dict(template.globals)  # a chain of mappings takes longer to copy than everything else
         templates.append(template)
@@ -37,7 +37,7 @@ def compile_templates(folders: Sequence[Path], names: Sequence[str]) -> list[Tem
 
 
 def render_result(template: Template, result: ExecResult, *, timeout_sec: float, max_output_chars: int) -> str:
-    """Renders the result of a command. The middle of an output above `max_output_chars` is left out."""
+    """Renders the result of a command. Removes the middle of an output that is longer than `max_output_chars`."""
     output, half = result.output, max_output_chars // 2
     cut = len(output) > max_output_chars
     return template.render(

@@ -1,8 +1,8 @@
-"""The terminal agent, whose LLM types into a terminal and sees its screen, with the protocol of terminus-2.
+"""The terminal agent, whose LLM types into a terminal and sees the screen. It uses the protocol of terminus-2.
 
-Each reply is JSON with a batch of keystrokes and a wait time after each. The agent responds with the new output of the
-terminal, or with its screen. Its prompts are the files in `terminal_templates/`. To change them, copy the folder, edit
-the copy, and set `agent.templates_dir` to it.
+Each reply is a JSON object with batches of keystrokes and the time to wait after each batch. The agent responds with
+the new output of the terminal, or with the complete screen. Its prompts are the files in `terminal_templates/`. To
+change them, copy the folder, edit the copy, and set `agent.templates_dir` to it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class TerminalAgentFactory(ConversingAgentFactory):
         columns: Width of the terminal.
         lines: Height of the terminal.
         max_wait_sec: Upper bound in seconds on the wait after one batch of keystrokes.
-        max_output_bytes: Length above which an output is cut. The LLM gets its head and tail, half of the length each,
-            and the number of removed bytes.
-        format_errors_in_a_row: Number of consecutive malformed replies that end the episode, which is truncated and
-            scored; `None` for no limit.
+        max_output_bytes: Maximum length of an output in bytes. From a longer output, the LLM gets the head and the tail
+            (half of the maximum each) and the number of removed bytes.
+        format_errors_in_a_row: Number of consecutive malformed replies after which the episode is truncated and scored;
+            `None` for no limit.
         templates_dir: Folder with `instance.j2` and `skills.j2`, and `summarise.j2` and `handoff.j2` for summaries.
             Missing files are taken from the package.
     """
@@ -68,7 +68,7 @@ class TerminalAgentFactory(ConversingAgentFactory):
         compaction_tokens: Tokens = 100_000,
         compaction_keeps: Outputs = 5,
     ) -> None:
-        """Checks the options: the shared options of `ConversingAgentFactory` and the agent's own."""
+        """Validates the shared options of `ConversingAgentFactory` and the options of this agent."""
         super().__init__(
             format_errors_in_a_row=format_errors_in_a_row,
             templates_dir=templates_dir,
@@ -86,17 +86,18 @@ class TerminalAgentFactory(ConversingAgentFactory):
         return TerminalAgent(self, container=container, llm_client=llm_client)
 
     async def preflight(self) -> None:
-        """Checks that the emulator is installed, and compiles the templates. Raises `ConfigError` like `templates`.
+        """Checks that the emulator is installed, and compiles the templates.
 
         Raises:
             PreflightError: The emulator is not installed.
+            ConfigError: A folder is missing, or a template does not compile.
         """
         emulator()
         await super().preflight()
 
 
 class TerminalAgent(ConversingAgent):
-    """An agent that types the LLM's keystrokes and shows it the terminal, until the LLM confirms the end."""
+    """An agent that types the LLM's keystrokes and shows the terminal to the LLM, until the LLM confirms the end."""
 
     _options: TerminalAgentFactory
 
@@ -171,7 +172,7 @@ class TerminalAgent(ConversingAgent):
         self._screen.feed(output.text)
 
     def _news(self) -> str:
-        """Returns the new output. If the terminal was replaced, the first output after that starts with a note."""
+        """Returns the new output. It starts with a note if the terminal was replaced since the previous call."""
         lost, self._lost_terminal = self._lost_terminal, False
         note = "The terminal has ended, with all programs in it. This is a new terminal.\n"
         return f"{note if lost else ''}{cut_bytes(self._screen.news(), self._options.max_output_bytes)}"

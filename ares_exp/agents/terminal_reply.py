@@ -1,7 +1,7 @@
 """Replies of the terminal agent's LLM: batches of keystrokes in one JSON object, as in the protocol of terminus-2.
 
-Malformed replies with a clear meaning are accepted with a warning to the LLM. Commands, errors and warnings are the
-same as in Harbor's terminus-2.
+If the meaning of a malformed reply is clear, the reply is accepted and the LLM gets a warning. Commands, errors and
+warnings are the same as in Harbor's terminus-2.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Keys:
 
     Attributes:
         text: Text to type, or the name of a key (see `terminal_screen.as_typed`).
-        seconds: Time to wait, as given by the LLM.
+        seconds: Time to wait in seconds, as requested by the LLM.
     """
 
     text: str
@@ -39,9 +39,9 @@ class TerminalReply:
     """A parsed reply.
 
     Attributes:
-        commands: Keystrokes in order; empty if the reply has an error.
+        commands: Batches of keystrokes, in order; empty if the reply has an error.
         is_complete: Whether the reply reports that the task is done.
-        error: Reason why the reply cannot be used; empty if it can.
+        error: Reason why the reply is unusable; empty if it is usable.
         warnings: Deviations from the format.
     """
 
@@ -52,7 +52,7 @@ class TerminalReply:
 
     @property
     def feedback(self) -> str:
-        """Error and warnings for the LLM; empty if there are none."""
+        """Text with the error and the warnings for the LLM; empty if the reply has no error and no warnings."""
         parts = [f"ERROR: {self.error}"] if self.error else []
         if self.warnings:
             parts.append("WARNINGS: " + "\n".join(f"- {warning}" for warning in self.warnings))
@@ -62,7 +62,7 @@ class TerminalReply:
 def read_reply(text: str) -> TerminalReply:
     """Parses a reply.
 
-    If the reply has an error, it is parsed again with missing braces added or surrounding text removed.
+    If the text cannot be parsed, adds missing braces or removes text around the object, and parses it again.
     """
     reply = _read(text)
     if not reply.error:
@@ -126,7 +126,7 @@ def _find_object(text: str) -> slice | None:
 
 
 def _of_order(source: str) -> list[str]:
-    """Returns a warning if the fields are not in the required order; otherwise an empty list."""
+    """Returns a list with a warning if the fields are not in the required order, otherwise an empty list."""
     matches = {name: re.search(rf'"{name}"\s*:', source) for name in _FIELDS}
     places = {name: match.start() for name, match in matches.items() if match is not None}
     found = sorted(places, key=lambda name: places[name])
@@ -136,7 +136,6 @@ def _of_order(source: str) -> list[str]:
 
 
 def _command(given: Any, number: int, is_last: bool, warnings: list[str]) -> Keys:
-    """Parses a command. Raises `ValueError` if it is malformed."""
     which = f"Command {number}"
     if not isinstance(given, dict):
         raise ValueError(f"{which} must be an object")
@@ -161,14 +160,12 @@ def _command(given: Any, number: int, is_last: bool, warnings: list[str]) -> Key
 
 
 def _closed(text: str, error: str) -> str | None:
-    """Appends the missing closing braces."""
     missing = text.count("{") - text.count("}")
     is_cut = error.startswith((_NO_JSON, _NOTHING_FOUND))
     return text + "}" * missing if is_cut and missing > 0 else None
 
 
 def _extracted(text: str, error: str) -> str | None:
-    """Finds a JSON object within other text."""
     for found in _OBJECT.findall(text):
         try:
             json.loads(found)

@@ -33,10 +33,10 @@ _CURSOR = {"Up": "A", "Down": "B", "Right": "C", "Left": "D", "Home": "H", "End"
 
 
 def as_typed(keys: str, *, application_cursor: bool) -> str:
-    """Returns the characters that a keyboard sends for a key name or a text. In a text, newlines become Enter.
+    """Returns the characters that a keyboard sends for a key name or a text. Newlines in a text become Enter.
 
-    Key names are, for example, `Up`, `C-c` and `M-x`. `application_cursor` means that the program on the screen has
-    enabled the alternative codes of the cursor keys.
+    Key names are, for example, `Up`, `C-c` and `M-x`. Set `application_cursor` if the program on the screen has enabled
+    the alternative codes of the cursor keys.
     """
     if keys in _PLAIN:
         return _PLAIN[keys]
@@ -58,7 +58,7 @@ _ALTERNATE = (47, 1047, 1049)
 
 
 class TerminalScreen:
-    """One screen with its history."""
+    """A screen, and the lines that have scrolled off."""
 
     def __init__(self, columns: int, lines: int) -> None:
         """Creates an empty screen.
@@ -93,9 +93,9 @@ class TerminalScreen:
         return _text([*above, *(line.rstrip() for line in self._screen.display)])
 
     def news(self) -> str:
-        """Returns the output since the previous call, starting at the last line of that call.
+        """Returns the output since the previous call. The first line is the last line that the previous call saw.
 
-        Returns the screen if that line is gone.
+        Returns the visible screen if the earlier content has changed, or if there is no new output.
         """
         now, before, self._told = self.everything, self._told, self.everything
         if before is not None and before.strip() in now:
@@ -133,7 +133,7 @@ def emulator() -> Any:
 
 @cache
 def _screen_class() -> Any:
-    """Returns a subclass of the emulator's screen with an alternate screen, which the emulator lacks."""
+    """Returns a subclass of the emulator's screen that adds an alternate screen."""
     base: Any = emulator().HistoryScreen
 
     class Screen(base):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Tools that an agent offers its LLM: their definitions, and the validated calls in a response."""
+"""Definitions of the tools that an agent offers its LLM, and validation of the calls in a response."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _DEFINITIONS: Mapping[ToolName, tuple[str, Mapping[str, Any], Sequence[str]]] = 
 }
 
 _OTHER_NAMES = {"str_replace_based_edit_tool": "edit", "str_replace_editor": "edit"}
-"""Tool names that models use because of their training, although the tool was offered under another name."""
+"""Names that models use for a tool because of their training, although the agent offers it under another name."""
 
 
 def definitions(tools: Sequence[ToolName]) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ class BashCall:
 
 @checked_dataclass(frozen=True)
 class EditCall:
-    """A call to `edit`. `new_str` is also the older name of `insert_text`."""
+    """A call to `edit`. `new_str` is also accepted instead of `insert_text`, as in older versions of the tool."""
 
     command: Literal["view", "create", "str_replace", "insert"]
     path: Annotated[str, Field(min_length=1)]
@@ -136,12 +136,12 @@ def read_call(piece: ToolCallData, tools: Sequence[ToolName]) -> Call:
 
 
 def as_message(response: LLMResponse, first_number: int) -> tuple[Message, list[ToolCallData]]:
-    """Returns a response as a message, and its calls, each with a unique id.
+    """Returns a response as a message, and the tool calls in the message. Each call has a unique id.
 
     Args:
         response: Response from the LLM. The message omits the reasoning, which the policy adds if the endpoint needs
             it.
-        first_number: Number of the first call, for the ids of calls whose own id is missing or a duplicate.
+        first_number: Number of the first call. It is used in the ids of calls whose own id is missing or not unique.
     """
     calls: list[ToolCallData] = []
     for place, call in enumerate(piece for piece in response.data if isinstance(piece, ToolCallData)):

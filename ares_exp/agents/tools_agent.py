@@ -50,14 +50,14 @@ class ToolsAgentFactory(ConversingAgentFactory):
     """Creates tools agents that share one set of compiled templates.
 
     Attributes:
-        tools: Tools to offer, from `bash`, `edit` and `submit`; `None` for all. Without `submit`, the command
-            `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT` ends the work.
+        tools: Names of the offered tools: `bash`, `edit` or `submit`; `None` for all three. Without `submit`, the LLM
+            submits with the command `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT`.
         command_timeout_sec: Time limit of one command in seconds if the LLM sets none.
         max_command_timeout_sec: Upper bound on the time limit of one command in seconds.
-        max_output_chars: Length above which an output is cut. The LLM gets its head and tail, half of the length each,
-            and the number of removed characters.
-        format_errors_in_a_row: Number of consecutive replies without a usable call that end the episode, which is
-            truncated and scored; `None` for no limit.
+        max_output_chars: Maximum length of an output in characters. From a longer output, the LLM gets the head and the
+            tail (half of the maximum each) and the number of removed characters.
+        format_errors_in_a_row: Number of consecutive replies without a usable call after which the episode is truncated
+            and scored; `None` for no limit.
         templates_dir: Folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2` and `skills.j2`, and
             `summarise.j2` and `handoff.j2` for summaries. Missing files are taken from the package.
     """
@@ -81,7 +81,7 @@ class ToolsAgentFactory(ConversingAgentFactory):
         compaction_tokens: Tokens = 100_000,
         compaction_keeps: Outputs = 5,
     ) -> None:
-        """Checks the options: the shared options of `ConversingAgentFactory` and the agent's own."""
+        """Validates the shared options of `ConversingAgentFactory` and the options of this agent."""
         super().__init__(
             format_errors_in_a_row=format_errors_in_a_row,
             templates_dir=templates_dir,
@@ -143,7 +143,7 @@ class ToolsAgent(ConversingAgent):
     async def _act(self, response: LLMResponse) -> Sequence[Message] | None:
         """Executes the calls in a response in order.
 
-        Returns the response and the results as messages, or `None` if the LLM submitted.
+        Returns messages with the response and the results, or `None` if the LLM submitted.
         """
         message, pieces = as_message(response, self._calls)
         self._calls += len(pieces)
@@ -167,7 +167,7 @@ class ToolsAgent(ConversingAgent):
         return messages
 
     async def _result_of(self, call: Call | McpCall) -> str | None:
-        """Executes one call and returns its result, or `None` if the call ends the episode."""
+        """Executes one call. Returns its result, or `None` if the LLM submitted with it."""
         if isinstance(call, SubmitCall):
             return None
         if isinstance(call, BashCall):
@@ -196,7 +196,6 @@ class ToolsAgent(ConversingAgent):
         )
 
     def _cut(self, text: str) -> str:
-        """Removes the middle of a long text."""
         most, half = self._options.max_output_chars, self._options.max_output_chars // 2
         if len(text) <= most:
             return text

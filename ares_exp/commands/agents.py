@@ -1,4 +1,4 @@
-"""The command `agents`: the packages of agents that are installed on this machine."""
+"""The command `agents`: manages the packages of installed agents on this machine."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ Exit codes: 0 listed.
 INSTALL = """\
 Fetches the pinned packages of agents from their vendors into the cache of this user: npm packages from the registry
 `npm_config_registry`, Python packages by pip or uv. No code of a package is run, and a package is installed atomically.
-Every file of claude_code, codex, opencode, qwen_code and mini_swe_agent is checked against a digest, without npm or
-Node. The other agents are packed from exact versions by npm or uv, as with `agents pack`. A run with `agent=NAME` does
-the same at its start. Some of these programs are proprietary: if you install them, you accept their vendors' terms.
+claude_code, codex, opencode, qwen_code and mini_swe_agent need neither npm nor Node.js, and each of their files is
+checked against a digest. The other agents are packed from exact versions by npm or uv, as with `agents pack`. A run
+with `agent=NAME` does the same at its start. If you install a proprietary program, you accept its vendor's terms.
 [arguments]
 Examples:
   %(prog)s claude_code codex
@@ -69,8 +69,8 @@ Installed packages are checked, and fetched again if they were changed.
 Exit codes: 0 installed; 2 a package cannot be installed, or the command line is wrong.
 """
 PACK = """\
-Installs a program of npm or PyPI with its own Node.js or Python into the cache of this user, for `agent.package=NAME`.
-It needs the programs npm or uv, and replaces an earlier package with the same name. The scripts of npm packages are not
+Installs a program from npm or PyPI, with its own Node.js or Python, into this user's cache, for `agent.package=NAME`.
+The command needs npm or uv, and replaces an earlier package with the same name. The scripts of npm packages are not
 run. The package runs in every image with glibc, whatever Node.js or Python the image has.
 [arguments]
 Examples:
@@ -78,7 +78,7 @@ Examples:
   %(prog)s pip:aider-chat==0.86.2 --python 3.12 --name aider
   %(prog)s npm:my-agent@1.2.3 --add npm:my-plugin --node 24
 
-A package has the programs of the named packages in its `bin/`, and also `agent-node` or `agent-python`.
+The folder `bin/` of a package contains the programs of the named packages, and `agent-node` or `agent-python`.
 Exit codes: 0 packed; 2 the package cannot be packed, or the command line is wrong.
 """
 REMOVE = """\
@@ -99,20 +99,20 @@ def add_arguments(parser: CommandParser) -> None:
     listing.add_argument("--json", action="store_true", help="as JSON, with the directory of each build")
     installing = parser.add_command("install", _install, "fetch the packages of agents into the user's cache", INSTALL)
     removing = parser.add_command("remove", _remove, "remove packages of agents from the user's cache", REMOVE)
-    installing.add_argument("--all", action="store_true", help="every agent that needs neither npm nor uv")
-    removing.add_argument("--all", action="store_true", help="every agent")
+    installing.add_argument("--all", action="store_true", help="all agents that need neither npm nor uv")
+    removing.add_argument("--all", action="store_true", help="all agents")
     for command in (installing, removing):
         command.add_argument("agents", nargs="*", metavar="AGENT", help=f"names of agents: {', '.join(PACKAGES)}")
-        command.add_argument("--libc", choices=("glibc", "musl"), help="only the build for that C library")
+        command.add_argument("--libc", choices=("glibc", "musl"), help="only the build for this C library")
         command.add_argument(
             "--python",
             action="append",
             default=[],
             choices=PYTHONS,
             metavar="3.N",
-            help="for agents in Python: only the build for that minor version; repeatable",
+            help="for Python agents: only the build for this Python version; repeatable",
         )
-    packing = parser.add_command("pack", _pack, "pack any program of npm or PyPI", PACK)
+    packing = parser.add_command("pack", _pack, "pack any program from npm or PyPI", PACK)
     packing.add_argument("spec", metavar="SPEC", help="npm:PACKAGE[@VERSION] or pip:PACKAGE[==VERSION]")
     packing.add_argument("--add", action="append", default=[], metavar="SPEC", help="another package; repeatable")
     packing.add_argument("--name", help="name for agent.package (default: the name of the package)")
@@ -190,7 +190,7 @@ def _install(arguments: argparse.Namespace) -> None:
     ]
     for build in builds:
         if store.place(build).exists() and store.find(build, thoroughly=True) is None:
-            _say(f"{store.place(build)} was changed after its installation, and is fetched again.")
+            _say(f"{store.place(build)} was changed after its installation, so it is fetched again.")
             store.remove(build)
         found = install(build, say=_say, store=store)
         sys.stdout.write(f"{build.name} {build.version}  {found.path}  {format_size(found.size)}\n")
@@ -231,7 +231,7 @@ def _remove(arguments: argparse.Namespace) -> None:
 
 
 def _chosen(arguments: argparse.Namespace, packed: Sequence[AgentPackage] = ()) -> list[AgentPackage]:
-    """Returns the packages that the arguments name: pinned packages, and packages in `packed`."""
+    """Returns the packages of the agents that the arguments name. `packed` contains packages that the user created."""
     if arguments.all:
         return [*PACKAGES.values(), *packed]
     if not arguments.agents:

@@ -28,8 +28,8 @@ Examples:
   %(prog)s
   %(prog)s --cache --dry-run    show the cache for later runs, and its size
 
-Exit codes: 0 no leftovers remain (if no Docker engine is available, on this machine outside Docker); 1 something could
-not be removed, or a service did not respond; 2 the command line is wrong.
+Exit codes: 0 no leftovers remain (an unavailable Docker engine is not checked); 1 something could not be
+removed, or a service did not respond; 2 the command line is wrong.
 """
 _UNITS = ((86_400, "days"), (3_600, "hours"), (60, "minutes"), (1, "seconds"))
 
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _found(config_dirs: Sequence[Path], *, images: bool, snapshots: bool) -> tuple[list[Leftover], bool]:
-    """Lists the leftovers of runs on this machine for every backend, and returns whether a reachable backend failed."""
+    """Returns the leftovers of all backends on this machine, and whether a container service reported an error."""
     found, failed = [*find_short_lived()], False
     for name, target in option_targets("container", config_dirs).items():
         try:

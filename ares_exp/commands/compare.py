@@ -75,7 +75,7 @@ Examples:
   %(prog)s outputs/first outputs/second --json | jq .pairs
   %(prog)s outputs/sweep
   %(prog)s outputs/sweep --over seed        one row per setting, with the mean over its seeds
-  %(prog)s outputs/sweep/[0-9]*             every job of a sweep against its first
+  %(prog)s outputs/sweep/[0-9]*             every job of a sweep against the first job
   %(prog)s outputs/sweep --all-pairs
   %(prog)s outputs/first/fix-bug outputs/second/fix-bug
 
@@ -200,7 +200,7 @@ def _compare_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
 
 
 def _print_report(runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> None:
-    """Prints the runs, each pair, and the tasks whose share of passed attempts differs between the runs of a pair."""
+    """Prints the runs, the comparison of each pair, and the tasks whose pass rate differs between the compared runs."""
     console = make_console()
     _print_runs(console, runs)
     _print_config(console, runs)
@@ -209,7 +209,7 @@ def _print_report(runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> N
         _say(console, f"{adjusted}; intervals are not adjusted.\n")
     for pair in pairs:
         tasks = count_of(len(pair.comparison.pairs), "task")
-        _say(console, f"{pair.b.letter} against {pair.a.letter}, on {tasks} that both have", "bold")
+        _say(console, f"{pair.b.letter} against {pair.a.letter}, on {tasks} in both runs", "bold")
         for line in _pair_lines(pair):
             _say(console, f"  {line}")
         _say(console, "")
@@ -244,7 +244,7 @@ def _print_runs(console: Console, runs: Sequence[ChosenRun]) -> None:
         )
     )
     if "scored only" in columns:
-        _say(console, "mean reward, pass@k and pass^k: an attempt without a reward has reward 0, and has failed")
+        _say(console, "mean reward, pass@k and pass^k: an attempt without a reward counts as failed, with reward 0")
     for run in runs:
         if run.name != str(run.path):
             _say(console, f"{run.letter}  {one_line(str(run.path), 300)}")

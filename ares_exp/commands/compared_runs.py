@@ -1,4 +1,4 @@
-"""The compared runs, and the verdict on each compared pair in words."""
+"""The runs that `compare` compares, and a verdict in words for each pair."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_RUNS = 100
 MOST_KEYS = 5_000
 TARGET = "_target_"
 OWN_PLACE = ("output_dir", "resume")
-"""Last parts of the config keys that name the run directory or the resumed run. These keys differ between all runs."""
+"""Ignored config keys, without their prefix: paths of the run directory or the resumed run, which always differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> lis
     if not 2 <= len(places) <= MOST_RUNS:
         raise ConfigError(
             f"Expected 2 to {MOST_RUNS} runs to compare, got {len(places)}. Name run directories, or the folder of a "
-            "sweep in which the episodes of two jobs have ended."
+            "sweep in which at least two jobs have finished episodes."
         )
     runs = [
         _read(place, letter=_letters(number), threshold=threshold, level=level) for number, place in enumerate(places)
@@ -139,7 +139,7 @@ def _overrides(path: Path) -> dict[str, str] | None:
 
 
 def _config(path: Path) -> dict[str, str] | None:
-    """Reads the config by dotted keys, with the attempts of the last session; `None` if it cannot be read."""
+    """Reads a run's config by dotted key; `None` if it is unreadable. `attempts` is the value of the last session."""
     try:
         config = recorded_config(path)
     except (OSError, ConfigError):
@@ -165,7 +165,7 @@ def _differing(records: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _name(run: ChosenRun, differing: Sequence[str]) -> str:
-    """Returns a short name from the overrides that differ, or otherwise the name of the run directory."""
+    """Returns the overrides that differ as a short name; if there are none, the name of the run directory."""
     if run.overrides is None or not differing:
         return str(run.path)
     return " ".join(f"{key}={run.overrides[key]}" for key in differing if key in run.overrides) or "defaults"

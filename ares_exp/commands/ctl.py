@@ -26,23 +26,23 @@ from ares_exp.trajectories.files.line_file import has_writer
 
 WAIT_SEC = 15.0
 FRESH_SEC = 3.0
-"""Time that `status` waits for a new state. A watched run writes its state every two seconds."""
+"""Maximum wait of `status` for a new state, in seconds. A watched run writes its state every two seconds."""
 POLL_SEC = 0.1
 MAX_TAIL = 16 * 2**20
 SHOWN = 20
 HELP = """\
-Shows the state of a running run or sweep, or changes it. It uses files in the run directory, so it works from another
-terminal, from a script, and from another machine with the same disk. Users with write access to the directory can
-control the run.
+Shows the state of a run or sweep in progress, or controls it. The command uses files in the run directory, so it works
+from another terminal, from a script, and from another machine with the same disk. Users with write access to the
+directory can control the run.
 
   status               show the state: why episodes wait, and how much was spent
   pause                stop starting episodes; running episodes continue to their end
   pause --now          also hold requests to the policy; time limits of episodes are suspended
   resume               end a pause
-  stop                 same as Ctrl-C once: end episodes as cancelled; `resume=` continues them
+  stop                 like pressing Ctrl-C once: cancel running episodes; `resume=` continues them
   set KEY=VALUE ...    change concurrency, budget.*, retry.*, policy.max_concurrency or policy.max_retries
                        until this session ends
-  cancel TASK|EPISODE  end its running episodes as cancelled, and remove the others from the queue; `resume=` runs them
+  cancel TASK|EPISODE  cancel its running episodes, and remove its queued episodes; `resume=` runs both
 
 A sweep passes each command to all its jobs, including jobs that start later. control.jsonl records each command with
 its author, reason and outcome.
@@ -177,9 +177,9 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
     jobs = [job for job in job_folders(sweep) if _state(job) == "running"]
     if order.verb == "cancel":
         named = ", ".join(map(str, jobs)) or "none now"
-        raise ConfigError(f"Expected one job for `cancel`, got the sweep {sweep}. Running jobs: {named}.")
+        raise ConfigError(f"`cancel` requires one job, but {sweep} is a sweep. Running jobs: {named}.")
     if not _sweep_is_running(sweep):
-        raise ConfigError(f"Expected a sweep in progress, but no process runs {sweep}.")
+        raise ConfigError(f"Expected a sweep in progress, but no process is running {sweep}.")
     folder = RunDir(sweep)
     if order.verb == "stop":
         (sweep / STOP).touch()  # has the effect of one Ctrl-C in each job
@@ -193,7 +193,7 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
 
 
 def _outcome(run: Path, order: Order, wait_sec: float, since: float) -> Outcome:
-    """Waits for the line with the outcome of an order in the run's `control.jsonl`."""
+    """Waits until the run records the outcome of an order in `control.jsonl`, and returns the outcome."""
     while True:
         with suppress(OSError), open_regular(RunDir(run).orders) as file:
             file.seek(max(os.fstat(file.fileno()).st_size - MAX_TAIL, 0))
@@ -242,7 +242,7 @@ def _as_json(run: Path, state: str, status: RunStatus | None) -> Mapping[str, An
 
 
 def _lines(run: Path, state: str, status: RunStatus | None) -> Iterator[str]:
-    """Yields the lines about the state of a run. The first line describes the whole run."""
+    """Yields the lines that `status` prints about a run, starting with a summary."""
     if status is None or state != "running":
         yield f"{run}: {state}"
         return

@@ -1,4 +1,4 @@
-"""The command `export`: writes the episodes of a run in the format of another program."""
+"""The command `export`: writes the episodes of a run in formats of other programs."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from ares_exp.trajectories.files.line_file import ZSTD, write_lines
 
 T = TypeVar("T")
 Written = tuple[int, list[str]]
-"""Number of written episodes, rows or trials, and sentences for the user. The first sentence contains the number."""
+"""Result of an export: the number of written episodes, rows or trials, and sentences that are printed for the user."""
 
 SUCCESS = 1.0
-"""Lowest reward for supervised training, unless the user sets bounds."""
+"""Default minimum reward of the episodes that are exported for supervised training."""
 JSONL_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
 CHOOSING = ("task", "outcome", "min_reward", "max_reward")
 OF_ROWS = ("oracle", "tool_arguments", "reasoning")
@@ -44,7 +44,7 @@ OF_TOKENS = ("conversation", "realign_tokens", "temperature", "altered_sampling"
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """An export format. `suffixes` is empty if OUT is a folder. `about` is the line about the format in the help."""
+    """An export format. `suffixes` is empty if OUT is a folder. `about` describes the format in the help."""
 
     write: Callable[[ExportedEpisodes, argparse.Namespace], Written]
     suffixes: tuple[str, ...]
@@ -223,7 +223,7 @@ def _write_lines(out: Path, lines: Iterable[str]) -> None:
 
 
 def _file_name(episode_id: str) -> str:
-    """Returns the id as a file name, or a similar safe name for an unsafe id from another program."""
+    """Returns the id if it is a safe file name, and otherwise a similar safe name. Ids can come from other programs."""
     if SAFE_NAME.fullmatch(episode_id) and not episode_id.startswith("."):
         return episode_id
     like_it = re.sub(r"[^A-Za-z0-9_-]+", "_", episode_id)[:100]

@@ -1,12 +1,12 @@
 """The export of a run as a Harbor job: a folder with the documents and files of each trial, written atomically.
 
-The documents have the form of Harbor's models. Missing config keys have Harbor's defaults. All records of the run are
-untrusted input.
+The documents follow the schema of Harbor's models. Config keys that a run does not have get Harbor's defaults. All
+records of the run are untrusted input.
 
-An error keeps the name of its class, which is also Harbor's name if Harbor has the same error. The time limit is
-Harbor's `AgentTimeoutError`, which can occur together with a reward. Harbor has no error for limits on steps, tokens
-and cost, so `agent_result.metadata` names the limit. An attempt without a result (cancelled, closed, lost, abandoned)
-has a `CancelledError`.
+Errors have the names of their ares_exp classes, which equal Harbor's names if Harbor has the same error. A reached time
+limit is exported as Harbor's `AgentTimeoutError`; such a trial can have a reward. Harbor has no error for limits on
+steps, tokens and cost, so `agent_result.metadata` names the limit. An attempt without a result (cancelled, closed,
+lost, abandoned) is exported with a `CancelledError`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class RecordedJob:
         return str(self.group(name).get("_target_", "unknown")).rpartition(".")[2]
 
     def place(self, task: str) -> tuple[dict[str, str], str | None]:
-        """Returns the location of a task as a Harbor task id, and its task set (`None` for a single task)."""
+        """Returns a task's location as a Harbor task id, and the name of the task set (`None` for a single task)."""
         from ares_exp.tasks.task_set import SAMPLES
 
         env, origins = self.group("env"), self.provenance.get("task_origins")
@@ -133,7 +133,7 @@ def read_job(path: Path) -> RecordedJob:
     try:
         config = recorded_config(run_dir.path)
     except OSError as error:
-        raise ConfigError(f"Cannot read {run_dir.config}: {error.strerror}. An export needs it.") from None
+        raise ConfigError(f"Cannot read {run_dir.config}: {error.strerror}. The export needs this file.") from None
     provenance, results = read_object(run_dir.provenance), final_results(everything)
     recorded = provenance.get("tasks")
     tasks = {str(name): None for name in recorded} if isinstance(recorded, list) else {}
@@ -167,7 +167,7 @@ def _agent(job: RecordedJob) -> dict[str, str]:
 
 
 def _environment(job: RecordedJob) -> dict[str, str]:
-    """Returns the container backend (Harbor's name or our class), or the environment if it has no container."""
+    """Returns the container backend by its Harbor name or class; without containers, the class of the environment."""
     target = str(job.group("container").get("_target_") or "")
     scored = [one for one in job.results if one.reward is not None]
     if scored and not any(one.container_image for one in scored):
@@ -201,7 +201,7 @@ def _timeout_error(limit: str | None) -> ErrorInfo | None:
 def trial_result(
     job: RecordedJob, result: EpisodeResult, trajectory: Json | None, *, config: Json, trial_id: str, uri: str
 ) -> dict[str, Any]:
-    """Returns the `result.json` of a trial: every key that Harbor writes, nulls included. `trajectory` is in ATIF."""
+    """Returns the `result.json` of a trial, with all keys that Harbor writes, even if null. `trajectory` is in ATIF."""
     provider, slash, model = config["agent"]["model_name"].partition("/")
     place, source = job.place(result.task_name)
     digest = job.tasks[result.task_name]
@@ -257,7 +257,7 @@ def _step(stage: StageResult, result: EpisodeResult) -> dict[str, Any]:
 
 
 def _context(result: EpisodeResult, trajectory: Json | None) -> dict[str, Any]:
-    """Returns usage and token ids of an agent. `metadata` contains the values for which Harbor has no key."""
+    """Returns the agent's usage and token ids. `metadata` contains further values, for which Harbor has no key."""
     names = ("episode_id", "attempt", "retry", "seed", "container_image", "num_steps")
     kept = {name: getattr(result, name) for name in names}
     truncated_by = result.limit if result.outcome is Outcome.TRUNCATED else None
@@ -276,7 +276,7 @@ def _context(result: EpisodeResult, trajectory: Json | None) -> dict[str, Any]:
 def _rollout_details(document: Json) -> list[dict[str, Any]] | None:
     """Returns the token ids and log-probabilities of all LLM calls; `None` if a call lacks completion ids.
 
-    A field that is missing in a call is omitted.
+    A field is omitted if any call lacks it.
     """
     turns = [step["metrics"] for step in document["steps"] if "metrics" in step]
     names = ("prompt_token_ids", "completion_token_ids", "logprobs")
@@ -335,7 +335,7 @@ def mean_rewards(rewards: Sequence[Mapping[str, float] | None]) -> dict[str, flo
 
 
 def pass_rates(successes: Mapping[str, Sequence[bool]]) -> dict[str, float]:
-    """Returns the mean pass@k over tasks, for powers of two and multiples of five.
+    """Returns the mean pass@k over tasks, for each `k` that is a power of two or a multiple of five.
 
     `successes` contains, for each task, whether each attempt passed.
     """
@@ -408,13 +408,13 @@ def trial_name(task_name: str, episode_id: str) -> str:
 
 
 def stable_id(*parts: str) -> str:
-    """Returns a UUID of the parts. Equal parts always have the same UUID."""
+    """Derives a UUID from the parts. Equal parts always have the same UUID."""
     return str(uuid.uuid5(_NAMESPACE, "/".join(parts).encode(errors="backslashreplace").decode()))
 
 
 class _Writer:
     def __init__(self, job: RecordedJob, place: Path, jobs_dir: Path, name: str) -> None:
-        """Prepares the documents of the folder `place`, which becomes `<jobs_dir>/<name>` when it is complete."""
+        """Prepares an export to the temporary folder `place`, which is renamed to `<jobs_dir>/<name>` at the end."""
         self._job, self._place, self._uri = job, place, jobs_dir / name
         self._job_id = stable_id(job.run_id)
         self._config: dict[str, Any] = {

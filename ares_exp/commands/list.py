@@ -33,12 +33,12 @@ GROUP_OF: Mapping[str, str] = {
     "scorers": "scorer",
     "experiments": "experiment",
 }
-"""Sections that list the options of a group."""
+"""Config group of each section that lists options."""
 WITHOUT_TARGET = ("experiment", "scorer")
 """Groups whose options do not create an object."""
 PLUGINS = "plugins"
 COUNT_TIMEOUT_SEC = 10.0
-"""Time limit for counting the tasks of one environment, because a plugin can hang."""
+"""Time limit, in seconds, for counting the tasks of one environment, because a plugin can hang."""
 
 Row = dict[str, Any]
 
@@ -84,9 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
     folders = [] if arguments.config_dir is None else [arguments.config_dir.absolute()]
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(
-                f"Expected `--config-dir` to be a folder of options, found no such directory: {arguments.config_dir}."
-            )
+            raise ConfigError(f"There is no folder {arguments.config_dir}. Set `--config-dir` to a folder of options.")
     print_problems(folders)
     with redirect_stdout(sys.stderr):  # a plugin may print
         if name == TASKS:
@@ -118,7 +116,7 @@ def _options(group: str, config_dirs: Sequence[Path]) -> list[Row]:
 
 
 def _problem_of(option: Option) -> str | None:
-    """Checks the file and class of an option without starting a run. Returns the problem; `None` without a problem."""
+    """Checks the file and class of an option without starting a run. Returns the problem; `None` if there is none."""
     import yaml
 
     try:
@@ -137,7 +135,7 @@ def _problem_of(option: Option) -> str | None:
 
 
 def _count_tasks(option: Option, config_dirs: Sequence[Path]) -> int | None:
-    """Counts the tasks of an environment; returns `None` if the number is unknown. Abandons calls that fail or hang."""
+    """Counts the tasks of an environment. Returns `None` if counting fails, hangs, or requires a user's value."""
     preset = ConfiguredPreset(option.name, config_dirs=tuple(config_dirs))
     found: list[int | BaseException | None] = []
 
@@ -152,7 +150,7 @@ def _count_tasks(option: Option, config_dirs: Sequence[Path]) -> int | None:
     counting = threading.Thread(target=count, name=f"count {option.name}", daemon=True)
     counting.start()
     counting.join(COUNT_TIMEOUT_SEC)
-    result = found[0] if found else TimeoutError(f"it takes longer than {COUNT_TIMEOUT_SEC:g} s")
+    result = found[0] if found else TimeoutError(f"counting takes longer than {COUNT_TIMEOUT_SEC:g} s")
     if not isinstance(result, BaseException):
         return result
     if option.origin != BUILT_IN:
@@ -170,7 +168,7 @@ def _plugins() -> list[Row]:
 
 
 def _task_rows(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Row]:
-    """Returns the selected tasks. `index` is the number for `env.tasks=5`; `None` if the source has no positions."""
+    """Returns a row per selected task. `index` is its position, as in `env.tasks=5`; `None` without positions."""
     source = make_source(compose_config(overrides, config_dirs=config_dirs))
     names = source.load(_warn)
     facts = {task.name: _facts(task) for task in source.tasks}
@@ -178,7 +176,7 @@ def _task_rows(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Ro
 
 
 def _facts(task: Task) -> Row:
-    """Returns the stages of a task with their limits, and its image."""
+    """Returns the stages of a task with their time limits, and the image and resources of its container."""
     spec = task.container_spec
     return {
         "stages": [

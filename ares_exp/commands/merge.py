@@ -1,4 +1,4 @@
-"""The command `merge`: merges the run directories of a run's shards, which are untrusted, into one run directory."""
+"""The command `merge`: merges the untrusted run directories of a run's shards into one run directory."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _read_shard(path: Path) -> Shard:
     provenance = read_object(run_dir.provenance)
     tasks = provenance.get("tasks")
     if not isinstance(tasks, dict):
-        raise ConfigError(f"Expected the names of the tasks in {run_dir.provenance}, which is missing or broken.")
+        raise ConfigError(f"Cannot read the names of the tasks, because {run_dir.provenance} is missing or broken.")
     recorded = read_results(run_dir.episodes)
     with open_regular(run_dir.episodes) as file:
         lines = file.read(recorded.whole_bytes).splitlines(keepends=True)
@@ -187,8 +187,8 @@ def _check_slots(shards: Sequence[Shard]) -> None:
             other = owner.setdefault(slot, (shard, lines))
             if other[1] != lines:
                 raise ConfigError(
-                    f"Expected every attempt in one run only, but attempt {slot[1]} of {slot[0]} ran in "
-                    f"{other[0].run_dir.path} and, with another result, in {shard.run_dir.path}. Leave one of them out."
+                    f"{other[0].run_dir.path} and {shard.run_dir.path} have different results of attempt {slot[1]} at "
+                    f"{slot[0]}. Leave one of these runs out."
                 )
 
 

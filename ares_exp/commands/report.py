@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _kinds(text: str) -> tuple[str, ...]:
     kinds = tuple(dict.fromkeys(text.split(",")))
     if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise argparse.ArgumentTypeError(f"expected {', '.join(KINDS)} or several with commas, got {unknown[0]!r}")
+        raise argparse.ArgumentTypeError(f"expected {', '.join(KINDS)} or both (`paths,env`), got {unknown[0]!r}")
     return kinds
 
 

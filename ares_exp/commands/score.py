@@ -1,4 +1,4 @@
-"""The command `score`: scores the finished episodes of a run again, without LLM calls of the agent's policy.
+"""The command `score`: scores the finished episodes of a run again, without requests to the policy.
 
 Each scorer has a file `scores/NAME.jsonl` in the run directory. Each call of the command appends a line with the config
 of the scorer, followed by one line per episode. `read_results` adds the scores to the rewards of the episodes, so all
@@ -60,7 +60,7 @@ NO_CONTAINER = (
 )
 
 HELP = """\
-Scores the finished episodes of RUN again, without LLM calls of the policy. The new scores have the name of the scorer
+Scores the finished episodes of RUN again, without requests to the policy. The new scores have the name of the scorer
 and are shown next to the original rewards, which do not change. After an interruption, run the command again to
 continue.
 [arguments]
@@ -82,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     run_dir = RunDir(RecordedRun(arguments.run).path)
     if not is_trusted(run_dir.path):  # loads its tasks and executes its responses in a container
         raise ConfigError(
-            f"Expected a run directory that only you can write, got {run_dir.path}: others own it or can write in it. "
-            "Copy it, and score the copy."
+            f"Expected a run directory that only you can write to, got {run_dir.path}: it belongs to another "
+            "user, or other users can write to it. Copy it, and score the copy."
         )
     folders = [] if arguments.config_dir is None else [arguments.config_dir]
     config = compose_config(["tracker=none", *arguments.overrides], config_dirs=folders)
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Scoring:
-    """Scores the episodes that have no score yet. `failures` lists episodes whose scoring failed, by error message."""
+    """Scores the episodes that have no score yet. `failures` maps error messages to the affected episodes."""
 
     def __init__(self, run_dir: RunDir, scorers: Sequence[ConfiguredScorer]) -> None:
         """Reads the records, and selects the episodes that need a score.
@@ -144,7 +144,6 @@ class _Scoring:
 
     @property
     def progress(self) -> str:
-        """The number of scored episodes, in words."""
         return f"{self._done:,} of {count_of(len(self._due), 'episode')} done"
 
     async def run(self, concurrency: int) -> None:
@@ -217,7 +216,7 @@ class _Scoring:
         self.failures.setdefault(why, []).append(f"{row.task_name} (attempt {row.attempt})")
 
     def _episode(self, row: EpisodeResult, trajectory: EpisodeTrajectory) -> ScoredEpisode:
-        """Creates the episode in the form in which the run passes it to its scorers."""
+        """Creates the object that scorers receive for an episode, as the run passed it to its own scorers."""
         last = trajectory.unfinished_step
         if last is not None and last.action is not None:  # the agent finished, but the verifier failed
             trajectory = replace(trajectory, steps=(*trajectory.steps, last))
@@ -236,9 +235,10 @@ class _Scoring:
     async def _container(
         self, trajectory: EpisodeTrajectory, scorers: Sequence[ConfiguredScorer]
     ) -> AsyncIterator[Container | None]:
-        """Yields the container of an episode in its final state; `None` if no scorer uses it, or it cannot be restored.
+        """Yields an episode's container in its final state; `None` if no scorer uses it, or if it cannot be restored.
 
-        It is restored from the last snapshot. The agent then executes the last response again, and the tests run again.
+        The container is restored from the last snapshot. Then the agent executes the last response again, and the tests
+        run.
         """
         step, last = len(trajectory.steps) - 2, trajectory.steps[-1].action if trajectory.steps else None
         snapshot = None
@@ -257,7 +257,7 @@ class _Scoring:
 
 
 def _has(rewards: Iterable[str], name: str) -> bool:
-    """Returns whether any of these rewards belongs to the scorer `name`."""
+    """Returns whether any of the reward names belongs to the scorer `name`."""
     return name in {reward.partition(".")[0] for reward in rewards}
 
 

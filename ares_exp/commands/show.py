@@ -35,7 +35,7 @@ SUCCESS = 1.0
 CAUSE_CHARS = 80
 VERIFIER_OUTPUT = "verifier/test-stdout.txt"
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
-"""Columns to drop on narrow terminals, in this order. Most episode ids start with the task, so it can be dropped."""
+"""Columns to drop on narrow terminals, in this order. `task` is redundant, because most episode ids start with it."""
 
 HELP = """\
 Prints an episode: for each step, the response of the policy, the commands that ran, and the text that was added to the
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
     elif has_steps:
         example = f" Name one, such as {path_of_one(arguments.episode, episodes)}." if episodes else ""
         raise UserError(
-            f"Expected one episode with `--step` or `--steps`, found {len(episodes)} in {arguments.episode}.{example}"
+            f"`--step` and `--steps` require one episode, but found {len(episodes)} in {arguments.episode}.{example}"
         )
     else:
         _list(episodes, count_of(len(found), "episode"), has_causes=arguments.failed)
@@ -117,13 +117,13 @@ def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
     if arguments.step is not None:
         if not -len(positions) <= arguments.step < len(positions):
             raise UserError(
-                f"Expected a step below {len(positions)}, got {arguments.step}, because the episode has no more steps."
+                f"The episode has no step {arguments.step}, because it has only {count_of(len(positions), 'step')}."
             )
         positions = positions[arguments.step :][:1]
     elif arguments.steps is not None:
         positions = positions[arguments.steps]
         if not positions:
-            raise UserError(f"Expected steps from 0 to {len(episode.steps) - 1}, but `--steps` selects none.")
+            raise UserError(f"`--steps` selects no steps. The episode has the steps 0 to {len(episode.steps) - 1}.")
     with paged_console(is_wanted=not arguments.no_pager) as console:
         printer = EpisodePrinter(console, episode, full=arguments.full)
         printer.header(stored.path, stored.outcome)
@@ -136,7 +136,7 @@ def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
 
 
 def _verifier_output(stored: StoredEpisode) -> dict[str, str]:
-    """Returns the text of each file with verifier output, by file name."""
+    """Returns the verifier's output files as text, by file name."""
     from ares_exp.reports.episode_files import episode_files
 
     files = episode_files(_run_of(stored), stored.episode_id)
@@ -148,7 +148,7 @@ def _run_of(stored: StoredEpisode) -> Path:
 
 
 def _added_rewards(episodes: Iterable[StoredEpisode]) -> dict[str, dict[str, float]]:
-    """Returns the rewards that `ares-exp score` added to the runs of the episodes, by episode and name."""
+    """Returns the rewards that `ares-exp score` added to the runs of these episodes, by episode id and reward name."""
     runs = dict.fromkeys(map(_run_of, episodes))
     return {episode_id: rewards for run in runs for episode_id, rewards in added_rewards(RunDir(run)).items()}
 
@@ -166,7 +166,7 @@ def _list(episodes: StoredEpisodes, found: str, *, has_causes: bool) -> None:
 
 
 def _cause(episode: StoredEpisode) -> str:
-    """Returns the error of an episode; without an error, the last line of the verifier's output."""
+    """Returns the error of an episode, or the last line of the verifier's output if there is no error."""
     if episode.error is not None:
         return f"{episode.error.type}: {episode.error.message}"
     lines = [line for text in _verifier_output(episode).values() for line in text.splitlines() if line.strip()]
@@ -174,7 +174,7 @@ def _cause(episode: StoredEpisode) -> str:
 
 
 def list_columns(episodes: StoredEpisodes) -> dict[str, list[str]]:
-    """Returns the cells of a list of episodes by column. The columns of added rewards come last."""
+    """Returns the columns of the table of episodes, by name. Columns for added rewards come last."""
     added = _added_rewards(episodes)
     columns = {name: [cell(episode) for episode in episodes] for name, cell in _CELLS.items()}
     for name in dict.fromkeys(name for one in episodes for name in added.get(one.episode_id, ())):
@@ -202,7 +202,7 @@ LESS = "-RFX"
 def paged_console(*, is_wanted: bool = True) -> Iterator[Console]:
     """Yields a console that writes to a pager if stdout is a terminal and a pager exists, and otherwise to stdout.
 
-    Waits for the pager to end. The user can quit the pager before the output ends, without an error.
+    At the end, waits for the pager. If the user quits the pager earlier, the rest of the output is discarded.
     """
     command = _pager() if is_wanted and sys.stdout.isatty() and sys.stdin.isatty() else None
     if command is None:

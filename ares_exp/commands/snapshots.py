@@ -135,7 +135,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def list_columns(snapshots: Sequence[EnvironmentSnapshot]) -> dict[str, Sequence[str]]:
-    """Returns the cells of a list of snapshots by column name."""
+    """Returns the columns of the table of snapshots, by name."""
     return {name: [cell(snapshot) for snapshot in snapshots] for name, cell in _CELLS.items()}
 
 
@@ -268,7 +268,7 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _stores(paths: Sequence[Path]) -> list[SnapshotStore]:
-    """Returns the stores. Skips paths without a store if there are several paths (`outputs/*` matches every run)."""
+    """Returns the snapshot stores at the paths. Of several paths (`outputs/*`), skips paths without a store."""
     found = {path: find_store(path) for path in paths}
     wrong = [path for path, store in found.items() if store is None and (len(found) == 1 or not path.is_dir())]
     if wrong:
@@ -288,7 +288,6 @@ def _beyond(store: SnapshotStore, keep: int | None) -> Sequence[str]:
 
 
 def _moment(snapshot: EnvironmentSnapshot) -> str:
-    """Returns the creation time of a snapshot."""
     return f"{datetime.fromisoformat(snapshot.created_at):%Y-%m-%d %H:%M:%S UTC}"
 
 
@@ -305,7 +304,6 @@ def _came_from(snapshot: EnvironmentSnapshot) -> str:
 
 
 def _pairs(data: Any) -> str:
-    """Formats a mapping on one line."""
     return "  ".join(f"{one_line(str(name))}={one_line(str(value))}" for name, value in data.items())
 
 

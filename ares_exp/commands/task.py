@@ -1,4 +1,4 @@
-"""The command `task`: creates a small task, checks the tests of tasks, and opens a shell in a task."""
+"""The command `task`: creates a small task, checks the tests of tasks, and opens a shell in the container of a task."""
 
 from __future__ import annotations
 

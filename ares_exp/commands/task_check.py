@@ -1,4 +1,4 @@
-"""The command `task check`: runs the solution of each task and an agent that does nothing, and judges the tests."""
+"""The command `task check`: checks the tests of tasks with the solution of each task and an agent that does nothing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ TERMINATED = 143
 TAIL_LINES = 15
 TAIL_BYTES = 4096
 SHOWN_OUTPUT = re.compile(r"<exit_code>(-?\d+)</exit_code>\s*<output>\n(.*)\n</output>\s*", re.DOTALL)
-"""Pattern of the shell agent's message with the complete output of a command."""
+"""Pattern that matches the shell agent's message with the exit code and the complete output of a command."""
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -147,8 +147,9 @@ class Candidate:
     """A folder to check as a task.
 
     Attributes:
-        shared: Folder of tasks that links of the task may point into; `None` if its links must stay in the task.
-        problem: Reason why the task cannot be run; `None` if it can.
+        shared: Folder of tasks that symbolic links in the task may point into; `None` if the links must stay in the
+            task.
+        problem: Reason why the task cannot be run; `None` if there is no such reason.
     """
 
     path: Path
@@ -164,7 +165,7 @@ class Candidate:
 def find_candidates(paths: Sequence[Path]) -> list[Candidate]:
     """Finds and reads the tasks at paths. Each path is a task or a folder of tasks.
 
-    Tasks may share files of their folder only if this folder is the only path.
+    If a folder of tasks is the only path, its tasks may contain links to other files in the folder.
     """
     folders = {folder.resolve(): folder for path in paths for folder in _folders(path.expanduser())}
     counted = Counter(real.name for real in folders)
@@ -223,7 +224,7 @@ def _read(candidate: Candidate) -> Candidate:
 
 
 def _checked(candidate: Candidate, parts: EpisodeParts) -> Candidate:
-    """Adds the reason why one of the two runs would reject the task, if any."""
+    """Adds the reason why one of the two runs would reject the task, if there is one."""
     try:
         task = load_task(candidate.path, links_within=candidate.shared)
         for provide_solution in (False, True):
@@ -235,7 +236,7 @@ def _checked(candidate: Candidate, parts: EpisodeParts) -> Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRun:
-    """A finished run: its directory, and its attempts by task name."""
+    """A finished run, with its directory, and its attempts by task name."""
 
     path: Path
     attempts: Mapping[str, Sequence[EpisodeResult]]
@@ -251,8 +252,8 @@ def run_both(
 ) -> dict[str, CheckedRun]:
     """Runs the tasks' solutions, then an agent that does nothing. Returns both runs, `solution` and `nothing`.
 
-    The run directories are in `folder`. `overrides` and `flags` are for both runs. The error message of a rejected or
-    failed run becomes a `UserError`.
+    The run directories are in `folder`. `overrides` and `flags` apply to both runs. If a run is rejected or fails, its
+    error message is raised as a `UserError`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     listed = folder / TASK_LIST
@@ -280,7 +281,7 @@ def run_both(
 
 
 def _execute(words: Sequence[str]) -> None:
-    """Runs `python -m ares_exp` and prints its stderr. Its error message becomes the message of the raised error."""
+    """Runs `python -m ares_exp` and prints its stderr. If the command fails, raises an error with the same message."""
     command = [sys.executable, "-m", "ares_exp", *words]
     complaint: list[str] = []
     with subprocess.Popen(
@@ -308,7 +309,7 @@ def _execute(words: Sequence[str]) -> None:
 
 @contextmanager
 def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Ends a run with this process. Ctrl-C reaches both processes; SIGTERM is forwarded to the run."""
+    """Ends a run when this process is ended: forwards SIGTERM to the run. Ctrl-C reaches both processes anyway."""
 
     def end(*_: object) -> None:
         process.terminate()
@@ -337,7 +338,7 @@ def _tell(line: str) -> None:
 
 
 class Fault(StrEnum):
-    """The kind of a task's problem."""
+    """The kind of a problem that the check found."""
 
     INVALID = "invalid"
     SOLUTION_FAILS = "solution_fails"
@@ -349,12 +350,12 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem of a task.
+    """A problem that the check found in a task.
 
     Attributes:
-        outputs: Ends of the printed outputs, by heading; an empty text if the heading reports that nothing was printed.
+        outputs: Last lines of the outputs to print, by heading; an empty text if a program printed nothing.
         files: Folder of the verifier's files; `None` if it does not exist.
-        episode: Argument for `ares-exp show`; `None` if the task was not run.
+        episode: Path of the episode, as for `ares-exp show`; `None` if the task was not run.
     """
 
     fault: Fault
@@ -390,7 +391,7 @@ class TaskVerdict:
 
 
 def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: float) -> TaskVerdict:
-    """Returns the verdict on a task. `ran` is empty if the task could not run. Rewards of `threshold` or more pass."""
+    """Returns the verdict on a task. `ran` is empty if the task could not run. Rewards of at least `threshold` pass."""
     if candidate.problem is not None:
         return TaskVerdict(candidate, (), (), (Problem(Fault.INVALID, candidate.problem, {}),))
     attempts = {name: ran[name].attempts.get(candidate.name, ()) for name in (SOLUTION, NOTHING)}
@@ -406,7 +407,6 @@ def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: flo
 
 
 def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
-    """Returns the fault if the agent failed before the tests ran."""
     if result.reward is not None or result.outcome is not Outcome.AGENT_ERROR:
         return None
     said = "the agent failed, so the tests did not run (`task check` sends it one fenced bash block per response)"
@@ -414,7 +414,6 @@ def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
 
 
 def _of_solution(reward: float | None, rewards: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
-    """Returns the fault if the solution's attempt did not pass."""
     if reward is not None and reward >= threshold:
         return None
     needed = f"at least {format_number(threshold)} is required"
@@ -452,7 +451,7 @@ def _problem(fault: Fault, message: str, result: EpisodeResult, run: RunDir, *, 
 
 
 def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
-    """Returns the ends of the solution outputs that the agent got, one per stage; empty if they were not recorded."""
+    """Returns the last output lines of the solution by heading, one text per stage; empty if nothing was recorded."""
     try:
         episode = EpisodeTrajectory.load(run.trajectories / f"{result.episode_id}.json")
     except (OSError, AresExpError):
@@ -470,7 +469,7 @@ def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
 
 
 def _printed(what: str, shown: str) -> tuple[str, str]:
-    """Returns a heading for the output and the end of the output, without the frame that the shell agent adds."""
+    """Returns a heading and the last lines of an output, without the text that the shell agent adds to it."""
     found = SHOWN_OUTPUT.fullmatch(shown)
     text = _last_lines(shown if found is None else found[2])
     code = "" if found is None else f" (exit code {found[1]})"
@@ -539,7 +538,7 @@ def _rewards(rewards: Sequence[float | None]) -> str:
 
 
 def _told(verdict: TaskVerdict, problem: Problem) -> str:
-    """Returns a paragraph with a problem of a task, the printed output, and the files to look at."""
+    """Formats a problem of a task, with the printed output, and the files to look at."""
     lines = [f"{verdict.candidate.name}: {problem.message.rstrip('.')}."]
     for what, text in problem.outputs.items():
         lines += [f"  {what}:", textwrap.indent(printable(text), "    | ", lambda _: True)] if text else [f"  {what}"]

@@ -1,4 +1,4 @@
-"""The command `task shell`: opens an interactive shell in the container of a task, in the state that the agent gets."""
+"""The command `task shell`: opens an interactive shell in a task's container, in the state in which an agent starts."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _snapshot(reference: str) -> EnvironmentSnapshot:
 def _recorded(
     snapshot: EnvironmentSnapshot, episode: EpisodeParts, overrides: Sequence[str]
 ) -> tuple[HarborTask, EpisodeParts]:
-    """Returns a snapshot's task, and `episode` with the snapshot's container backend unless the overrides set one."""
+    """Returns a snapshot's task, and `episode` with the snapshot's container backend, unless overrides set another."""
     from ares_exp.environments.recorded_setup import recorded_container_factory, recorded_task
 
     containers: ContainerFactoryBase = episode.container_factory
@@ -190,7 +190,7 @@ def _recorded(
 async def _started(
     task: HarborTask, episode: EpisodeParts, restored: EnvironmentSnapshot | None
 ) -> AsyncIterator[Container]:
-    """Starts the container of a task, ready for the agent of its first stage; removes it at the end."""
+    """Starts a task's container and prepares the first stage for an agent; removes the container at the end."""
     from ares_exp.containers.filesystem.delta import StoredChanges
     from ares_exp.containers.filesystem.delta_encoding import get_delta
 

@@ -4,8 +4,9 @@ The server is a separate process that only reads files. It does not slow down ru
 killed or that run on another machine.
 
 Other web pages can send requests to this server through host names that resolve to this machine. Other users of this
-machine can also connect to the server. Each request therefore needs the exact `Host`, no foreign `Origin`, and a token.
-The first address contains the token. Later requests send it in a cookie that is not sent with requests of other sites.
+machine can also connect to the server. Each request must therefore have the exact `Host`, no other `Origin`, and a
+token. The first address contains the token. Later requests send it in a cookie that is not sent with requests of other
+sites.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PORT = 7580
 HOST = "127.0.0.1"
 CONNECT = "'self'"
 COOKIE = "ares_exp_view_{}"
-"""Name of the cookie. It contains the port, because browsers share the cookies of all ports of a host."""
+"""Name of the cookie. The name contains the port, because browsers share cookies between all ports of a host."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -132,7 +133,6 @@ class _Request(BaseHTTPRequestHandler):
     timeout = IDLE_SEC
 
     def do_GET(self) -> None:
-        """Checks the request and sends the response."""
         url = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         is_first = url.path == "/" and "token" in query
@@ -157,7 +157,7 @@ class _Request(BaseHTTPRequestHandler):
                 self._send(422, f"{error.filename}: {error.strerror}")
 
     def _rejected(self, *, is_first: bool) -> tuple[int, str] | None:
-        """Returns the status and text of a rejection if another site may have sent the request."""
+        """Returns the HTTP status and text of a rejection; `None` if no other site can have sent the request."""
         hosts = [f"{name}:{self.server.port}" for name in (HOST, "localhost")]
         if self.headers.get_all("Host", []) not in [[host] for host in hosts]:
             return 421, f"Expected a request to {hosts[0]}."
@@ -218,7 +218,7 @@ class _Request(BaseHTTPRequestHandler):
 
 
 def _tagged(text: str) -> tuple[str, str]:
-    """Returns a text and its tag for `If-None-Match`."""
+    """Returns a text and its entity tag (see `If-None-Match`)."""
     return text, f'"{sha256(text.encode()).hexdigest()[:32]}"'
 
 
@@ -271,7 +271,7 @@ class ShelvedRun:
         self._summary_of: Signature | None = None
 
     def summary(self) -> dict[str, Any]:
-        """Returns the row of the run in a list of runs, with the error if the run cannot be read."""
+        """Returns the row of the run in a list of runs. If the run cannot be read, the row contains the error."""
         with self._lock:
             signature = _signature(self._path, steps=False)
             if signature != self._summary_of:
@@ -279,7 +279,7 @@ class ShelvedRun:
             return {"key": self._key, "name": self._key, "summary": self._summary}
 
     def text(self) -> tuple[str, str]:
-        """Returns the payload of the run as JSON and its tag."""
+        """Returns the payload of the run as JSON, and the entity tag of this text."""
 
         def make(shown: ShownRun) -> Mapping[str, Any]:
             status = read_status(shown.dir.status) if shown.state.name == "running" else None
@@ -289,7 +289,7 @@ class ShelvedRun:
         return self._made("", make)
 
     def episode_text(self, episode_id: str) -> tuple[str, str]:
-        """Returns the payload of an episode and its tag. Raises `KeyError` if the episode has no trajectory."""
+        """Returns an episode's payload and its entity tag. Raises `KeyError` if the episode has no trajectory."""
         return self._made(f"e{episode_id}", lambda shown: shown.episode(episode_id))
 
     def _made(self, name: str, make: Callable[[ShownRun], Mapping[str, Any]]) -> tuple[str, str]:
@@ -318,7 +318,7 @@ def _summary(path: Path) -> dict[str, Any]:
 
 
 def _signature(path: Path, *, steps: bool) -> Signature:
-    """Returns sizes and times of the files that a run writes. With `steps`, includes each trajectory."""
+    """Returns sizes and times of the run's files, to detect changes. `steps` adds the files of the trajectories."""
     run = RunDir(path)
     files = [run.episodes, run.sessions, run.summary, run.results, run.log, run.config, run.status]
     files += [path / name for name in (*RUN_FILES, *RUN_FOLDERS)]

@@ -62,13 +62,13 @@ CHARTS = {
     "US dollars": (FINISHED, "episode/cost"),
     "event loop lag": (WALL_SEC, "system/loop_lag_sec"),
 }
-"""Line plots by title: the axis and the plotted metrics."""
+"""Line plots by title, each with its x-axis and the plotted metrics."""
 BARS = {
     "mean reward, errors as zero": ("stat/mean_reward", "stat/mean_reward_low", "stat/mean_reward_high"),
     "pass@1": ("stat/pass@1", "stat/pass@1_low", "stat/pass@1_high"),
     "US dollars": ("run/cost",),
 }
-"""Bar plots: keys of the summary, by title."""
+"""Bar plots by title, each with the plotted keys of the summary."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -89,7 +89,7 @@ def _upload(arguments: argparse.Namespace) -> int:
         for run_dir in (found for path in arguments.paths for found in _run_dirs(path)):
             if not is_trusted(run_dir):  # W&B uploads every file that the record names
                 raise UserError(
-                    f"Expected a run directory that only you can write, got {run_dir}. Copy it, and upload the copy."
+                    f"Expected a run directory that only you can write to, got {run_dir}. Copy it, and upload the copy."
                 )
             uploaded &= _upload_run(run_dir, folder, again=arguments.again)
     return exit_codes.COMPLETE if uploaded else exit_codes.INCOMPLETE
@@ -150,9 +150,9 @@ def _sync(files: Sequence[Path], folder: Path) -> None:
 
 
 def _complete(run_dir: Path, record: WandbRecord, folder: Path) -> list[Path]:
-    """Links the input runs of a run. If the run was killed or moved, or has new scores, also uploads scores and files.
+    """Links an uploaded run to its input runs. If it was killed, moved or scored again, uploads its files and scores.
 
-    Returns the parent runs whose trajectories changed.
+    Returns the input runs that could not be linked, because their trajectories have changed.
     """
     summary = recorded_summary(RunDir(run_dir))
     run = open_run(record, folder, mode="online", settings={"init_timeout": UPLOAD_TIMEOUT_SEC}, resume="must")

@@ -23,7 +23,7 @@ EXTRAS = {
     **dict.fromkeys([f"hydra/launcher={name}" for name in ("joblib", "submitit_local", "submitit_slurm")], "sweep"),
     "hydra/sweeper=optuna": "optuna",
 }
-"""Extra of ares_exp to install for each option that a Hydra plugin package provides."""
+"""The extra of ares_exp that installs the Hydra plugin for each of these options."""
 NO_PACKAGE = (
     "Expected `# @package _global_` as the first line of {name}.yaml: without it, the file sets keys below "
     "`experiment` instead of top-level keys. Add this line."
@@ -32,7 +32,7 @@ QUOTED = re.compile(r"['\"`]([^'\"`]+)['\"`]")
 
 
 def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFIG) -> str:
-    """Explains a config error of Hydra or OmegaConf, with the nearest valid alternative."""
+    """Converts a config error of Hydra or OmegaConf to a message that names the most similar valid key or option."""
     from hydra.errors import MissingConfigException, OverrideParseException
 
     cause: BaseException = error.__cause__ or error
@@ -68,7 +68,7 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
         return f"An override sets a key inside a list: {text}. Set the whole list instead."
     if found := re.match(r"Interpolation key '(\w+)' not found", str(cause)):
         name = found[1]
-        return f"`{key}`: There is no key `{name}` for `${{{name}}}`. Use `${name}` for a variable of the shell."
+        return f"`{key}`: There is no key `{name}` for `${{{name}}}`. Use `${name}` for a shell variable."
     if "is not a subclass of" in str(cause):
         return NOT_A_VALUE.format(name=key)
     if key:
@@ -82,12 +82,12 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
 
 
 def is_below_a_list(error: BaseException) -> bool:
-    """Returns whether an override tried to set a named key inside a list. OmegaConf has no error class for this."""
+    """Returns whether OmegaConf raised `error` because an override sets a named key inside a list."""
     return re.match(r"Index '.*' \(str\) is not an int", str(error)) is not None
 
 
 def _resolved(error: BaseException) -> BaseException:
-    """Returns the error that a resolver raised. Defaults to `error` itself."""
+    """Returns the error that a resolver raised, or `error` if no resolver raised it."""
     from omegaconf.errors import InterpolationResolutionError
 
     while isinstance(error, InterpolationResolutionError) and error.__context__ is not None:
@@ -130,9 +130,9 @@ def _explain_option(text: str) -> str:
 
 
 def no_option(option: str, group: str, options: Sequence[str]) -> str:
-    """Returns the message that a group has no option of this name.
+    """Returns the error message for a name that is not an option of a group.
 
-    The message names the extra that provides the option, or lists the existing options.
+    The message contains the command that installs the option, or lists the existing options.
     """
     if extra := EXTRAS.get(f"{group}={option}"):
         return f"`{group}={option}` needs a package that is not installed: pip install 'ares-exp[{extra}]'."
@@ -146,9 +146,9 @@ def _first_quoted(text: str) -> str:
 
 
 def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> str:
-    """Returns a sentence that suggests a replacement for an unknown dotted key. Empty if no key is similar.
+    """Returns a sentence that suggests a key instead of the unknown key `word`; empty if no key is similar.
 
-    The sentence starts with a space. The options that `argv` selects determine which keys are known.
+    The sentence starts with a space. Only keys of the options that `argv` selects are known.
     """
     known = keys_of(argv, root_config)
     above, _, last = word.rpartition(".")
@@ -173,11 +173,10 @@ def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CON
 
 
 def keys_of(argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> list[str]:
-    """Lists every key of the config composed from a command line's options.
+    """Lists every key of the config that Hydra composes from the options in `argv`.
 
-    If these options do not compose, lists the keys of the default config.
-
-    If a sweep chooses several options of a group, the first one is used.
+    If the composition fails, lists the keys of the default config. If a sweep chooses several options of a group, uses
+    the first of these options.
     """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
@@ -197,7 +196,7 @@ def options_of(group: str) -> list[Option]:
 
 
 def _choices(argv: Sequence[str]) -> list[str]:
-    """Returns the overrides that choose options, and the overrides of the search path."""
+    """Returns the overrides that choose options or set Hydra's search path."""
     from hydra.errors import HydraException
 
     found = []
@@ -210,14 +209,14 @@ def _choices(argv: Sequence[str]) -> list[str]:
 
 
 def _first(override: Override) -> str:
-    """Returns the override. For a sweep, returns the override of its first job."""
+    """Returns the text of an override. If the override is a sweep, returns its first value."""
     if not override.is_sweep_override():
         return str(override.input_line)
     return f"{str(override.input_line).partition('=')[0]}={next(override.sweep_string_iterator())}"
 
 
 def _arguments_by_option(groups: Iterable[str]) -> dict[Option, list[str]]:
-    """Lists the keys of the arguments of every option in these groups. Skips files that cannot be read."""
+    """Lists the argument keys of every option in `groups`. Skips options whose file cannot be read."""
     from yaml import YAMLError
 
     found: dict[Option, list[str]] = {}
@@ -233,10 +232,10 @@ def _last(key: str) -> str:
 
 
 def _owners(key: str, elsewhere: Mapping[Option, Collection[str]]) -> str:
-    """Names the first options that have this argument. Returns an empty string if no option has it."""
+    """Names the first options that have the argument `key`. Returns an empty string if no option has it."""
     owners = [option for option, keys in elsewhere.items() if key in keys]
     chosen = " or ".join(f"`{option.group}={option.name}`" for option in owners[:_SHOWN_OPTIONS])
-    return f"{chosen} or another one" if len(owners) > _SHOWN_OPTIONS else chosen
+    return f"{chosen} or another option" if len(owners) > _SHOWN_OPTIONS else chosen
 
 
 def _did_you_mean(keys: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Hydra's setup before a config is composed, composition without a command, and Hydra's records of a run."""
+"""The setup of Hydra, the composition of configs without a command, and Hydra's records of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HYDRA_RECORDS = ".hydra"
 
 RECORDED_CONFIG = "recorded_run"
-"""Name under which the recorded config of a run is stored as a root config."""
+"""Name of the root config that contains the recorded config of a run."""
 NOTHING_TO_RESUME = (
     "`resume=true` continues the {what} in `{key}`, which is not set, so there is nothing to resume. Use "
     "`resume=<{what}>`, or `{key}=<{what}> resume=true` if the {what} may not have started."
@@ -33,7 +33,7 @@ MAX_COMPOSED = 128
 
 
 def set_up_hydra(config_dirs: Sequence[Path] | None = None) -> None:
-    """Registers the schema, the resolvers and the folders of options with Hydra. `None` keeps the current folders."""
+    """Registers the schema, the resolvers, and the folders of options with Hydra. `None` keeps the current folders."""
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
@@ -57,7 +57,7 @@ def register_resolvers() -> None:
 
 
 def is_fresh_dir(node: Any) -> bool:
-    """Returns whether Hydra's `run` or `sweep` node has the default directory, without creating that directory."""
+    """Returns whether Hydra's `run` or `sweep` node uses the default directory. Does not create this directory."""
     from omegaconf import OmegaConf
 
     unresolved: Any = OmegaConf.to_container(node, resolve=False)
@@ -65,16 +65,16 @@ def is_fresh_dir(node: Any) -> bool:
 
 
 def hydra_records(resume: bool, run_dir: str | None) -> str | None:
-    """Returns the folder name for Hydra's records; `None` to keep the existing records of a resumed run."""
+    """Returns the name of the folder for Hydra's records; `None` for a resumed run, whose records do not change."""
     started = resume and run_dir is not None and RunDir(Path(run_dir)).has_run
     return None if started else HYDRA_RECORDS
 
 
 def store_recorded_config(values: Mapping[str, Any], choices: Mapping[str, str]) -> str:
-    """Stores a root config with recorded values instead of options, and returns its name.
+    """Stores a root config that contains recorded values instead of options. Returns the name of this config.
 
-    For a group without a recorded value, Hydra composes the option of the command line or the default option. `choices`
-    contains the chosen option of each group, for Hydra's records.
+    For a group without a recorded value, Hydra uses the option on the command line or the default option. `choices`
+    contains the recorded option of each group, which Hydra writes to its records.
     """
     import yaml
     from hydra.core.config_store import ConfigStore
@@ -90,7 +90,7 @@ def store_recorded_config(values: Mapping[str, Any], choices: Mapping[str, str])
 
 
 _Composed = tuple[bytes, Mapping[Path, object]]
-"""A pickled config, and every file that it depends on, with its `file_stamp`. Unpickling is faster than copying."""
+"""A pickled config, and the `file_stamp` of every file that it depends on. Unpickling is faster than copying."""
 
 _composed: dict[object, _Composed] = {}
 
@@ -98,7 +98,7 @@ _composed: dict[object, _Composed] = {}
 def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> DictConfig:
     """Composes the config of overrides such as `env.path=tasks`, without the `hydra` node. Does not write files.
 
-    Configs are cached until one of their files changes, because composing takes some tenths of a second. The caller may
+    Composing takes some tenths of a second, so configs are cached until one of their files changes. The caller may
     change the returned config.
 
     Raises:
@@ -145,7 +145,7 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> _Composed:
 
 
 def _is_clean(path: Path) -> bool:
-    """Returns whether a YAML file has nothing to mask, using the fastest loader available."""
+    """Returns whether a YAML file contains nothing that must be masked. Uses the fastest available loader."""
     import yaml
 
     loader = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader  # both load every value as a string
@@ -154,7 +154,7 @@ def _is_clean(path: Path) -> bool:
 
 
 def scrub_hydra_records(folder: Path, overrides: Sequence[str]) -> None:
-    """Masks secrets in the YAML files of a `.hydra` folder, including values of sensitive overrides."""
+    """Masks secrets in the YAML files of a `.hydra` folder, including the values of sensitive `overrides`."""
     from omegaconf import OmegaConf
 
     typed = typed_secrets(overrides)
@@ -175,7 +175,7 @@ _MAY_SET_IT = re.compile(r"[+~]*(experiment[@=]|hydra(\.mode|\.searchpath)?=)|--
 
 
 def is_decided_by_flags(arguments: Sequence[str]) -> bool:
-    """Returns whether only flags can set the mode (run or sweep): no experiment is chosen, and no plugin exists."""
+    """Returns whether only flags can set the mode (run or sweep), because no other config can contain it."""
     return not installed_plugins().plugins and not any(_MAY_SET_IT.match(one) for one in arguments)
 
 
@@ -183,7 +183,7 @@ def is_decided_by_flags(arguments: Sequence[str]) -> bool:
 def mode_from_flags(arguments: Sequence[str]) -> Iterator[None]:
     """Makes Hydra read the mode (run or sweep) from its flags inside this context, if only flags can set it.
 
-    Otherwise, Hydra composes the whole config to read its mode, which takes 0.2 s of each command.
+    By default, Hydra composes the whole config to find the mode, which adds 0.2 s to each command.
     """
     from hydra._internal.hydra import Hydra
 
@@ -199,4 +199,4 @@ def mode_from_flags(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _left_open(hydra: Any, config_name: str | None, overrides: list[str]) -> None:
-    """Replaces `Hydra.get_mode`. Returns `None`, so that Hydra uses the mode that its flags set."""
+    """Replaces `Hydra.get_mode`. Returns `None`, so that Hydra uses the mode from its flags."""

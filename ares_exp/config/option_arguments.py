@@ -1,7 +1,7 @@
 """The arguments of an option: their keys, defaults and descriptions.
 
-The values in the option's file override the defaults of its constructor. The description of an argument is the comment
-after it in the file. If there is no comment, the description is the entry in the constructor's docstring.
+Values in the option's file override the defaults of the constructor. The description of an argument is the comment on
+its line in the file. If there is no comment, the description is the entry in the constructor's docstring.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ares_exp.config.targets import ADDED_ARGUMENTS, documented, option_defaults
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of an option: its dotted key, its default as YAML, and its description, which may be empty."""
+    """One argument of an option: the dotted key, the default as YAML, and the description, which may be empty."""
 
     key: str
     default: str
@@ -26,7 +26,7 @@ class Argument:
 
 
 def arguments_of(option: Option) -> list[Argument]:
-    """Reads the arguments of an option; empty for an experiment. Raises `OSError` or `yaml.YAMLError`."""
+    """Reads the arguments of an option. An experiment has no arguments. Raises `OSError` or `yaml.YAMLError`."""
     package = re.search(r"^# @package (\S+)", option.path.read_text(encoding="utf-8"), re.MULTILINE)
     if package and package[1] == "_global_":
         return []
@@ -64,7 +64,7 @@ def _arguments(
 
 
 def _settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Reads the values and comments of a file and of the files in its defaults list, by dotted name."""
+    """Reads the values by name, and the comments by dotted name, from a file and the files in its defaults list."""
     import yaml
 
     text = path.read_text(encoding="utf-8")
@@ -83,7 +83,7 @@ def _settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _comments(text: str) -> dict[str, str]:
-    """Reads the comment after each `name: value`, by dotted name."""
+    """Reads the comment on the line of each `name: value`. The keys of the result are dotted names."""
     found: dict[str, str] = {}
     path: list[tuple[int, str]] = []
     for line in text.splitlines():

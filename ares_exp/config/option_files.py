@@ -1,7 +1,7 @@
 """Hydra's search for option files, with errors that name the file.
 
-If a file omits an argument, the argument gets the default of the constructor in `_target_`. Each default is therefore
-defined once, files contain only differences, and every argument can be set and shown.
+If a file omits an argument, the argument has the default of the constructor in `_target_`. Each default is therefore
+defined only once, and users can set and print every argument.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _HEADER_CHARS = 512
 
 
 class OptionSearchPath(SearchPathPlugin):
-    """The folders of options. Hydra queries this class at each initialization.
+    """Adds the folders of options to Hydra's search path. Hydra calls this class at each initialization.
 
-    If two folders have the same option, the first folder is used. The order is: ares_exp, plugins, the user's folders.
+    If several folders contain the same option, Hydra uses the first: ares_exp, then plugins, then the user's folders.
     """
 
     config_dirs: ClassVar[tuple[Path, ...]] = ()
-    """The user's folders of options for the command of this process."""
+    """The folders that the user names with `--config-dir`."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Registers the config tree as a folder of options, and appends the other folders."""
+        """Makes Hydra read the config tree with `OptionFiles`, and appends the other folders of options."""
         for element in search_path.get_path():
             if element.path in (str(conf_dir()), f"file://{conf_dir()}"):
                 element.path = folder_url(conf_dir())
@@ -54,8 +54,8 @@ class OptionFiles(ConfigSource):
     """One folder that contains options, or groups of options.
 
     Attributes:
-        looked_at: Every file that was read or searched for since the mapping was last cleared, with its `file_stamp`
-            before the access. A cached config is valid only while none of these files has changed.
+        looked_at: The `file_stamp` of every file that was read or searched for since the mapping was last cleared. A
+            cached config is valid until one of these stamps changes.
     """
 
     looked_at: ClassVar[dict[Path, tuple[int, int, int] | None]] = {}
@@ -70,7 +70,7 @@ class OptionFiles(ConfigSource):
 
         Raises:
             ConfigLoadError: The file does not exist.
-            ConfigError, yaml.YAMLError: The file cannot be used. The message names the file.
+            ConfigError, yaml.YAMLError: The file is invalid. The message names the file.
         """
         path = self._file(config_path)
         if not path.is_file():
@@ -87,11 +87,11 @@ class OptionFiles(ConfigSource):
         return self.is_group("")
 
     def is_group(self, config_path: str) -> bool:
-        """Whether the folder has a subfolder with this name."""
+        """Whether the folder contains a subfolder with this path."""
         return Path(self.path, config_path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
-        """Whether the folder has a config file with this name."""
+        """Whether the folder contains a config file with this path."""
         return self._file(config_path).is_file()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
@@ -112,12 +112,12 @@ class OptionFiles(ConfigSource):
 
 @functools.lru_cache
 def _read_our_own(path: Path, group: str, stamp: object) -> bytes:
-    """Returns the pickled result of `_read`. The cache saves a third of the time to compose a config."""
+    """Returns the pickled result of `_read`. The cache saves a third of the time for composing a config."""
     return pickle.dumps(_read(path, group))
 
 
 def _read(path: Path, group: str) -> tuple[Any, str | None]:
-    """Returns the content of a file, with the arguments that the file omits, and the package of the file."""
+    """Returns the content of a file, including the arguments that the file omits, and the file's Hydra package."""
     from omegaconf import DictConfig, OmegaConf
 
     if (size := path.stat().st_size) > MAX_YAML_BYTES:
@@ -129,7 +129,7 @@ def _read(path: Path, group: str) -> tuple[Any, str | None]:
             config = OmegaConf.load(file)
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"Expected the config file {path} to be in UTF-8, found the byte {error.object[error.start]:#04x}. "
+            f"The config file {path} is not valid UTF-8: it contains the byte {error.object[error.start]:#04x}. "
             "Save it as UTF-8, or choose another file."
         ) from error
     except RecursionError as error:
@@ -152,7 +152,7 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _completed(option: DictConfig, *, group: str) -> DictConfig:
-    """Adds the arguments that the option omits."""
+    """Returns the option with defaults for the arguments that it omits."""
     from omegaconf import OmegaConf
 
     target = option.get("_target_")

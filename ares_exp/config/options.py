@@ -12,8 +12,8 @@ nim = "ares_nim.conf"
 ```
 
 The folder is a config tree like `conf/`. For example, `env/nim.yaml` becomes `env=nim`, and its `_target_` names a
-class of the package. The folder contains only groups. Plugins cannot change the root config or the settings of Hydra,
-and cannot replace an option of ares_exp. Plugins are found without importing them.
+class of the package. The folder may contain only groups. Plugins cannot change the root config or the settings of
+Hydra, and cannot replace an option of ares_exp. ares_exp finds plugins without importing them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ares_exp.config.schema import GROUPS
 
 BUILT_IN = "built in"
 SCHEME = "options"
-"""URL scheme of folders of options in Hydra's search path."""
+"""URL scheme for the folders of options in Hydra's search path."""
 MAX_COMMENT_CHARS = 65536
 ROOT_CONFIG = "config"
 """Name of the root config, without `.yaml`."""
@@ -45,11 +45,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One choice in a group: `group=name`.
+    """An option of a group, which users choose with `group=name`.
 
     Attributes:
         origin: `built in`, `plugin NAME`, or the folder of a `--config-dir`.
-        description: The first comment of the file; may be empty.
+        description: The first comment in the file; may be empty.
     """
 
     group: str
@@ -65,16 +65,16 @@ def conf_dir() -> Path:
     for candidate in (package / "conf", package.parent / "conf"):
         if (candidate / "config.yaml").is_file():
             return candidate
-    raise FileNotFoundError(f"Expected the config tree in {package / 'conf'}: the installation of ares_exp is broken.")
+    raise FileNotFoundError(f"The config tree {package / 'conf'} is missing. Install ares_exp again.")
 
 
 def folder_url(folder: Path) -> str:
-    """Returns the URL of a folder of options in Hydra's search path."""
+    """Returns the URL that Hydra's search path uses for a folder of options."""
     return f"{SCHEME}://{folder}"
 
 
 def find_options(group: str, config_dirs: Sequence[Path] = ()) -> list[Option]:
-    """Lists the options of a group, starting with the options of ares_exp. Omits options that another option hides."""
+    """Lists the options of a group, first the options of ares_exp. Lists only the first option with a certain name."""
     found: dict[str, Option] = {}
     for option in _every_option(group, config_dirs):
         found.setdefault(option.name, option)
@@ -82,7 +82,7 @@ def find_options(group: str, config_dirs: Sequence[Path] = ()) -> list[Option]:
 
 
 def config_dirs_of(argv: Sequence[str]) -> list[Path]:
-    """Returns the folders that a command line names with `--config-dir`."""
+    """Returns the folders in the `--config-dir` flags of a command line."""
     found = [argument.partition("=")[2] for argument in argv if argument.startswith("--config-dir=")]
     found += [after for flag, after in pairwise(argv) if flag in ("--config-dir", "-cd")]
     return [Path(folder) for folder in found]
@@ -102,9 +102,9 @@ def refuse_unreadable(config_dirs: Sequence[Path]) -> str | None:
 
 
 def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
-    """Describes each skipped plugin, each option that another option hides, and each root config in `config_dirs`.
+    """Describes each broken plugin, each root config in `config_dirs`, and each option that is ignored.
 
-    Hidden files with identical content are not reported. Root configs in `config_dirs` have no effect.
+    An option is ignored if an earlier folder has an option with the same name. Identical copies are not described.
     """
     problems = [*installed_plugins().problems]
     for group in OPTION_GROUPS:
@@ -126,13 +126,13 @@ def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
 
 
 def print_problems(config_dirs: Sequence[Path] = ()) -> None:
-    """Prints the problems of plugins and options to stderr."""
+    """Prints the result of `option_problems` to stderr."""
     for problem in option_problems(config_dirs):
         sys.stderr.write(f"warning: {problem}\n")
 
 
 def log_problems(config_dirs: Sequence[Path] = ()) -> None:
-    """Logs the problems of plugins and options. Each problem is logged once per process."""
+    """Logs the result of `option_problems`. Each problem is logged once per process."""
     for problem in option_problems(config_dirs):
         _log(problem)
 
@@ -143,7 +143,7 @@ def _log(problem: str) -> None:
 
 
 def _every_option(group: str, config_dirs: Sequence[Path]) -> list[Option]:
-    """Lists all options, including hidden ones, in the order of the search path."""
+    """Lists all options of a group in the order of the search path, including options with the same name."""
     plugins = installed_plugins().plugins
     places = [(conf_dir(), BUILT_IN), *((plugin.folder, f"plugin {plugin.name}") for plugin in plugins)]
     places += [(folder, str(folder)) for folder in config_dirs]
@@ -170,7 +170,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _first_comment(path: Path) -> str:
-    """Reads the description at the top of a file. Returns an empty string if it is missing or unreadable."""
+    """Reads the description at the top of a file. Returns `""` if there is none, or if the file cannot be read."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             lines = file.read(MAX_COMMENT_CHARS).splitlines()
@@ -182,7 +182,7 @@ def _first_comment(path: Path) -> str:
 
 ENTRY_POINTS = "ares_exp.plugins"
 PROVIDER = "ares_exp plugin"
-"""Prefix of a plugin's name in the list of option providers in Hydra's records."""
+"""Prefix of a plugin's name in Hydra's list of providers, which is part of Hydra's records."""
 OPTION_GROUPS = (*GROUPS, "experiment")
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -190,7 +190,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """Options that an installed package adds. `package` is its name and version, and `folder` contains the options."""
+    """A plugin. `package` is the name and version of the installed package, and `folder` contains the options."""
 
     name: str
     package: str
@@ -199,18 +199,18 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class InstalledPlugins:
-    """The usable plugins of this environment, sorted by name, and a sentence for each plugin that was skipped."""
+    """The plugins of this Python environment, sorted by name, and one sentence for each broken plugin."""
 
     plugins: tuple[Plugin, ...]
     problems: tuple[str, ...]
 
 
 class _BrokenPluginError(Exception):
-    """The reason why a plugin is skipped."""
+    """The reason why a plugin is ignored."""
 
 
 def installed_plugins() -> InstalledPlugins:
-    """Finds the plugins on Python's module search path. Broken plugins are reported as problems."""
+    """Finds the plugins on Python's module search path."""
     return _installed(tuple(sys.path))
 
 
@@ -225,14 +225,14 @@ def _installed(_search_path: tuple[str, ...]) -> InstalledPlugins:
                 raise _BrokenPluginError(f"{found[entry.name].package} has a plugin with this name")
             found[entry.name] = Plugin(entry.name, package, _conf_tree(entry.value))
         except _BrokenPluginError as broken:
-            problems.append(f"The plugin `{entry.name}` of {package} is left out: {broken}.")
+            problems.append(f"The plugin `{entry.name}` of {package} is ignored: {broken}.")
     return InstalledPlugins(tuple(found.values()), tuple(problems))
 
 
 def _conf_tree(value: str) -> Path:
-    """Finds the folder that an entry point names, without importing the package."""
+    """Finds the folder that the entry point `value` names, without importing the package."""
     if not _MODULE.fullmatch(value):
-        raise _BrokenPluginError(f"expected the dotted name of a folder in the package, got {value!r}")
+        raise _BrokenPluginError(f"its entry point must be the dotted name of a folder, got {value!r}")
     top, *below = value.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -241,7 +241,7 @@ def _conf_tree(value: str) -> Path:
     places = [Path(place, *below) for place in (spec.submodule_search_locations or ()) if place] if spec else []
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
-        raise _BrokenPluginError(f"expected `{value}` to be a folder of an installed package, found none")
+        raise _BrokenPluginError(f"`{value}` is not a folder of an installed package")
     try:
         stray = sorted(path.name for path in folder.glob("*.yaml"))
         options = [path for group in OPTION_GROUPS for path in (folder / group).glob("*.yaml")]
@@ -249,11 +249,8 @@ def _conf_tree(value: str) -> Path:
         raise _BrokenPluginError(f"{error.filename} cannot be read: {error.strerror}") from error
     if stray or (folder / "hydra").exists():
         raise _BrokenPluginError(
-            f"expected only groups in {folder}, found {stray[0] if stray else 'hydra/'}, which is not an "
-            "option of a group"
+            f"{folder} contains {stray[0] if stray else 'hydra/'}, but may contain only groups, such as env/ or policy/"
         )
     if not options:
-        raise _BrokenPluginError(
-            f"expected an option in {folder}, such as env/NAME.yaml or policy/NAME.yaml, found none"
-        )
+        raise _BrokenPluginError(f"{folder} contains no option, such as env/NAME.yaml or policy/NAME.yaml")
     return folder

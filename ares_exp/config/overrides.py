@@ -1,4 +1,4 @@
-"""Overrides of a command line (`env.path=tasks`): their keys, their parsing, and the quoting of strings in them."""
+"""Functions for the overrides on a command line (`env.path=tasks`): their keys, parsing, and quoting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOME = re.compile(r"(?:(?<=^)|(?<=[\[,]))~(/[^,\]\s]*|)(?=[,\]]|$)")
 
 
 def dotted_items(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every value and its dotted key below `prefix`, in order. Empty mappings count as values."""
+    """Yields the dotted key and the value of every item in a nested mapping. Empty mappings count as values."""
     if isinstance(config, Mapping) and config:
         for key, item in config.items():
             yield from dotted_items(item, f"{prefix}.{key}" if prefix else str(key))
@@ -24,7 +24,7 @@ def dotted_items(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every scalar value with its dotted key. The items of a list have the key of the list."""
+    """Yields the dotted key and the value of every scalar. Scalars in a list have the key of the list."""
     if isinstance(config, list):
         for item in config:
             yield from leaves(item, prefix)
@@ -36,7 +36,7 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separates flags from overrides, which may be in any order. Hydra's parser requires flags first."""
+    """Separates flags from overrides, because Hydra's parser requires flags first. Returns flags and overrides."""
     overrides = [one for one in arguments if one.startswith("~") or ("=" in one and not one.startswith("-"))]
     return [one for one in arguments if one not in overrides], overrides
 
@@ -59,7 +59,7 @@ def _with_home(argument: str) -> str:
 
 
 def parse_overrides(lines: Iterable[str]) -> list[Override]:
-    """Parses overrides with Hydra's grammar. Raises its `OverrideParseException` for other arguments."""
+    """Parses overrides with Hydra's grammar. Raises Hydra's `OverrideParseException` for an invalid override."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parsed: list[Override] = OverridesParser.create().parse_overrides(overrides=list(lines))
@@ -73,12 +73,12 @@ def key_set_by(override: Override) -> str:
 
 
 def covers(key: str, other: str) -> bool:
-    """Returns whether `other` is `key` or is below it."""
+    """Returns whether the key `other` is `key` or below `key`."""
     return other == key or other.startswith((f"{key}.", f"{key}/"))
 
 
 def quoted(text: str) -> str:
-    """Quotes a string so that nothing in it is interpolated."""
+    """Quotes a string for an override, and escapes `${` so that Hydra does not interpolate it."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
     string: Any = QuotedString(text=text.replace("${", "\\${"), quote=Quote.double).with_quotes()
@@ -86,5 +86,5 @@ def quoted(text: str) -> str:
 
 
 def listed(texts: Iterable[str]) -> str:
-    """Formats a list of quoted strings for an override."""
+    """Formats strings as a list for an override."""
     return f"[{','.join(map(quoted, texts))}]"

@@ -1,4 +1,4 @@
-"""Completion of the parts of a run: members that a part lacks get the defaults of its contract."""
+"""Completion of the parts of a run: if a part lacks a member, the default of its contract is used."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _ABSENT = object()
 def completed(part: object, contract: type[C]) -> C:
     """Returns `part` if it inherits from `contract`. Otherwise, returns a view that adds defaults for missing members.
 
-    Each part is completed once, when it is created, so that later code sees complete objects. Required members are in
-    separate Protocols (`EnvironmentSource`, `ContainerFactory`, …) and are not checked here.
+    Each part is completed once, when it is created. Later code can then use all members of the contract. This function
+    does not check required members, which separate Protocols define (`EnvironmentSource`, `ContainerFactory`, …).
     """
     if isinstance(part, contract):
         return part
@@ -52,12 +52,12 @@ def _lacking(kind: type, contract: Any) -> tuple[str, ...]:
 
 
 def _counts(member: object, name: str, contract: Any) -> bool:
-    """Returns whether a value counts as a member. `None` does not count as a method."""
+    """Returns whether `member` exists. If the contract defines a method, `None` does not count as a member."""
     return member is not _ABSENT and (member is not None or not callable(getattr(contract, name, None)))
 
 
 def kind_of(part: object) -> Any:
-    """Returns the class or function of a part. Unwraps views (see `completed`) and partial applications."""
+    """Returns the class of a part, or the part if it is a class or function. Unwraps views and `functools.partial`."""
     while isinstance(part, StandIn | functools.partial):
         part = part._part if isinstance(part, StandIn) else part.func
     return part if inspect.isclass(part) or inspect.isfunction(part) else type(part)
@@ -75,7 +75,7 @@ def import_name(part: object) -> str:
 
 
 class StandIn:
-    """An object that replaces a part and keeps its name in records and messages."""
+    """An object that replaces a part. Records and messages contain the name of the part."""
 
     def __init__(self, part: Any) -> None:
         self._part = part

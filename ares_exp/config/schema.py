@@ -1,7 +1,7 @@
 """The schema of the root config: type, default, range and description of each top-level key.
 
-The groups (`env`, `policy`, …) and the nodes `budget` and `retry` are plain `_target_` nodes. Their constructors
-validate the arguments.
+The groups (`env`, `policy`, …) and the nodes `budget` and `retry` have a `_target_`. The constructor of the class that
+it names validates their arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOT_A_VALUE = "Expected `{name}` to contain keys, got a value. Set `{name}.KEY=�
 
 
 def _key(default: Any, prose: str, *, least: float | None = None, above: float | None = None) -> Any:
-    """Creates a key with its default, description and bounds."""
+    """Creates a key with a default, a description and bounds."""
     return field(default=default, metadata={"prose": prose, "least": least, "above": above})
 
 
@@ -34,27 +34,23 @@ def _key(default: Any, prose: str, *, least: float | None = None, above: float |
 class Limits:
     """The limits of one episode (`limits`)."""
 
-    steps: int | None = _key(250, "LLM responses per episode", least=1)
-    tokens: int | None = _key(None, "prompt and generated tokens per episode", least=1)
-    cost: float | None = _key(None, "US dollars per episode", above=0)
+    steps: int | None = _key(250, "maximum number of LLM responses per episode", least=1)
+    tokens: int | None = _key(None, "maximum number of prompt and generated tokens per episode", least=1)
+    cost: float | None = _key(None, "maximum cost of an episode in US dollars", above=0)
 
 
 @dataclass
 class Timeouts:
-    """Time limits in seconds, and their multipliers (`timeouts`). `null` keeps the limit of the task."""
+    """Time limits in seconds, and their multipliers (`timeouts`). `null` uses the limit of the task."""
 
-    policy: float | None = _key(1800.0, "seconds for one response of the policy, including retries", above=0)
+    policy: float | None = _key(1800.0, "time limit of one policy response in seconds, including retries", above=0)
     agent: float | None = _key(None, "time limit of the agent in seconds, instead of the task's limit", above=0)
-    agent_max: float | None = _key(
-        None, "maximum time limit of the agent in seconds, if a task sets a longer limit", above=0
-    )
+    agent_max: float | None = _key(None, "upper bound on a task's time limit for the agent, in seconds", above=0)
     agent_multiplier: float | None = _key(
         None, "multiplier of the agent's time limit, instead of `multiplier`", above=0
     )
     verifier: float | None = _key(None, "time limit of the verifier in seconds, instead of the task's limit", above=0)
-    verifier_max: float | None = _key(
-        None, "maximum time limit of the verifier in seconds, if a task sets a longer limit", above=0
-    )
+    verifier_max: float | None = _key(None, "upper bound on a task's time limit for the verifier, in seconds", above=0)
     verifier_multiplier: float | None = _key(
         None, "multiplier of the verifier's time limit, instead of `multiplier`", above=0
     )
@@ -66,7 +62,7 @@ class Timeouts:
 
 @dataclass
 class Branch:
-    """Settings (`branch`) for the start of each branch of `branch_from`."""
+    """Settings for the first step of each branch (`branch`), if `branch_from` is set."""
 
     inject: str | None = _key(None, "a user message to append to the pending request")
     edit: str | None = _key(None, "new text for the last message of the pending request")
@@ -91,13 +87,13 @@ class ExperimentConfig:
     attempts: int = _key(1, "number of attempts per task", least=1)
     concurrency: int = _key(4, "number of episodes that run at the same time", least=1)
     seed: int = _key(0, "seed of all random choices", least=0)
-    objective: str = _key("mean_reward", "metric that a sweeper maximizes and that ranks jobs (`stat/…`)")
-    reward_threshold: float = _key(1.0, "minimum reward of an attempt that passes: pass@k, pass^k, flakiness")
+    objective: str = _key("mean_reward", "metric (`stat/…`) that a sweeper maximizes and that ranks jobs")
+    reward_threshold: float = _key(1.0, "minimum reward of a passed attempt (for pass@k, pass^k, flakiness)")
     verify_on_truncation: bool = _key(True, "run the verifier on episodes that reached a limit")
     limits: Limits = field(default_factory=Limits, metadata={"prose": "limits of an episode"})
     timeouts: Timeouts = field(default_factory=Timeouts, metadata={"prose": "time limits in seconds, and multipliers"})
-    budget: Any = field(default=None, metadata={"prose": "limits of the run, and of a sweep: budget.cost=5"})
-    retry: Any = field(default=None, metadata={"prose": "retries after errors: retry.infrastructure=true"})
+    budget: Any = field(default=None, metadata={"prose": "limits of a run or sweep, such as budget.cost=5"})
+    retry: Any = field(default=None, metadata={"prose": "retries after errors, such as retry.infrastructure=true"})
     resume: bool = _key(False, "RUN or SWEEP to continue; true: the run in hydra.run.dir, if it exists")
     resume_redo: list[str] | None = _key(  # noqa: RUF009  # the default is None, which is immutable
         None, "outcomes of attempts to run again, such as [policy_error]"
@@ -106,7 +102,7 @@ class ExperimentConfig:
     replay: str | None = _key(None, "RUN or RUN/EPISODE to replay and compare with the recording")
     branch_from: str | None = _key(None, "RUN/EPISODE@STEP from which branches continue")
     branches: int = _key(1, "number of branches", least=1)
-    branch: Branch = field(default_factory=Branch, metadata={"prose": "how branches start"})
+    branch: Branch = field(default_factory=Branch, metadata={"prose": "first step of each branch"})
 
 
 KEYS = tuple(item.name for item in fields(ExperimentConfig) if item.name not in GROUPS)
@@ -115,7 +111,7 @@ KEYS = tuple(item.name for item in fields(ExperimentConfig) if item.name not in 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that has a value: its dotted name, default, description, minimum, and exclusive lower bound."""
+    """A key with a value: the dotted name, default, description, minimum, and exclusive lower bound."""
 
     name: str
     default: Any
@@ -125,7 +121,7 @@ class Key:
 
 
 def keys() -> list[Key]:
-    """Returns the keys that have a description in this module, in order. Groups and nodes with a class are excluded."""
+    """Returns the keys whose values this module validates, in order. Excludes groups, `budget` and `retry`."""
     return list(_keys(ExperimentConfig(), ""))
 
 
@@ -147,7 +143,7 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
 
 
 def validate(config: Mapping[str, Any]) -> None:
-    """Checks the names and ranges of the top-level keys. Raises `ConfigError`. Composition has checked the types."""
+    """Checks the names and ranges of the top-level keys. Raises `ConfigError`. Hydra has already checked the types."""
     known = [item.name for item in fields(ExperimentConfig)]
     for name in config:
         if name not in known:

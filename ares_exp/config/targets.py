@@ -1,8 +1,8 @@
 """The classes that options name in `_target_`: their import, their arguments, and their instances.
 
-The options (including the options of plugins) are the only registry of backends and agents. Code that needs a backend
-or agent by name uses this module. Names from other sources are never imported. No other module inspects constructors.
-Errors in arguments are reported with their keys.
+The options (including the options of plugins) are the only registry of backends and agents. Code that looks up a
+backend or agent by name uses this module. Names from other sources are never imported. No other module inspects
+constructors. Error messages about arguments contain the keys of the arguments.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ ADDED_ARGUMENTS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
         "verifier_weight": (1.0, "weight of the environment's own reward in the weighted sum with the scores"),
     },
     SCORER: {
-        "name": (None, "name of its rewards; null: the name of the function or class"),
-        "weight": (1.0, "weight in the episode's reward; 0: recorded only"),
-        "timeout_sec": (600.0, "time limit of the scoring of one episode in seconds"),
+        "name": (None, "name of the scorer's rewards; null uses the name of the function or class"),
+        "weight": (1.0, "weight of the scores in the episode's reward; 0 only records the scores"),
+        "timeout_sec": (600.0, "time limit in seconds for scoring one episode"),
     },
 }
-"""Arguments that options may set for the run, not for their class: default and description, by group."""
+"""Arguments of options that the run uses, and that are not passed to the class: default and description, by group."""
 
 
 def added_defaults(group: str) -> dict[str, Any]:
-    """Returns the default values of a group's `ADDED_ARGUMENTS`, which its classes do not define."""
+    """Returns the default values of a group's `ADDED_ARGUMENTS`."""
     return {name: default for name, (default, _) in ADDED_ARGUMENTS.get(group, {}).items()}
 
 
 def parameters_of(target: str) -> Mapping[str, inspect.Parameter] | None:
-    """Reads the parameters of a class or function. Returns `None` if it has no signature or cannot be imported."""
+    """Returns the parameters of a class or function; `None` if it has no signature or cannot be imported."""
     try:
         return inspect.signature(resolve_name(target)).parameters
     except Exception:  # the import of a third-party module may raise anything
@@ -65,7 +65,7 @@ def parameters_of(target: str) -> Mapping[str, inspect.Parameter] | None:
 
 
 def option_targets(group: str, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
-    """Reads the `_target_` of each option of a group, by name, including options in the user's folders."""
+    """Returns the `_target_` of each option of a group, by option name. Includes the options in `config_dirs`."""
     import yaml
 
     found: dict[str, str] = {}
@@ -98,7 +98,7 @@ def import_target(target: str) -> Any:
 
 
 def explain_target(target: str) -> str | None:
-    """Explains why a dotted name cannot be imported, and where it was searched for; `None` if it can be imported."""
+    """Explains why a dotted name cannot be imported. Returns `None` if the name can be imported."""
     *path, _ = parts = target.split(".")
     if not path or not all(part.isidentifier() for part in parts):
         return None
@@ -118,8 +118,8 @@ def explain_target(target: str) -> str | None:
             known = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
             return f"the module `{name}`{place} has no `{parts[length]}`.{close_matches(parts[length], known)}"
     return (
-        f"there is no module `{path[0]}` for `{target}`. Looked for in {Path.cwd()}, in the folders of PYTHONPATH and "
-        f"among the packages of {sys.prefix}. Start the command where the module is, or name its folder in PYTHONPATH."
+        f"there is no module `{path[0]}` for `{target}` in {Path.cwd()}, in the folders of PYTHONPATH or among the "
+        f"packages of {sys.prefix}. Start the command in the folder of the module, or add this folder to PYTHONPATH."
     )
 
 
@@ -137,10 +137,10 @@ def find_part(group: str, name: str) -> Any:
 
 
 def option_defaults(group: str, target: str, *, is_partial: bool = False) -> dict[str, Any]:
-    """Returns the defaults of an option's arguments: the constructor's defaults and the group's added arguments.
+    """Returns the defaults of an option's arguments: the defaults of the constructor and of `ADDED_ARGUMENTS`.
 
-    If the option has `_partial_: true`, further arguments are passed later. For an agent, the result then contains only
-    arguments with a default. For other groups, it is empty, because the later arguments are unknown.
+    If the option has `_partial_: true`, further arguments are passed later. The result for an agent then contains only
+    arguments with a default. The result for other groups is empty, because it is unknown which arguments are passed.
     """
     if is_partial:
         known = constructor_defaults(target) if group == AGENT else {}
@@ -179,7 +179,7 @@ def _plain(value: Any) -> Any:
 
 
 def documented(target: str) -> dict[str, str]:
-    """Reads the descriptions of arguments in the docstrings of a class or function."""
+    """Returns the descriptions of arguments from the docstrings of a class or function, by argument."""
     try:
         made: Any = resolve_name(target)
     except Exception:  # the import of a third-party module can raise any exception
@@ -209,7 +209,7 @@ _MADE: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """The kind of part that the options of a group create, and its required members."""
 
 _OF_AN_AGENT = {"container", "llm_client"}
-"""Arguments that each episode passes to its agent. A class that accepts them is an agent, not a factory."""
+"""Arguments that the agent of each episode receives. A class that accepts both arguments is not a factory."""
 
 
 def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
@@ -252,13 +252,13 @@ def _checked(group: str, made: Any) -> Any:
     if lacking := [name for name in members if not hasattr(made, name)]:
         raise ConfigError(
             f"Expected the option of `{group}` to create {what}, got {type(made).__name__}, which has no "
-            f"{', '.join(f'`{name}`' for name in lacking)}. Check the class in its `_target_`."
+            f"{', '.join(f'`{name}`' for name in lacking)}. Check the `_target_` of the option."
         )
     return made
 
 
 def instantiate_node(config: DictConfig, group: str) -> Any:
-    """Creates the component of a node: `group`, or `group.name` for one of several components.
+    """Creates the component that a config node describes: `group`, or `group.name` for one of several components.
 
     Raises:
         ConfigError: No option is chosen, or an argument is unknown, missing or invalid.
@@ -279,7 +279,7 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
         raise ConfigError(
             f"Expected the option of `agent` to create a factory of agents, got {node['_target_']}, which is an "
             "agent: its arguments are the `container` and the `llm_client` of an episode. Add the line "
-            "`_partial_: true` to the option's file, which makes a factory of the class."
+            "`_partial_: true` to the option's file, so that the class becomes a factory."
         )
     if group == AGENT and "_partial_" in keys and (unknown := _unknown_argument(group, node)):
         raise ConfigError(unknown)  # otherwise every episode would raise it
@@ -321,7 +321,7 @@ def _unknown_argument(group: str, node: DictConfig) -> str | None:
 
 
 _TYPE = re.compile(r"[\[(]|^(str|int|float|bool|dict|list)$")
-"""Parts of an error's location that name a type of a union instead of a key."""
+"""Matches the parts of an error's location that are a type in a union, and not a key."""
 
 
 def _explain(group: str, cause: BaseException) -> str:

@@ -1,8 +1,8 @@
 """Converters to and from the wire format of Anthropic's Messages API.
 
 Format: https://platform.claude.com/docs/en/api/messages. Bodies are JSON-ready dicts. Messages of an `LLMRequest` are
-in the chat-completions format (see `chat_messages`). As in `openai_chat`, nothing is lost silently: unsupported content
-raises a `WireFormatError` that names it, or is dropped with a warning if `strict=False`.
+in the chat-completions format (see `chat_messages`). As in `openai_chat`, no content is lost silently. Unsupported
+content raises a `WireFormatError` that names the content. With `strict=False`, it is dropped with a warning.
 
 | in this package | on the wire |
 |---|---|
@@ -126,7 +126,7 @@ def request_to_body(
     strict: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Converts `request` to a body for `model`. If the request has no `max_output_tokens`, `max_tokens` applies.
+    """Converts `request` to a body for `model`. The default for its `max_output_tokens` is `max_tokens`.
 
     Raises:
         UnsendableRequestError: `request` is malformed, or has unsupported content and `strict` is set.
@@ -160,7 +160,7 @@ def request_to_body(
 
 
 def response_to_body(response: LLMResponse, *, model: str | None = None, response_id: str = "msg_0") -> dict[str, Any]:
-    """Converts `response` to a body. `model` defaults to the model that responded."""
+    """Converts `response` to a body. The default for `model` is the model that responded."""
     blocks = [block for piece in response.data if (block := _block_of_piece(piece)) is not None]
     is_call = any(isinstance(piece, ToolCallData) for piece in response.data)
     return {
@@ -198,7 +198,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
 
 
 def usage_to_wire(usage: Usage) -> dict[str, Any]:
-    """Returns the token counts. On this wire, input tokens do not include tokens read from or written to the cache."""
+    """Returns the token counts. On this wire, the input tokens exclude tokens read from or written to the cache."""
     fresh = usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens
     return {
         "input_tokens": max(0, fresh),
@@ -221,7 +221,7 @@ def _system_prompt(body: Mapping[str, Any], lose: Report) -> str | None:
 
 
 def _messages(message: Mapping[str, Any], lose: Report) -> Iterator[dict[str, Any]]:
-    """Yields the messages for one message of the wire. Tool results become separate messages."""
+    """Converts a message of the wire to one or more messages, because tool results become separate messages."""
     role = required(message, "role", str)
     content = required(message, "content", str, list)
     check_keys(message, {"role", "content", "id", "type"}, "message", lose)
@@ -257,7 +257,6 @@ def _tool_message(block: Mapping[str, Any], lose: Report) -> dict[str, Any]:
 
 
 def _parts(blocks: Sequence[Any], where: str, lose: Report) -> list[dict[str, Any]]:
-    """Returns content parts for text and media blocks. Other blocks are not supported."""
     parts: list[dict[str, Any]] = []
     for value in blocks:
         block = typed(value, where, Mapping)
@@ -324,7 +323,7 @@ def _tool_choice(body: Mapping[str, Any], lose: Report) -> str | dict[str, Any] 
 
 
 def _wire_messages(messages: Sequence[Mapping[str, Any]], lose: Report) -> list[dict[str, Any]]:
-    """Returns messages of the wire. Tool results and the next user message are merged into one message."""
+    """Converts messages to the wire. Tool results and the next user message become one message."""
     made: list[dict[str, Any]] = []
     for message in messages:
         role = required(message, "role", str)
@@ -361,7 +360,7 @@ def _wire_assistant(message: Mapping[str, Any], lose: Report) -> list[dict[str, 
 
 
 def _wire_blocks(content: Any, lose: Report) -> list[dict[str, Any]]:
-    """Returns the blocks of a content without empty text blocks, which the wire does not allow."""
+    """Converts a message's content to blocks. Omits empty text blocks, which the wire does not allow."""
     if not isinstance(content, list | tuple):
         return [text_part(content)] if content else []
     blocks: list[dict[str, Any]] = []
@@ -374,7 +373,7 @@ def _wire_blocks(content: Any, lose: Report) -> list[dict[str, Any]]:
         elif kind == "file":
             blocks.append(_wire_document(required(part, "file", Mapping)))
         else:
-            lose(f"`content[{kind}]`, which the Messages form does not have")
+            lose(f"`content[{kind}]`, which the Messages API does not have")
     return blocks
 
 
@@ -465,7 +464,7 @@ _JOINED = {
     "signature_delta": "signature",
     "input_json_delta": "partial_json",
 }
-"""Field of a delta that is concatenated, by the type of the delta."""
+"""Maps the type of a delta to its field whose values are concatenated."""
 
 
 class StreamedMessage(ResponseStream):
@@ -507,8 +506,6 @@ class StreamedMessage(ResponseStream):
 
 
 class _Block:
-    """One block of the content."""
-
     def __init__(self, start: Mapping[str, Any]) -> None:
         self._start = start
         self._joined: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
 """The canonical form of a request, which is independent of the client's formatting.
 
-Clients repeat a request after a lost connection, and repeat the conversation in each request. These copies are not
-always literal. The canonical form removes insignificant differences:
+Clients repeat a request after a lost connection, and they repeat the conversation in each request. The copies are not
+always identical. The canonical form removes insignificant differences:
 
 | part | canonical form |
 |---|---|
@@ -26,7 +26,7 @@ from typing import Any
 from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
 
 Normalise = Callable[[Any], Any]
-"""Function that changes a canonical message before it is compared, for example to remove times."""
+"""Function that changes a canonical message before messages are compared, for example to remove times."""
 
 _LEFT_OUT = frozenset({*REASONING_FIELDS, "cache_control", "tool_calls", "tool_call_id", "content"})
 _NOTHING: tuple[Any, ...] = (None, "", [], {}, ())
@@ -38,7 +38,7 @@ class Canonical:
 
     Attributes:
         messages: Digest of each message, starting with the system prompt.
-        settings: Digest of all other parts.
+        settings: Digest of the request except the messages.
     """
 
     messages: tuple[bytes, ...]
@@ -46,16 +46,16 @@ class Canonical:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the whole request, which is the same for equivalent requests."""
+        """Digest of the complete request. Equivalent requests have the same fingerprint."""
         return _digest([self.settings.hex(), *(one.hex() for one in self.messages)]).hex()
 
     def continues(self, earlier: Canonical) -> bool:
-        """Returns whether this conversation starts with the whole earlier conversation."""
+        """Returns whether the messages of this request start with all messages of the `earlier` request."""
         return self.messages[: len(earlier.messages)] == earlier.messages
 
 
 def canonical(request: LLMRequest, normalise: Normalise | None = None) -> Canonical:
-    """Returns the digests of a request. `normalise` is applied to each canonical message."""
+    """Returns the digests of a request. If `normalise` is given, it changes each canonical message first."""
     messages = canonical_messages(request)
     settings = {
         "tools": sorted((_value(tool) for tool in request.tools or ()), key=_tool_name),
@@ -69,7 +69,7 @@ def canonical(request: LLMRequest, normalise: Normalise | None = None) -> Canoni
 
 
 def fingerprint(request: LLMRequest, normalise: Normalise | None = None) -> str:
-    """Returns a digest that is the same for equivalent requests."""
+    """Returns the digest of a request. Equivalent requests have the same digest."""
     return canonical(request, normalise).fingerprint
 
 
@@ -134,7 +134,7 @@ def _content(content: Any) -> Any:
 
 
 def _value(value: Any) -> Any:
-    """Returns a copy of JSON-like data without `cache_control`, and with integral floats as integers."""
+    """Copies JSON-like data without `cache_control`. Converts integral floats to integers."""
     if isinstance(value, Mapping):
         return {key: _value(item) for key, item in value.items() if key != "cache_control"}
     if isinstance(value, list | tuple):

@@ -25,14 +25,14 @@ _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w-]+=[^;,]*)*);base64,(
 
 
 def parts_of(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields the parts of a message's content. A text has no parts."""
+    """Yields the parts of a message's content; nothing if the content is a plain text."""
     content = message.get("content")
     if isinstance(content, list | tuple):
         yield from (part for part in content if isinstance(part, Mapping))
 
 
 def check_message(value: Any) -> Mapping[str, Any]:
-    """Validates the fields of a message that other code requires, and returns the message.
+    """Validates the fields of a message on which other code relies. Returns the message.
 
     Raises:
         WireFormatError: A field is missing or has an invalid type.
@@ -68,9 +68,9 @@ def calls_of(message: Mapping[str, Any]) -> list[ToolCallData]:
 
 
 def split_system(request: LLMRequest) -> tuple[str | None, list[Mapping[str, Any]]]:
-    """Returns the system prompt with the text of all leading system and developer messages, and the other messages.
+    """Returns the system prompt, extended by the text of leading system and developer messages, and the other messages.
 
-    For example, Codex starts with several developer messages, which the chat templates of many models do not support.
+    Codex, for example, sends several developer messages first. The chat templates of many models do not support this.
     """
     texts = [request.system_prompt or ""]
     messages = list(request.messages)
@@ -84,7 +84,7 @@ def split_system(request: LLMRequest) -> tuple[str | None, list[Mapping[str, Any
 
 
 def text_of(content: Any) -> str:
-    """Returns the joined text parts of a content."""
+    """Returns the text of a message's content: the text itself, or its joined text parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list | tuple) else ()
@@ -93,7 +93,7 @@ def text_of(content: Any) -> str:
 
 
 def content_of(parts: Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
-    """Returns parts as the content of a message. A single text becomes a string, so that both forms are equal."""
+    """Converts parts to the content of a message. A single text part becomes a string, its usual form."""
     if not parts:
         return ""
     if len(parts) == 1 and set(parts[0]) == {"type", "text"}:
@@ -118,7 +118,7 @@ def call_part(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def assistant_message(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Returns the message that repeats a response. Its `content` is `None` if there are only tool calls."""
+    """Converts the pieces of a response to a message. Its `content` is `None` if there are only tool calls."""
     texts = [piece.content for piece in pieces if isinstance(piece, TextData)]
     calls = [call_part(piece.id, piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCallData)]
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
@@ -127,7 +127,7 @@ def assistant_message(pieces: Sequence[Piece]) -> dict[str, Any]:
 
 
 def data_url(media_type: str, data: str) -> str:
-    """Returns a URL with base64 data."""
+    """Returns a data URL for base64 data."""
     return f"data:{media_type};base64,{data}"
 
 
@@ -171,11 +171,11 @@ def arguments_object(arguments: str) -> dict[str, Any] | None:
 
 
 _INVALID_ARGUMENTS = "invalid_arguments"
-"""Only key of an object that represents arguments that are not a JSON object."""
+"""The only key of an object that replaces arguments that are not a JSON object."""
 
 
 def input_of_arguments(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call as an object, for wire formats that accept only objects."""
+    """Converts the arguments of a call to an object, for wire formats that accept only objects."""
     given = arguments_object(arguments)
     return {_INVALID_ARGUMENTS: arguments} if given is None else given
 

@@ -1,8 +1,8 @@
 """Converters to and from the chat-completions wire format, as documented by OpenAI and used by other engines.
 
-Format: https://platform.openai.com/docs/api-reference/chat. Bodies are JSON-ready dicts. Nothing is lost silently:
-unsupported content raises a `WireFormatError` that names it, or is dropped with a `UserWarning` if `strict=False`. With
-`report`, the text of the warning is passed to this callback instead. Unknown fields with an empty value (`null`, `[]`,
+Format: https://platform.openai.com/docs/api-reference/chat. Bodies are JSON-ready dicts. No content is lost silently.
+Unsupported content raises a `WireFormatError` that names the content. With `strict=False`, it is dropped with a
+`UserWarning`, or the callback `report` gets the text of the warning. Unknown fields with an empty value (`null`, `[]`,
 `{}`, `""`) are ignored.
 
 | in this package | on the wire |
@@ -99,7 +99,7 @@ def request_to_body(
     if "metadata" in body:
         for key, value in body["metadata"].items():
             if not isinstance(value, str):
-                lose(f"`metadata.{key}`, a {type(value).__name__}: metadata on the wire is text only")
+                lose(f"`metadata.{key}` of type {type(value).__name__} (metadata on the wire is text)")
         body["metadata"] = {key: value for key, value in body["metadata"].items() if isinstance(value, str)}
     return body
 
@@ -143,10 +143,11 @@ def response_to_body(
     strict: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Converts `response` to a chat-completions body with `response_id` and `created` (epoch seconds).
+    """Converts `response` to a chat-completions body. `response_id` and `created` (in epoch seconds) become its fields.
 
     Raises:
-        WireFormatError: The pieces are not reasoning, one text and tool calls in this order, and `strict` is set.
+        WireFormatError: The pieces of the response are not in the order reasoning, one text, tool calls, and `strict`
+            is set.
     """
     finish = "stop" if response.finish_reason == "refusal" else response.finish_reason
     choice = {"index": 0, "message": _message_to_wire(response, on_loss(strict, report)), "finish_reason": finish}
@@ -265,7 +266,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _detail(usage: Mapping[str, Any], table: str, name: str) -> int:
-    """Returns a count from the details of the usage. Invalid counts become 0, so that the response is not lost."""
+    """Returns a token count from the details of the usage. Returns 0 for an invalid count, to not lose the response."""
     details = usage.get(table)
     count = details.get(name) if isinstance(details, Mapping) else None
     return count if type(count) is int and 0 <= count < MAX_COUNT else 0

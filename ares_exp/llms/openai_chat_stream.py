@@ -32,7 +32,7 @@ class StreamedCompletion(ResponseStream):
 
     @property
     def may_end(self) -> bool:
-        """Whether the stream may end: after `[DONE]`, or after a finish reason, because some servers omit `[DONE]`."""
+        """Whether `[DONE]` or a finish reason has been received. Some servers omit `[DONE]`."""
         return self.is_complete or any(choice.fields.get("finish_reason") for choice in self._choices.values())
 
     def read(self, event: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ class StreamedCompletion(ResponseStream):
 
 
 class _Choice:
-    """One choice. `fields` are the fields that are not merged."""
+    """One choice of a streamed completion. `fields` contains the fields that are not merged."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
@@ -140,8 +140,6 @@ class _Choice:
 
 
 class _Call:
-    """One tool call."""
-
     def __init__(self, index: int | None) -> None:
         self.index = index
         self.id = ""

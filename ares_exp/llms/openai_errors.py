@@ -17,13 +17,13 @@ _FIELD = re.compile(r"`([^`]+)`")
 
 
 def bearer(headers: Mapping[str, str]) -> str | None:
-    """Returns the key of `Authorization: Bearer KEY`, or `None`."""
+    """Returns the key from the header `Authorization: Bearer KEY`, or `None` without such a header."""
     scheme, _, key = headers.get("Authorization", "").partition(" ")
     return key.strip() or None if scheme.lower() == "bearer" else None
 
 
 def error_object(status: int, message: str) -> dict[str, str | None]:
-    """Returns the object that describes an error. For status 400, adds the name of the field in the message."""
+    """Returns the object that describes an error. For status 400, also contains the field that the message names."""
     field = _FIELD.search(message) if status == 400 else None
     return {
         "message": message,

@@ -1,8 +1,9 @@
 """Converters to and from the wire format of OpenAI's Responses API.
 
 Format: https://platform.openai.com/docs/api-reference/responses. Bodies are JSON-ready dicts. Messages of an
-`LLMRequest` are in the chat-completions format (see `chat_messages`). As in `openai_chat`, nothing is lost silently:
-unsupported content raises a `WireFormatError` that names it, or is dropped with a warning if `strict=False`.
+`LLMRequest` are in the chat-completions format (see `chat_messages`). As in `openai_chat`, no content is lost silently.
+Unsupported content raises a `WireFormatError` that names the content. With `strict=False`, it is dropped with a
+warning.
 
 | in this package | on the wire |
 |---|---|
@@ -20,9 +21,9 @@ unsupported content raises a `WireFormatError` that names it, or is dropped with
 | `usage.cached_tokens`, `cache_write_tokens` | `usage.input_tokens_details` |
 | `usage.reasoning_tokens` | `usage.output_tokens_details` |
 
-References to content stored by the provider are always rejected, because the rest of the request depends on it
-(`previous_response_id`, `conversation`, `prompt`, items of type `item_reference`). Not supported: calls of the
-provider's tools, `compaction`, the engine options `text`, `reasoning` and `parallel_tool_calls`, and `phase` of
+References to content that the provider stores (`previous_response_id`, `conversation`, `prompt`, items of type
+`item_reference`) are always rejected, because the request is incomplete without this content. Not supported: calls of
+the provider's tools, `compaction`, the engine options `text`, `reasoning` and `parallel_tool_calls`, and `phase` of
 messages.
 """
 
@@ -103,7 +104,7 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
     messages = list(_messages(items, lose)) if isinstance(given, list) else [{"role": "user", "content": given}]
     check_keys(body, _REQUEST_KEYS, "request", lose)
     if optional(body, "store", bool):
-        lose("`store`, which asks to keep the response")
+        lose("`store`, which asks the provider to store the response")
     if set(list_of(body, "include", str) or ()) - {_INCLUDED}:
         lose(f"`include` of more than {_INCLUDED}")
     tools = tools_from_wire(body, lose)
@@ -124,7 +125,7 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
 def request_to_body(
     request: LLMRequest, *, model: str, strict: bool = True, report: Report | None = None
 ) -> dict[str, Any]:
-    """Converts `request` to a body for `model`. The body disables storage and requests encrypted reasoning.
+    """Converts `request` to a body for `model`. The endpoint must store nothing, and return encrypted reasoning.
 
     Raises:
         UnsendableRequestError: `request` is malformed, or has unsupported content and `strict` is set.
@@ -146,7 +147,7 @@ def request_to_body(
                 body[name] = value
         for name in ("top_k", "stop_sequences"):
             if getattr(request, name) not in (None, ()):
-                lose(f"`{name}`, which the Responses form does not have")
+                lose(f"`{name}`, which the Responses API does not have")
         if request.stream:
             body["stream"] = True
         texts = {key: value for key, value in (request.metadata or {}).items() if isinstance(value, str)}
@@ -225,7 +226,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
         status = optional(body, "status", str)
         if status in ("failed", "cancelled"):
             raise WireFormatError(
-                f"Expected a complete response, got a response that {status}: {shorten(body.get('error'))}"
+                f"Expected a complete response, got the status {status!r} with the error {shorten(body.get('error'))}"
             )
         data: list[Piece] = []
         refused = False
@@ -247,7 +248,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
 
 
 def usage_to_wire(usage: Usage) -> dict[str, Any]:
-    """Returns the token counts with the details of input and output."""
+    """Converts token counts to the wire, with the details of input and output."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens},
@@ -261,7 +262,6 @@ def usage_to_wire(usage: Usage) -> dict[str, Any]:
 
 
 def _messages(items: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[dict[str, Any]]:
-    """Yields the messages for items. Adjacent items of the assistant are merged into one message."""
     said: list[Piece] = []
     for item in items:
         kind = optional(item, "type", str) or "message"
@@ -277,7 +277,7 @@ def _messages(items: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[dict
 
 
 def _pieces_of_item(item: Mapping[str, Any], kind: str, lose: Report) -> list[Piece] | None:
-    """Returns the pieces of an assistant item, or `None` for other items."""
+    """Returns the pieces of an assistant's item, or `None` if the item is not from the assistant."""
     if kind in _CALLS:
         return [call_from_item(item, lose)]
     if kind == "reasoning":
@@ -391,12 +391,12 @@ def _wire_parts(content: Any, text_type: str, lose: Report) -> list[dict[str, An
             name = optional(file, "filename", str) or "file"
             parts.append({"type": "input_file", "filename": name, "file_data": required(file, "file_data", str)})
         else:
-            lose(f"`content[{kind}]`, which the Responses form does not have")
+            lose(f"`content[{kind}]`, which the Responses API does not have")
     return parts
 
 
 def _reasoning_item(piece: ThinkingData) -> dict[str, Any]:
-    """Returns reasoning in the format that its endpoint expects. Only endpoints without encryption use the text."""
+    """Converts reasoning to the format that its endpoint expects. Only endpoints without encryption read its text."""
     if piece.redacted:
         return {"type": "reasoning", "summary": [], "encrypted_content": piece.content}
     if piece.signature:

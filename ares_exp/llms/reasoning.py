@@ -1,4 +1,4 @@
-"""Reasoning on the chat-completions wire: conversion of its different field names, and its return to the endpoint.
+"""Reasoning on the chat-completions wire: converts its various fields, and adds it to later requests.
 
 | in a message of the assistant | for example |
 |---|---|
@@ -10,8 +10,8 @@
 Engines separate `<think>…</think>` from the text if they are started with the model's reasoning parser. Otherwise the
 reasoning stays in the text.
 
-Agents keep the text of a response, but not its reasoning. For endpoints that require the reasoning, `KnownReasoning`
-finds the response that a message repeats and restores its reasoning.
+Agents keep the text of a response, but not its reasoning. Some endpoints require the reasoning in later requests.
+`KnownReasoning` finds the response that a message repeats, and adds its reasoning to the message.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_details"]
 def reasoning_of_message(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
     """Returns the reasoning of an assistant message.
 
-    Readable details replace the text fields, which have the same content.
+    If a detail is readable, the text fields are ignored, because they have the same content.
 
-    Only the content and the signature of each detail are kept.
+    Other fields of a detail than its content and its signature are lost.
 
     Args:
         message: Assistant message.
-        lose: Callback for reasoning in an unknown format. This is not an error, so that the rest of the response is
-            kept.
+        lose: Callback for reasoning in an unknown format. This is not an error, because the response is still usable
+            without the reasoning.
     """
     details = message.get("reasoning_details")
     if not isinstance(details, list | tuple | None):  # a tuple in a parsed request
@@ -52,7 +52,7 @@ def reasoning_of_message(message: Mapping[str, Any], lose: Report) -> list[Think
 
 
 def reasoning_of_part(part: Mapping[str, Any], lose: Report) -> ThinkingData:
-    """Converts a content part whose reasoning is a text or a list of text parts. Calls `lose` for other parts."""
+    """Converts a content part with reasoning, as a text or as a list of text parts. Calls `lose` for other parts."""
     inner = part.get("thinking")
     inner = [{"text": inner}] if isinstance(inner, str) else inner
     parts = inner if isinstance(inner, list | tuple) else [None]
@@ -63,12 +63,12 @@ def reasoning_of_part(part: Mapping[str, Any], lose: Report) -> ThinkingData:
 
 
 def reasoning_to_message(pieces: Sequence[ThinkingData], field: ReasoningField | None = None) -> dict[str, Any]:
-    """Returns the fields of an assistant message with the reasoning. Without reasoning, the result is empty.
+    """Returns the fields of an assistant message that contain the reasoning. The result is empty without reasoning.
 
     Args:
         pieces: Pieces of reasoning.
-        field: Field to use. Text fields cannot contain encrypted reasoning. Default: `reasoning_content`, or
-            `reasoning_details` if a text would lose information.
+        field: Name of the field. Text fields cannot contain encrypted reasoning. Default: `reasoning_content`, or
+            `reasoning_details` if a text cannot contain all information.
     """
     if field is None:
         is_plain = len(pieces) == 1 and pieces[0] == ThinkingData(pieces[0].content) and pieces[0].content
@@ -85,7 +85,7 @@ def reasoning_text(pieces: Iterable[ThinkingData]) -> str:
 
 
 def _from_texts(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
-    """Returns the reasoning in the text fields. If both fields have the same text, returns this text once."""
+    """Returns the reasoning in the text fields. If both fields contain the same text, the result contains it once."""
     texts: dict[str, None] = {}
     for name in REASONING_FIELDS[:2]:
         if isinstance(text := message.get(name), str):
@@ -96,7 +96,7 @@ def _from_texts(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
 
 
 _DETAILS = {"reasoning.text": "text", "reasoning.summary": "summary", "reasoning.encrypted": "data"}
-"""Content field by the type of a detail."""
+"""Maps the type of a detail to its field with the content."""
 
 
 def _from_detail(detail: Any, lose: Report) -> ThinkingData | None:
@@ -117,22 +117,22 @@ def _to_detail(piece: ThinkingData) -> dict[str, Any]:
 
 
 class KnownReasoning:
-    """The reasoning of earlier responses, to be restored in messages that repeat these responses.
+    """Stores the reasoning of earlier responses, and adds it to messages that repeat these responses.
 
-    A message repeats a response if it has the same text and tool calls. If several responses are equal, they are
-    matched from the end: the last message of a conversation repeats the last response.
+    A message repeats a response if it has the same text and tool calls. If several responses are equal, the last
+    message is matched with the last response, and so on backwards.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, list[tuple[ThinkingData, ...]]] = defaultdict(list)
 
     def add(self, response: LLMResponse) -> None:
-        """Adds the reasoning of a response. A response without reasoning is also added."""
+        """Stores the reasoning of a response. Also stores a response without reasoning."""
         calls = [(call.id, call.name, call.arguments) for call in response.data if isinstance(call, ToolCallData)]
         self._known[_key(response.text, calls)].append(response.thinking)
 
     def add_message(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> None:
-        """Adds the reasoning of a response, given as the message that repeats it."""
+        """Stores the reasoning `pieces` of the response that `message` repeats."""
         self._known[_key(*_said(message))].append(tuple(pieces))
 
     def put_into(
@@ -140,7 +140,7 @@ class KnownReasoning:
         messages: Sequence[Mapping[str, Any]],
         write: Callable[[Mapping[str, Any], Sequence[ThinkingData]], Mapping[str, Any]],
     ) -> list[Mapping[str, Any]]:
-        """Returns the messages. Messages that repeat a response with reasoning are replaced by the result of `write`.
+        """Returns the messages with reasoning: replaces messages that repeat a response by the result of `write`.
 
         Messages that already have reasoning are not changed.
         """
@@ -159,7 +159,7 @@ class KnownReasoning:
 
 
 def _said(message: Mapping[str, Any]) -> tuple[str, list[tuple[Any, Any, Any]]]:
-    """Returns the text and the tool calls of an assistant message."""
+    """Returns the text and the tool calls of an assistant message, for comparison with a response."""
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, list | tuple):
         parts = [part.get("text") for part in content if isinstance(part, Mapping)]
@@ -180,13 +180,13 @@ _PREFIX = "ares-exp."
 
 
 def seal(piece: ThinkingData) -> str:
-    """Returns an opaque text with the unreadable parts of the piece, for `unsealed`."""
+    """Encodes the signature and the encrypted parts of a piece as an opaque text, for `unsealed`."""
     said = {"signature": piece.signature, "redacted": piece.content if piece.redacted else None}
     return _PREFIX + urlsafe_b64encode(json.dumps(said).encode()).decode()
 
 
 def unsealed(opaque: str, text: str) -> ThinkingData | None:
-    """Returns the sealed piece with its readable text; `None` if the seal is not from this package."""
+    """Decodes a piece from its seal and its readable text. Returns `None` if this package did not create the seal."""
     if not opaque.startswith(_PREFIX):
         return None
     try:

@@ -16,14 +16,14 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 class Message(dict[str, Any]):
     """One immutable chat message: `{"role": …, "content": …}` and other fields of the wire format.
 
-    It is a dict, so that it serialises and compares like a dict. It is immutable because agents modify their message
-    lists, but an observation must not change afterwards.
+    A message is a dict, so that it can be serialised and compared like a dict. It is immutable, because an observation
+    must not change when its agent modifies the list of messages.
     """
 
     __slots__ = ()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a message of an LLMRequest cannot change: build a new dict from it")
+        raise TypeError("the messages of an LLMRequest are immutable: create a new dict instead")
 
     __setitem__ = __delitem__ = update = setdefault = pop = popitem = clear = __ior__ = _refuse
 
@@ -32,7 +32,7 @@ class Message(dict[str, Any]):
         return Message, (dict(self),)
 
     def __deepcopy__(self, memo: object) -> Message:
-        """Returns itself. Vector environments copy observations, and immutable objects do not need to be copied."""
+        """Returns itself, because an immutable object need not be copied. Vector environments copy observations."""
         return self
 
 
@@ -64,18 +64,18 @@ def freeze(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a third-party agent's request, and the request's parts that an `LLMRequest` cannot represent.
+    """The origin of a request from a third-party agent. Describes the data that an `LLMRequest` does not contain.
 
     Attributes:
         wire: Wire format of the request: `"chat_completions"`, `"responses"`, `"messages"` or `"generate_content"`.
         conversation: Name of the conversation: `"main"`, or the name of a subagent's or a background request's
             conversation.
         model: Requested model name.
-        sampling: Engine options from the agent's client (token limit, temperature, …), by their names on the wire. The
-            request itself contains them only if they are forwarded.
+        sampling: Sampling parameters from the agent's client (token limit, temperature, …), by their names on the wire.
+            The fields of the request contain them only if the agent's `forward_sampling` is set.
         dropped: Names of the parts that could not be converted.
-        is_background: Whether to respond to the request without a step of its episode, if the environment supports
-            this.
+        is_background: Whether the policy should respond to the request without a step of the episode. Not all
+            environments support this.
     """
 
     wire: str
@@ -94,7 +94,7 @@ def origin_to_dict(origin: Origin) -> Mapping[str, Any]:
 
 
 def origin_from_dict(data: Mapping[str, Any]) -> Origin:
-    """Converts the result of `origin_to_dict` to an origin. Fields of later versions are ignored.
+    """Converts the result of `origin_to_dict` to an origin. Ignores fields of later versions of this package.
 
     Raises:
         ValueError: `data` is not a valid origin.
@@ -117,13 +117,14 @@ class LLMRequest:
 
     Attributes:
         messages: Conversation in order: user, assistant and tool messages. System text is in `system_prompt`.
-        max_output_tokens: Upper bound on generated tokens, or `None` for the engine's default.
-        temperature: Sampling temperature, or `None` for the engine's default. The same applies to `top_p` and `top_k`.
+        max_output_tokens: Maximum number of generated tokens; `None` for the engine's default.
+        temperature: Sampling temperature; `None` for the engine's default. `None` has the same meaning for `top_p` and
+            `top_k`.
         stream: Whether the agent requested a streamed response.
         tools: Definitions of the offered tools, in the chat-completions format.
         tool_choice: `"auto"`, `"none"`, `"required"` or a mapping that names one tool.
-        metadata: Arbitrary data of the agent, which is not interpreted.
-        service_tier: Provider-specific name of a tier.
+        metadata: Arbitrary data from the agent. This package does not interpret it.
+        service_tier: Name of the provider's service tier.
         stop_sequences: Strings that end generation.
         system_prompt: System text, or `None`.
         origin: Origin of the request, for agents that use HTTP. Ignored when requests are compared.
@@ -174,16 +175,16 @@ REQUEST_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class MessageEdit:
-    """A change of the messages in every request from a time step on. Requests with too few messages are not changed.
+    """A change of the messages in all requests from one time step on. Requests with too few messages do not change.
 
-    The agent does not see the change. Its later requests repeat its own messages, to which the same change is applied.
+    The agent does not see the change: its later requests contain the original messages, and are changed again.
 
     Attributes:
         kind: `"insert"` adds a user message before the message at `index`; `"replace"` changes the text of this
             message.
         index: Position in the messages, starting at 0.
         text: Text of the message.
-        step: First time step whose request is changed. Earlier requests are not changed.
+        step: Number of the first time step whose request is changed.
     """
 
     kind: Literal["insert", "replace"]
@@ -192,7 +193,7 @@ class MessageEdit:
     step: int
 
     def apply(self, request: LLMRequest) -> LLMRequest:
-        """Returns the edited request, which the policy sees."""
+        """Returns the edited request, which is sent to the policy."""
         messages = list(request.messages)
         if self.kind == "insert" and self.index <= len(messages):
             messages.insert(self.index, {"role": "user", "content": self.text})
@@ -223,7 +224,7 @@ class MessageEdit:
 
 
 def recorded_edits(metadata: Mapping[str, Any]) -> tuple[MessageEdit, ...]:
-    """Returns the edits of a recorded trajectory. Invalid edits are ignored."""
+    """Returns the edits from the metadata of a recorded trajectory. Ignores invalid edits."""
     found = metadata.get("edits")
     edits: list[MessageEdit] = []
     for one in found if isinstance(found, Sequence) else ():
@@ -233,7 +234,7 @@ def recorded_edits(metadata: Mapping[str, Any]) -> tuple[MessageEdit, ...]:
 
 
 def edited(request: LLMRequest, edits: Iterable[MessageEdit], step: int) -> LLMRequest:
-    """Returns the request of a time step with all edits that apply to this step. The policy sees this request."""
+    """Applies all edits for a time step to its request. Returns the request that is sent to the policy."""
     for edit in edits:
         if edit.step <= step:
             request = edit.apply(request)

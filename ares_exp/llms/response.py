@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 ORACLE_MODEL = "oracle"
-"""Model name in the oracle's responses, which distinguishes its recordings from an LLM's recordings."""
+"""Model name in the oracle's responses. It distinguishes recordings of the oracle from recordings of an LLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,13 @@ class ToolCallData:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingData:
-    """A piece of reasoning, kept verbatim. `LLMResponse.text` does not include it.
+    """A piece of reasoning, verbatim. `LLMResponse.text` does not include reasoning.
 
     Attributes:
-        content: Text of the reasoning, or the endpoint's replacement for it.
-        signature: The endpoint's signature, to be sent back with the content; `None` if there is no signature.
-        redacted: Whether `content` is the endpoint's encrypted form instead of text.
+        content: Text of the reasoning, or the encrypted form from the endpoint (see `redacted`).
+        signature: Signature from the endpoint, which later requests send back with the content; `None` if there is no
+            signature.
+        redacted: Whether `content` is encrypted, and not a text.
     """
 
     content: str
@@ -47,7 +48,7 @@ Piece = TextData | ToolCallData | ThinkingData
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one call, as reported by the engine; 0 if a count was not reported.
+    """Token counts of one call, as reported by the engine. A count that was not reported is 0.
 
     Attributes:
         prompt_tokens: Number of tokens in the request.
@@ -81,13 +82,13 @@ class LLMResponse:
         logprobs: Log-probability of each generated token, if the engine returned them.
         finish_reason: Reason for the end of generation (`"stop"`, `"length"`, …), if the engine reported it.
         model: Name of the model that responded, if known.
-        latency_sec: Seconds from sending the request to the complete response, including retries.
+        latency_sec: Seconds from the first attempt to send the request until the complete response, including retries.
         sampling: Sampling parameters sent to the engine, by their names on the wire, if known.
         policy_version: Version of the weights that generated the response, as named by the engine or trainer, if known.
         policy_version_from: Origin of `policy_version`: the `body`, `header` or `metadata` of the endpoint's response,
             the version that a trainer has `announced`, or the setting of the `policy`. `None` if it is unknown.
-        activations: Locations of saved hidden states by module name: `file` (`.npy`) below the run's directory, `rows`,
-            and their `positions`.
+        activations: Locations of saved hidden states, by module name: path of the `.npy` `file` relative to the run's
+            directory, number of `rows`, and token `positions` of the rows.
     """
 
     data: Sequence[Piece]
@@ -105,7 +106,7 @@ class LLMResponse:
     activations: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Converts lists to tuples, so that a response is equal to a copy that was read from a file."""
+        """Converts lists to tuples, so that a response equals its copy that was read from a file."""
         for name in ("data", "prompt_token_ids", "completion_token_ids", "logprobs"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
@@ -158,7 +159,7 @@ def piece_from_dict(piece: Mapping[str, Any]) -> Piece:
 
 
 def usage_to_dict(usage: Usage) -> dict[str, int]:
-    """Converts token counts to a JSON-ready dict. Counts that few endpoints report are omitted if they are 0."""
+    """Converts token counts to a JSON-ready dict. Omits counts that are 0 and that few endpoints report."""
     more = ("cached_tokens", "cache_write_tokens", "reasoning_tokens")
     counts = {"prompt_tokens": usage.prompt_tokens, "generated_tokens": usage.generated_tokens}
     return counts | {name: count for name in more if (count := getattr(usage, name))}

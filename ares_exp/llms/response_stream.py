@@ -1,7 +1,7 @@
-"""Assembly of a streamed response into the body of a response without streaming.
+"""Assembly of a streamed response into the body that the endpoint would have sent without streaming.
 
-The same converters can therefore read streamed and other responses. Unknown content of a stream is kept in the body, so
-that the converter reports it.
+The same converters can therefore read streamed and other responses. The body also contains unknown content of the
+stream, so that the converter can report this content.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ares_exp.errors import WireFormatError
 from ares_exp.llms.wire import shorten, typed
 
 DONE = "[DONE]"
-"""Data of the last event in streams of OpenAI's older wire."""
+"""Data of the last event in streams of the chat-completions wire."""
 
 
 class ResponseStream(ABC):
@@ -31,7 +31,7 @@ class ResponseStream(ABC):
 
     @property
     def may_end(self) -> bool:
-        """Whether the response is complete if the stream ends now. Default: only after its last event."""
+        """Whether the response would be complete if the stream ended now. Default: only after the last event."""
         return self.is_complete
 
     def add(self, data: str) -> None:
@@ -66,7 +66,7 @@ class ResponseStream(ABC):
         """Returns the body assembled from the events."""
 
     def fail(self, error: Any) -> None:
-        """Ends the response with an error. An error without a type counts as a server error."""
+        """Ends the response with an error. An error without a type becomes a server error."""
         fields = error if isinstance(error, Mapping) else {"message": str(error)}
         self._error = {"type": "server_error"} | {key: value for key, value in fields.items() if value is not None}
         self.is_complete = True
@@ -75,9 +75,9 @@ class ResponseStream(ABC):
 class EventReader:
     """Extracts the data of server-sent events.
 
-    Names, ids and comments of events are ignored, because these wires do not need them.
+    Ignores names, ids and comments of events, because the supported wires do not need them.
 
-    An incomplete event at the end of the stream is ignored.
+    Also ignores an incomplete event at the end of the stream.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class EventReader:
         self._data: list[bytes] = []
 
     def feed(self, part: bytes) -> Iterator[str]:
-        """Yields the data of the events that the next part of the stream completes."""
+        """Processes the next part of the stream. Yields the data of each event that is now complete."""
         first, *others = part.split(b"\n")
         self._line += first
         for line in others:

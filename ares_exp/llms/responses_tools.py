@@ -9,7 +9,8 @@ its description |
 | `local_shell`, with commands as lists of words | a function `local_shell` |
 | other tools, which are the provider's | not supported |
 
-The tool determines the format of a call on the wire: `tool_forms` returns the formats of a request for `call_item`.
+The tool determines the format of its calls on the wire. `tool_forms` returns the formats of a request's tools, and
+`call_item` uses them to convert calls.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _CALL_KEYS = {"type", "id", "call_id", "name", "namespace", "status"}
 
 
 def tools_from_wire(body: Mapping[str, Any], lose: Report) -> list[dict[str, Any]]:
-    """Converts the tools of a request, including tools within its `input`. `lose` is called for tools of the provider.
+    """Converts the tools of a request, including tools within its `input`. Calls `lose` for the provider's tools.
 
     Raises:
         WireFormatError: A tool is malformed.
@@ -68,7 +69,7 @@ def tools_from_wire(body: Mapping[str, Any], lose: Report) -> list[dict[str, Any
 
 
 def tool_forms(body: Mapping[str, Any]) -> dict[str, ToolForm]:
-    """Returns the formats of a request's tools whose calls are not plain function calls.
+    """Returns the formats of those tools of a request whose calls are not plain function calls.
 
     Raises:
         WireFormatError: A tool is malformed.
@@ -85,12 +86,12 @@ def tool_forms(body: Mapping[str, Any]) -> dict[str, ToolForm]:
 
 
 def joined(namespace: str | None, name: str) -> str:
-    """Returns the name of a tool for the policy."""
+    """Returns the name under which the policy sees a tool."""
     return name if not namespace else f"{namespace.removesuffix('__')}__{name}"
 
 
 def tool_to_wire(tool: Mapping[str, Any], lose: Report) -> dict[str, Any]:
-    """Converts a tool to the wire's definition of a function.
+    """Converts a tool to the definition of a function on the wire.
 
     Raises:
         WireFormatError: The tool is not a function.
@@ -157,7 +158,6 @@ def call_item(call: ToolCallData, item_id: str | None, form: ToolForm | None) ->
 
 
 def _wired_tools(body: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
-    """Yields each tool of the wire with its namespace, or `None`."""
     lists = [list_of(body, "tools", Mapping) or []]
     items = body.get("input")
     for item in items if isinstance(items, list) else ():

@@ -1,4 +1,4 @@
-"""Reading of JSON bodies: checks of types, with errors that name the field, and reports of unsupported fields."""
+"""Reading of JSON bodies. Checks types with errors that name the field, and reports unsupported fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ares_exp.errors import WireFormatError as WireFormatError
 SHOWN_CHARS = 300
 
 MAX_COUNT = 2**53
-"""Upper bound on valid token counts, up to which a float represents every integer."""
+"""Maximum valid token count. Up to this number, a float represents every integer."""
 
 Report = Callable[[str], None]
 
@@ -40,11 +40,11 @@ def check_keys(mapping: Mapping[str, Any], known: Iterable[str], where: str, los
 
 
 def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = WireFormatError) -> Report:
-    """Returns the callback for the names of unsupported fields. With `strict`, the callback raises `error`."""
+    """Returns a callback for the names of unsupported fields. If `strict` is set, the callback raises `error`."""
 
     def lose(what: str) -> None:
         if strict:
-            raise error(f"Cannot convert {what}. Remove it, or accept the loss with strict=False.")
+            raise error(f"Cannot convert {what}. Remove it, or drop it with strict=False.")
         message = f"Left out in conversion: {what}."
         report(message) if report else warnings.warn(message, UserWarning, stacklevel=3)
 
@@ -53,7 +53,7 @@ def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = 
 
 @contextmanager
 def errors_as(kind: type[WireFormatError]) -> Iterator[None]:
-    """Raises wire format errors as errors of class `kind`, so that callers can distinguish requests from responses."""
+    """Converts wire format errors to errors of class `kind`, so that callers can tell requests from responses."""
     try:
         yield
     except WireFormatError as error:
@@ -63,19 +63,19 @@ def errors_as(kind: type[WireFormatError]) -> Iterator[None]:
 
 
 def required(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
-    """Returns the value of `key`, which has to exist and to have one of `types`."""
+    """Returns the value in the field `key`. The field has to exist, and its value has to have one of `types`."""
     if key not in mapping:
         raise WireFormatError(f"Expected a field `{key}`, got {shorten(mapping)}")
     return typed(mapping[key], key, *types)
 
 
 def optional(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
-    """Returns the value of `key`, which has to have one of `types`; `None` if it is missing or null."""
+    """Returns the value in the field `key`, which has to have one of `types`; `None` if it is missing or null."""
     return None if mapping.get(key) is None else typed(mapping[key], key, *types)
 
 
 def count_of(mapping: Mapping[str, Any], key: str) -> int:
-    """Returns the token count of `key`; 0 if it is missing or null."""
+    """Returns the token count in the field `key`; 0 if the field is missing or null."""
     count: int = optional(mapping, key, int) or 0
     if not 0 <= count < MAX_COUNT:
         raise WireFormatError(f"Expected `{key}` to be a count of tokens, got {shorten(count)}")
@@ -83,7 +83,7 @@ def count_of(mapping: Mapping[str, Any], key: str) -> int:
 
 
 def list_of(mapping: Mapping[str, Any], key: str, item: type) -> list[Any] | None:
-    """Returns the list of `key`, whose items have to be of type `item`; `None` if it is missing or null."""
+    """Returns the list in the field `key`; `None` if it is missing or null. Its items have to be of type `item`."""
     values = optional(mapping, key, list)
     return None if values is None else [typed(value, f"{key}[]", item) for value in values]
 
@@ -101,7 +101,7 @@ def typed(value: Any, name: str, *types: type) -> Any:
 
 
 def shorten(value: Any) -> str:
-    """Returns the representation of a value for a message, cut after `SHOWN_CHARS` characters."""
+    """Returns `repr(value)` for a message. A long result is truncated after `SHOWN_CHARS` characters."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters)"
 

@@ -17,25 +17,26 @@ from ares_exp.policies.endpoint_policy import EndpointPolicy, Url, VariableName
 from ares_exp.policies.policy import EpisodeSpec
 
 CACHED_MESSAGES = 2
-"""Number of last user messages with a cache breakpoint, so that the next request can read the cached content."""
+"""Number of most recent user messages with a cache breakpoint. The next request can then read the cached content."""
 
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class AnthropicPolicy(EndpointPolicy):
     """Responds to requests with `POST {base_url}/messages`.
 
-    The endpoint returns thinking with a signature. The policy sends it back with the messages that repeat the
-    responses, as the endpoint requires between tool calls.
+    The endpoint returns thinking with a signature. Later requests repeat the responses as messages, and the policy adds
+    the thinking to these messages, because the endpoint requires it between tool calls.
 
     Attributes:
-        base_url: URL of the endpoint, including the version. For a local server, use `http://127.0.0.1:8000/v1`. The
-            option appends `/v1` to the environment variable ANTHROPIC_BASE_URL, if it is set.
-        max_output_tokens: Upper bound on the generated tokens of one response, including thinking. The API requires
-            this bound. It is 32,000 if neither the policy nor the agent sets it.
+        base_url: URL of the endpoint, including the version. For a local server, use `http://127.0.0.1:8000/v1`. If the
+            environment variable ANTHROPIC_BASE_URL is set, its value with `/v1` is the default of the option.
+        max_output_tokens: Maximum number of generated tokens of one response, including thinking. The API requires this
+            limit. Default: the agent's limit, or else 32,000.
         cache: Whether to mark the system prompt, tools and conversation for the endpoint's cache (`cache_control`).
-            `True` uses the endpoint's default lifetime, and `5m` and `1h` set the lifetime.
-        thinking_tokens: Token budget for the model's thinking, below the bound on generated tokens; `None` requests no
-            thinking. For newer models, which have other settings, use `extra_body`.
+            `True` uses the default lifetime of the endpoint's cache; `5m` or `1h` sets the lifetime.
+        thinking_tokens: Token budget for the model's thinking. It has to be below the maximum number of generated
+            tokens. `None` requests no thinking. Newer models have other settings for thinking: set them in
+            `extra_body`.
     """
 
     wire = EndpointWire(
@@ -70,8 +71,8 @@ class AnthropicPolicy(EndpointPolicy):
 def mark_for_cache(body: dict[str, Any], mark: Mapping[str, Any]) -> None:
     """Sets cache breakpoints in a body, each with the value `mark`.
 
-    One breakpoint follows the system prompt and the tools, and the others follow the last user messages. The endpoint
-    allows four breakpoints, and at most three are used.
+    One breakpoint follows the system prompt and the tools. The other breakpoints follow the last user messages. At most
+    three breakpoints are set; the endpoint allows four.
     """
     if "system" in body:
         if isinstance(body["system"], str):

@@ -1,7 +1,7 @@
 """The requests of one episode to its policy.
 
-If an agent waits for several responses and the policy allows it, requests after the first one are sent ahead of time.
-They are sent before the episode waits for their responses.
+An agent may wait for several responses at the same time. If the policy allows it, the second and later requests are
+then sent ahead of time, which means before the episode waits for their responses.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ares_exp.policies.policy import checked_response
 T = TypeVar("T")
 
 UNWIND_SEC = 2.0
-"""Time limit in seconds for cancelled requests to end, after the end of their episode."""
+"""Maximum time in seconds to wait, at the end of an episode, until its cancelled requests have ended."""
 
 NO_CALL = -1
-"""Call id of a request that is not in the list of pending requests."""
+"""Call id for a request that is not among the pending requests."""
 
 
 @runtime_checkable
 class ConcurrentClient(LLMClient, Protocol):
-    """A client of one episode that can process several requests at the same time, because they are independent.
+    """A client of one episode that can process several requests at the same time.
 
     Attributes:
         max_concurrency_per_episode: Maximum number of concurrent requests of one episode. With 1, requests are sent one
@@ -50,7 +50,7 @@ def concurrency_of(client: LLMClient) -> int:
 
 @runtime_checkable
 class ForesightedClient(LLMClient, Protocol):
-    """A client of one episode that is notified of the pending requests before it has to respond to them."""
+    """A client of one episode that is notified of pending requests, so that it can send them ahead of time."""
 
     @property
     def looks_ahead(self) -> bool:
@@ -58,20 +58,20 @@ class ForesightedClient(LLMClient, Protocol):
         ...
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
-        """Receives all requests that wait for a response, in order. The first one is sent next, or has been sent.
+        """Receives all requests that wait for a response, in order. The first one is being sent, or is sent next.
 
-        Requests of earlier calls that are missing in this list need no response.
+        Requests that were in an earlier list but are missing from `pending` need no response.
         """
         ...
 
     async def close(self) -> None:
-        """Cancels running requests at the end of the episode. Bounded in time, and idempotent."""
+        """Cancels running requests at the end of the episode, in limited time. Idempotent."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Ask:
-    """A request that was sent ahead of time. `is_awaited`: the episode is waiting for its response."""
+    """A request that was sent ahead of time. `is_awaited` is set while the episode waits for its response."""
 
     call: PendingRequest
     task: asyncio.Task[Any] = field(init=False)
@@ -84,9 +84,9 @@ _ahead: ContextVar[_Ask | None] = ContextVar("asked ahead", default=None)
 
 
 def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], None]:
-    """Wraps an `on_wait` callback, so that a request's wait counts only while the episode waits for its response.
+    """Wraps an `on_wait` callback, so that the wait of a request counts only while the episode waits for its response.
 
-    Otherwise, five requests that wait at the same time would count five times.
+    Otherwise, the time in which five requests wait at once would count five times.
     """
 
     def waited(seconds: float) -> None:
@@ -100,7 +100,7 @@ def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], 
 
 
 class AskedAhead(Generic[T]):
-    """Sends the requests of one episode to its policy, with a bounded number of concurrent requests.
+    """Sends the requests of one episode to its policy, and limits the number of concurrent requests.
 
     Attributes:
         awaited: Call id of the request that the episode waits for.
@@ -118,11 +118,12 @@ class AskedAhead(Generic[T]):
         """Stores the arguments.
 
         Args:
-            ask: Function that requests one response from the policy. Its second argument is whether the request is
-                sent ahead of time. It raises the policy's errors.
+            ask: Function that requests one response from the policy, and raises the policy's errors. Its second
+                argument tells whether the request is sent ahead of time.
             concurrency: Maximum number of concurrent requests. With 1, no request is sent ahead of time.
-            has_room: Function that returns whether the episode's limits allow this number of responses and one more.
-            on_wait: Callback for the seconds that an awaited request still has to wait for its endpoint.
+            has_room: Function that returns whether the episode's limits allow one more response after the given number
+                of responses.
+            on_wait: Callback that receives the seconds for which an awaited request still has to wait for its endpoint.
         """
         self._ask = ask
         self.looks_ahead = concurrency > 1
@@ -136,7 +137,7 @@ class AskedAhead(Generic[T]):
         self.awaited: int | None = None
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
-        """Cancels requests that are no longer pending, and sends the requests after the first one ahead of time."""
+        """Cancels requests that are no longer pending. Sends all pending requests except the first ahead of time."""
         if not self.looks_ahead or self._closed:
             return
         self._pending = pending
@@ -149,7 +150,7 @@ class AskedAhead(Generic[T]):
             self._ask_ahead()
 
     async def __call__(self, request: LLMRequest) -> T:
-        """Returns the response to a request. A request that was sent ahead of time is not sent again."""
+        """Returns the response to a request. Sends the request, unless it was already sent ahead of time."""
         call = self._pending[0] if self._pending else None
         if call is None or call.request != request:
             call = PendingRequest(NO_CALL, MAIN_CONVERSATION, request)
@@ -168,7 +169,7 @@ class AskedAhead(Generic[T]):
             self.awaited = None
 
     async def close(self) -> None:
-        """Cancels requests that were sent ahead of time, and waits up to `UNWIND_SEC` until they have ended."""
+        """Cancels requests that were sent ahead of time, and waits up to `UNWIND_SEC` for them to end."""
         self._closed = True
         for ask in self._asks.values():
             self._cancel(ask)
@@ -216,10 +217,10 @@ async def _ask_no_more(call: PendingRequest, is_ahead: bool) -> NoReturn:
 
 
 class PaidBackgroundRequests:
-    """The client of an episode without a response log. Reports the cost of background requests."""
+    """The client of an episode that has no response log. Reports each response to a background request."""
 
     def __init__(self, client: LLMClient, pay: Callable[[LLMResponse], None]) -> None:
-        """Stores the client, and the callback for responses to background requests."""
+        """Stores the client. `pay` is called with each response to a background request."""
         self.max_concurrency_per_episode = concurrency_of(client)
         self._client = client
         self._pay = pay
@@ -242,8 +243,9 @@ class PaidBackgroundRequests:
 class BackgroundClient:
     """The client for the background requests of an episode.
 
-    The environment receives this client before the policy of the episode exists. `answered_by` sets the policy later.
-    The client does not keep the policy alive, so that the episode is freed immediately after its end.
+    The environment receives this client before the policy's client for the episode exists. `answered_by` later sets the
+    method that responds. Only a weak reference to the method is stored, so that the memory of the episode is freed at
+    its end.
     """
 
     def __init__(self, timeout_sec: float | None = None) -> None:
@@ -252,7 +254,7 @@ class BackgroundClient:
         self._responses: WeakMethod[LLMClient] | None = None
 
     def answered_by(self, responses: LLMClient) -> None:
-        """Sets the method that responds from now on. The caller must keep the object of the method alive."""
+        """Sets the method that responds to requests. The caller must keep a reference to the method's object."""
         self._responses = WeakMethod(responses)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:

@@ -23,12 +23,13 @@ class OpenAIPolicy(EndpointPolicy):
     """Responds to requests with `POST {base_url}/chat/completions`.
 
     Attributes:
-        seed: Sampling seed of every request; `"episode"` for the seed of the episode; `None` sends no seed.
-        max_tokens_field: Name of the endpoint's field for the bound on generated tokens. Use `max_tokens` for engines
-            that only support the older name.
-        send_reasoning: Whether to send the model's reasoning back together with its earlier responses. The value
-            is the endpoint's field, `reasoning_content` (also `true`), `reasoning` or `reasoning_details`. Other
-            endpoints may ignore the field, reject it, or charge for it.
+        seed: Sampling seed that each request contains. `"episode"` sends the seed of the episode, and `None` sends no
+            seed.
+        max_tokens_field: Name of the request field for the maximum number of generated tokens. Use `max_tokens` for
+            engines that only support this older name.
+        send_reasoning: Whether later requests contain the reasoning of earlier responses. The value names the field
+            that the endpoint expects: `reasoning_content` (also `true`), `reasoning` or `reasoning_details`. Endpoints
+            that do not expect reasoning may ignore the field, reject it, or charge for it.
     """
 
     wire = EndpointWire(
@@ -54,7 +55,7 @@ class OpenAIPolicy(EndpointPolicy):
         return self._reasoning_field is not None
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Responds to one request like `EndpointPolicy.__call__`. Logs a warning if `send_reasoning` is set."""
+        """Responds to one request like `EndpointPolicy.__call__`. Warns that `send_reasoning` has no effect here."""
         if self._reasoning_field is not None:
             self._warn_once("policy.send_reasoning has no effect outside of episodes: use for_episode().")
         return await super().__call__(request)
@@ -62,7 +63,7 @@ class OpenAIPolicy(EndpointPolicy):
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
         """Returns the body of a request; see `EndpointPolicy.body_of`.
 
-        The seed of an episode is reduced to its low 31 bits.
+        Only the low 31 bits of an episode's seed are sent.
         """
         body = request_to_body(
             request,

@@ -1,7 +1,8 @@
-"""One OpenAI-compatible HTTP endpoint, whose failures are typed errors.
+"""One OpenAI-compatible HTTP endpoint. Each kind of failure has its own error class.
 
-Each request is sent once. The retries of the official client are disabled, because they also retry without credit. Its
-transport is aiohttp, because the default connection pool slows down with the number of parallel requests.
+Each request is sent once. The retries of the official client are disabled, because the client retries even if the
+account has no credit. The client uses aiohttp, because its default connection pool becomes slower with the number of
+parallel requests.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ if TYPE_CHECKING:
 
 SHOWN_CHARS = 500
 MAX_CONNECTIONS = 1024
-"""Upper bound on `max_concurrency` for changes during a run."""
+"""Maximum `max_concurrency` that can be set during a run."""
 REACHED_WITHIN_SEC = 10.0
 DRAIN_SEC = 1.0
-"""Time in seconds to wait for the end of a stream after a complete response, so that the connection can be reused."""
+"""Seconds to wait for the end of the stream after a complete response, so that the connection can be reused."""
 
 VERSION_HEADER = "X-Policy-Version"
-"""Header with the version of the weights, for servers that cannot add `policy_version` to the body."""
+"""Response header with the version of the weights, for servers that cannot add `policy_version` to the body."""
 _STREAMED = "X-Stainless-Raw-Response"
-"""Header that makes the client return a response as it arrives."""
+"""Request header that makes the official client return a response as it arrives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,9 @@ class EndpointWire:
     """The format and the path of requests for one API.
 
     Attributes:
-        policy: Option of the policy that uses the API, for messages.
-        path: Path below the base URL.
-        answered_in: Name of a field that only successful responses have.
+        policy: Option `policy=…` that uses the API. Error messages contain it.
+        path: Path relative to the base URL.
+        answered_in: Name of a field that is only in successful responses.
         streamed: Class that assembles streamed responses.
         stream_fields: Request fields that enable streaming and token counts within the stream.
         key_header: Header for the key; `None` for `Authorization: Bearer`.
@@ -75,8 +76,6 @@ class EndpointWire:
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    """The open connections on one event loop."""
-
     client: AsyncOpenAI = field(repr=False)
     loop: asyncio.AbstractEventLoop
     slots: RequestSlots
@@ -87,7 +86,7 @@ class Endpoint:
 
     Attributes:
         base_url: URL including the version.
-        key: API key that replaces the key of the environment variable; `None` for no replacement.
+        key: API key to use instead of the key in the environment variable; `None` if it is not replaced.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Endpoint:
         max_response_bytes: int,
         stream_idle_sec: float,
     ) -> None:
-        """Stores the settings, which have the names of the options of `EndpointPolicy`."""
+        """Stores the settings. `EndpointPolicy` describes the options with the same names."""
         self.base_url = base_url.rstrip("/")
         self.key: str | None = None
         self._wire = wire
@@ -113,18 +112,18 @@ class Endpoint:
         self._headers: dict[str, Any] = {}
 
     def beside(self, wire: EndpointWire, *, base_url: str) -> Endpoint:
-        """Returns an endpoint with the same key and limits for another URL and API of the same server."""
+        """Returns an endpoint for another URL and API of the same server, with the same key and limits."""
         other = copy.copy(self)
         other.base_url, other._wire, other._connection = base_url.rstrip("/"), wire, None
         return other
 
     @property
     def slots(self) -> RequestSlots:
-        """Slots that limit the number of concurrent requests. Hold one slot during each try."""
+        """Slots that limit the number of concurrent requests. Hold one slot during each attempt to send a request."""
         return self._connect().slots
 
     def check_size(self, max_concurrency: int) -> None:
-        """Raises `ConfigError` if the number of connections cannot be increased to this value."""
+        """Raises `ConfigError` if `max_concurrency` is more than a run can use."""
         most = max(self._max_concurrency, MAX_CONNECTIONS)
         if max_concurrency > most:
             raise ConfigError(
@@ -166,7 +165,7 @@ class Endpoint:
         """Checks with `GET {base_url}/models` that the endpoint is reachable and accepts the key.
 
         Returns:
-            Names of all models; empty if the endpoint does not list them on one page.
+            Names of all models; empty if the endpoint does not list all models on one page.
 
         Raises:
             PreflightError: The endpoint cannot be reached or rejects the key. The message suggests a fix.
@@ -181,7 +180,7 @@ class Endpoint:
         return []
 
     async def check_reachable(self) -> None:
-        """Checks that the endpoint sends any response.
+        """Checks that the endpoint responds, even with an error.
 
         Raises:
             UnreachableError: The endpoint cannot be reached.
@@ -224,7 +223,7 @@ class Endpoint:
         return self._connection
 
     def missing(self) -> list[str]:
-        """Returns the problems with the key and the client, each with a suggested fix."""
+        """Returns problems with the key and the official client. Each problem includes a suggested fix."""
         problems = []
         for open_part in (self._key, self._transport):
             try:
@@ -333,7 +332,7 @@ class Endpoint:
         return llm_response.body()
 
     async def _events(self, response: Any, llm_response: ResponseStream) -> AsyncIterator[None]:
-        """Passes the events of a stream to `llm_response`. Yields after each part, until the response is complete."""
+        """Passes the events of a stream to `llm_response`. Yields after each part of the stream."""
         reader, size = EventReader(), 0
         async for part in response.iter_bytes():
             if llm_response.is_complete:
@@ -348,8 +347,8 @@ class Endpoint:
     def _check_size(self, size: int) -> None:
         if size > self._max_response_bytes:
             raise MalformedResponseError(
-                f"Expected a response of at most {self._max_response_bytes} bytes from {self.base_url}, got "
-                "more. If responses are this large, raise policy.max_response_bytes."
+                f"The response from {self.base_url} has more than {self._max_response_bytes} bytes. To accept larger "
+                "responses, raise policy.max_response_bytes."
             )
 
     def _failure_in(self, body: Any) -> EndpointError | None:
@@ -363,7 +362,7 @@ class Endpoint:
         return self._refused(f"POST {self.base_url}/{self._wire.path}", status, error, {})
 
     def _failure(self, error: Exception, method: str, path: str, timeout_sec: float) -> PolicyError | None:
-        """Returns the typed error for `error`; `None` if the endpoint did not cause it."""
+        """Converts `error` to an error class of this package. Returns `None` if the endpoint did not cause `error`."""
         from aiohttp import ClientConnectorError, ClientError
         from openai import APIConnectionError, APIStatusError
 
@@ -374,7 +373,7 @@ class Endpoint:
             reason = error.response.reason_phrase
             return self._refused(request, error.status_code, error.body or reason, error.response.headers)
         if isinstance(error, TimeoutError):
-            return EndpointTimeoutError(f"{request} gave no response within {timeout_sec:g} s.", retryable=True)
+            return EndpointTimeoutError(f"{request} received no response within {timeout_sec:g} s.", retryable=True)
         if isinstance(error, APIConnectionError | _http_library().HTTPError | ClientError | OSError):
             *_, innermost = chain = list(_chain(error))
             why = self._shown(f"{type(innermost).__name__}: {innermost}")
@@ -402,7 +401,7 @@ class Endpoint:
 
 
 def _http_library() -> Any:
-    """Returns the HTTP module used by the installed client: `httpx2` since its version 3."""
+    """Returns the HTTP module that the installed client uses. Version 3 and later of the client use `httpx2`."""
     import openai
 
     return importlib.import_module("httpx" if int(openai.__version__.partition(".")[0]) < 3 else "httpx2")
@@ -416,7 +415,7 @@ def _model_names(body: bytes) -> list[str]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception and its causes. Only the last cause explains more than "Connection error"."""
+    """Yields an exception and its causes. For a "Connection error", only the last cause contains an explanation."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""Base class of policies for HTTP endpoints: sampling, retries, limits, usage, cost, refusals and reasoning."""
+"""Base class of policies for HTTP endpoints, with sampling, retries, limits, usage, cost, refusals and reasoning."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ SAMPLING_FIELDS = (
     "allowed_token_ids", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
     "guided_grammar", "json_schema", "regex", "ebnf",
 )  # fmt: skip
-"""Request fields to record with the response: they influence the result and contain no secrets."""
+"""Request fields that are recorded with the response. They influence the result and contain no secrets."""
 
 OWN_SAMPLING = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
 
 SHOWN_MODELS = 5
 REFUSED = ("refusal", "content_filter")
-"""Finish reasons of refusals: by the model, and by a content filter."""
+"""Finish reasons of refusals by the model and by a content filter."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
@@ -113,45 +113,45 @@ class EndpointPolicy(Policy):
     """Responds to requests by posting them to an endpoint. Subclasses convert the bodies of one API.
 
     Sampling parameters of the policy take precedence over the agent's. If the policy's value is `None`, the agent's
-    value applies, and then the engine's default. `extra_body` takes precedence over all of them. The policy (`stream`)
-    and not the agent's request decides whether a response is streamed, and streaming does not change the response. A
-    response field that an `LLMResponse` cannot represent causes only a warning, also with `strict`, because the
-    response was already paid for.
+    value applies, and then the engine's default. `extra_body` takes precedence over all of them. The option `stream` of
+    the policy, not the agent's request, decides whether a response is streamed. If an `LLMResponse` cannot represent a
+    field of a response, there is only a warning, even with `strict`, because the response was already paid for.
 
     The first request reads the key.
 
     Attributes:
-        model: Name of the model at the endpoint. Required: `preflight` rejects `None`, and reports it with other
-            problems.
+        model: Name of the model at the endpoint. Required: `preflight` rejects `None`, and reports it together with
+            other problems.
         base_url: URL of the endpoint, including the version. For a local server, use `http://127.0.0.1:8000/v1`. The
-            option uses the environment variable OPENAI_BASE_URL, if it is set.
+            default of the option is the environment variable OPENAI_BASE_URL, if it is set.
         api_key_env: Environment variable with the key; `None` for an endpoint without a key.
         temperature: Sampling temperature. A value takes precedence over the agent's value. `None` keeps the agent's
             value or the engine's default. The same applies to the next three attributes.
         top_p: Threshold for nucleus sampling.
-        max_output_tokens: Upper bound on the generated tokens of one response.
+        max_output_tokens: Maximum number of generated tokens of one response.
         stop_sequences: Strings that end generation.
         stream: Whether to request streamed responses, for endpoints and proxies that time out on long responses. The
             response is the same, and an error within a stream is retried like any other error.
         stream_idle_sec: Maximum time in seconds between two events of a streamed response.
-        timeout_sec: Time limit of one try in seconds, including the whole response.
+        timeout_sec: Time limit in seconds for one attempt, from the request to the complete response.
         max_retries: Maximum number of retries after 408, 409, 429, 5xx, a failed connection, an incomplete stream, or a
             timeout.
         retry_base_sec: Wait before the first retry in seconds; doubled for each further retry, with jitter.
-        max_retry_wait_sec: Maximum wait between tries in seconds. A longer `Retry-After` is an error.
-        max_concurrency: Maximum number of concurrent requests. A request that waits for a retry frees its slot, unless
-            the endpoint sets the wait (`Retry-After`): then all requests wait.
-        max_concurrency_per_episode: Maximum number of concurrent requests of one episode, if its agent waits for
-            several responses; 1 sends one after the other.
+        max_retry_wait_sec: Maximum wait before a retry in seconds. If the endpoint demands a longer wait
+            (`Retry-After`), the request fails.
+        max_concurrency: Maximum number of concurrent requests. While a request waits for its retry, another request can
+            be sent. If the endpoint sets the wait (`Retry-After`), all requests wait.
+        max_concurrency_per_episode: Maximum number of concurrent requests of one episode whose agent waits for several
+            responses. With 1, requests are sent one after the other.
         max_response_bytes: Maximum size of a response in bytes.
-        preflight_timeout_sec: Time limit of the check before the run, in seconds.
+        preflight_timeout_sec: Time limit in seconds of the check before the run (`preflight`).
         prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
             output_per_million_usd: 10}}`. Add `cached_per_million_usd` and `cache_write_per_million_usd` if the
             endpoint's cache has its own prices. Without a price, the cost is `usage.cost` from the endpoint, or 0.0,
             which causes a warning under a limit in US dollars.
         extra_body: Additional fields of the request body: `{top_k: 20, logprobs: true, return_token_ids: true}`.
-        on_refusal: Effect of a response that is a refusal. `"answer"` passes it to the agent, and `"error"` ends the
-            episode. A rejected request is always an error.
+        on_refusal: Effect of a response that is a refusal. `"answer"` passes the response to the agent, and `"error"`
+            ends the episode. A request that the endpoint rejects is always an error.
         strict: Whether an unsupported field in the agent's request is an error instead of a warning.
     """
 
@@ -178,7 +178,7 @@ class EndpointPolicy(Policy):
     strict: bool = True
 
     def __post_init__(self) -> None:
-        """Creates the endpoint, which connects at the first request."""
+        """Creates the endpoint. The first request opens its connections."""
         self.model_name = self.model
         self.knows_prices = bool(self.prices)
         self._extra_body = dict(self.extra_body or {})
@@ -221,7 +221,7 @@ class EndpointPolicy(Policy):
         return change
 
     def use_key(self, key: str) -> None:
-        """Uses a key instead of the key in `api_key_env`. Only for keys that no config contains."""
+        """Sets a key that replaces the key in `api_key_env`. Only for keys that are not in the config."""
         self._endpoint.key = key
 
     def check_settings(self) -> None:
@@ -254,7 +254,7 @@ class EndpointPolicy(Policy):
             )
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client for one episode, which reports its waits and sends earlier reasoning back if enabled."""
+        """Returns a client for one episode. It reports waits and, if enabled, adds earlier reasoning to requests."""
         if not self._sends_reasoning:
             return _Bound(self, episode)
         reasoning = KnownReasoning()
@@ -263,7 +263,7 @@ class EndpointPolicy(Policy):
         return _Bound(self, episode, reasoning)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Responds to one request. Only clients of episodes (`for_episode`) send reasoning back.
+        """Responds to one request. Adds no earlier reasoning, unlike the clients from `for_episode`.
 
         Raises:
             EndpointError: The endpoint sent no usable response. The class identifies the reason.
@@ -274,7 +274,7 @@ class EndpointPolicy(Policy):
 
     @abstractmethod
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
-        """Returns the body of a request without `extra_body`. `episode` is the episode of the request, if known.
+        """Converts a request to a body, without `extra_body`. `episode` is the episode of the request, if it is known.
 
         Raises:
             UnsendableRequestError: The wire format cannot represent the request.
@@ -289,16 +289,16 @@ class EndpointPolicy(Policy):
         """
 
     def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
-        """Returns an assistant message with the reasoning of the response that the message repeats.
+        """Returns an assistant message, with the reasoning `pieces` of the response that it repeats.
 
-        Default: only signed or encrypted reasoning, which the endpoint requires.
+        Default: adds only signed or encrypted reasoning, because endpoints require it.
         """
         sealed = [piece for piece in pieces if piece.signature or piece.redacted]
         return {**message, **reasoning_to_message(sealed, "reasoning_details")}
 
     @property
     def _sends_reasoning(self) -> bool:
-        """Whether to send reasoning back. Default: yes."""
+        """Whether requests contain the reasoning of earlier responses. Default: yes."""
         return True
 
     async def respond(
@@ -313,7 +313,7 @@ class EndpointPolicy(Policy):
         Args:
             request: Request to send.
             episode: Episode of the request, if it is known.
-            reasoning: Reasoning of earlier responses to send back.
+            reasoning: Reasoning of earlier responses, to add to the messages that repeat them.
         """
         if reasoning is not None:
             request = replace(request, messages=reasoning.put_into(request.messages, self.with_reasoning))
@@ -367,12 +367,12 @@ class EndpointPolicy(Policy):
         return replace(request, stream=False, **ours)
 
     def version_at(self, episode: EpisodeSpec) -> dict[str, Any]:
-        """Returns the version of the weights that respond now, and its origin, as fields of a response."""
+        """Returns the current version of the weights, and the origin of the version, as fields of a response."""
         version = episode.version()
         return {} if version is None else {"policy_version": version, "policy_version_from": "announced"}
 
     async def _post(self, body: Mapping[str, Any], episode: EpisodeSpec) -> tuple[Any, dict[str, Any], float]:
-        """Returns the parsed response body, `version_at` of the last try, and the seconds since the first try."""
+        """Returns the parsed response body, the result of `version_at`, and the seconds since the first attempt."""
         slots, started, tries = self._endpoint.slots, 0.0, 0
         while True:
             try:
@@ -415,7 +415,7 @@ class EndpointPolicy(Policy):
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """The client of one episode. `reasoning` collects the reasoning of its responses, to send it back."""
+    """The client of one episode. `reasoning` collects the reasoning of its responses, for later requests."""
 
     policy: EndpointPolicy
     episode: EpisodeSpec
@@ -437,7 +437,7 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential backoff with jitter that honours `Retry-After`. `EndpointPolicy` describes the first three fields."""
+    """Exponential backoff with jitter. Honours `Retry-After`. `EndpointPolicy` describes the first three fields."""
 
     max_retries: int
     base_sec: float
@@ -445,10 +445,10 @@ class Backoff:
     rng: random.Random = field(default_factory=random.Random, repr=False)
 
     def wait_sec(self, tries: int, error: EndpointError) -> float:
-        """Returns the seconds to wait after the `tries`-th try (starting at 1) failed with `error`.
+        """Returns the seconds to wait after attempt number `tries` (starting at 1) failed with `error`.
 
         Raises:
-            EndpointError: The request is not retried.
+            EndpointError: The request must not be retried.
         """
         if not error.retryable:
             raise error

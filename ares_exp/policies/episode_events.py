@@ -14,15 +14,16 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeUsage
 
 WaitsFor = Literal["start", "policy", "environment", "end"]
-"""`start`: container and agent; `policy`: a response; `environment`: commands and, at the end, the verifier; `end`:
-everything is released."""
+"""`start`: the container and agent start; `policy`: a response; `environment`: commands or the verifier; `end`: the
+release of all resources.
+"""
 
 
 class ResponseDeadline:
     """The deadline of one response: the runner's limit or the environment's time limit, whichever is earlier."""
 
     def __init__(self, limit_sec: float | None, left_sec: float | None) -> None:
-        """Starts both limits, given in seconds from now; `None` means no limit."""
+        """Starts the runner's limit and the environment's limit, in seconds from now. `None` means no limit."""
         now = asyncio.get_running_loop().time()
         self._given_up_at = now + limit_sec if limit_sec is not None else math.inf
         self._time_is_up_at = now + left_sec if left_sec is not None else math.inf
@@ -30,16 +31,16 @@ class ResponseDeadline:
 
     @property
     def is_time_up(self) -> bool:
-        """Whether the wait ended because of the environment's limit, not the runner's limit."""
+        """Whether the deadline has passed because of the environment's limit, not the runner's limit."""
         return self.timer.expired() and self._time_is_up_at <= self._given_up_at
 
     def extend(self, seconds: float) -> None:
-        """Extends the environment's limit, because the policy's wait for its endpoint does not count."""
+        """Extends the environment's limit by the time for which the policy waited for its endpoint."""
         self._time_is_up_at += seconds
         self._reschedule()
 
     def hold(self, seconds: float) -> None:
-        """Extends both limits, because no request could be sent during this time."""
+        """Extends both limits by the time in which no request could be sent."""
         self._given_up_at += seconds
         self.extend(seconds)
 
@@ -54,16 +55,17 @@ class ResponseDeadline:
 
 @dataclass
 class EpisodeEvents:
-    """The state of a running episode, with hooks that its rollout loop and its policy call.
+    """The state of a running episode, and hooks that the rollout loop and the policy call.
 
     Subclasses override the hooks, for example to record each paid response, or the episode at its LAST step.
 
     Attributes:
-        usage: Tokens and cost of all paid responses, and the number of responses that the episode received.
-        policy_sec: Time in seconds in which the episode waited for the policy's responses.
+        usage: Tokens and cost of all responses that were paid for, and the number of responses that the episode
+            received.
+        policy_sec: Time in seconds for which the episode waited for responses from the policy.
         waited_sec: Part of `policy_sec` in which the policy waited for its endpoint's rate limit.
         held_sec: Part of `policy_sec` in which the run was paused and sent no requests.
-        waits_for: Phase or component for which the episode currently waits.
+        waits_for: What the episode currently waits for.
         since: Start of the current wait, in seconds of the monotonic clock.
         last: LAST step; `None` until the episode reaches it.
         deadline: Deadline of the pending response; `None` while no response is pending.
@@ -86,13 +88,13 @@ class EpisodeEvents:
         self.waits_for, self.since = what, time.monotonic()
 
     def waited(self, seconds: float) -> None:
-        """Adds the policy's wait for its endpoint, and extends the response's deadline by the same time."""
+        """Adds seconds for which the policy waited for its endpoint. Extends the response's deadline accordingly."""
         self.waited_sec += seconds
         if self.deadline is not None:
             self.deadline.extend(seconds)
 
     def held(self, seconds: float) -> None:
-        """Adds time in which the run was paused. It does not count towards time limits or as a stall."""
+        """Adds seconds for which the run was paused. They do not count towards time limits, and are not a stall."""
         self.held_sec += seconds
         self.since = time.monotonic()
         if self.deadline is not None:
@@ -100,7 +102,7 @@ class EpisodeEvents:
 
     @property
     def is_time_up(self) -> bool:
-        """Whether the environment's time limit passed while the response was awaited."""
+        """Whether the environment's time limit passed while the episode waited for the response."""
         return self.deadline is not None and self.deadline.is_time_up
 
     @property
@@ -109,11 +111,11 @@ class EpisodeEvents:
         return 0
 
     def has_room(self, responses: int) -> bool:
-        """Returns whether the limits of the episode allow this number of responses and one more."""
+        """Returns whether the limits of the episode allow one more response after this number of further responses."""
         return True
 
     def pay(self, response: LLMResponse) -> None:
-        """Counts the tokens and cost of a paid response, even if the episode never receives it."""
+        """Adds the tokens and the cost of a response to `usage`, even if the episode never receives the response."""
         self.usage.pay(response)
 
     async def ended(self) -> None:

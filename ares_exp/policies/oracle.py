@@ -1,4 +1,4 @@
-"""The oracle policy, which runs the task's reference solution through the agent, as an LLM would."""
+"""The oracle policy, which makes the agent run the task's reference solution."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ares_exp.policies.policy import Policy
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n"
 
 SOLVING = "I run the task's own solution."
-"""Text of the reply that runs the solution."""
+"""Text in the reply that runs the solution."""
 
 SOLVED = "The solution has run."
-"""Text of the reply that submits."""
+"""Text in the reply that submits."""
 
 MOST_SUBMISSIONS = 3
-"""Maximum number of consecutive submissions. Some agents need a second one as confirmation."""
+"""Maximum number of consecutive submissions. Some agents require a second submission as a confirmation."""
 
 SOLVE = """/solution/solve.sh > /logs/agent/oracle.txt 2>&1; code=$?
 echo "$code" > /logs/agent/exit-code.txt
@@ -31,12 +31,12 @@ exit "$code"
 
 
 class OraclePolicy(Policy):
-    """Responds to the first request of an episode with the solution script, and to later ones with the submit command.
+    """Responds to the first request of an episode with a command that runs the solution, and then submits.
 
-    The environment puts the solution into the container (`needs_solution`). An unsolved task shows a defect of the task
-    or of this package, because the oracle uses the same path as other policies. An environment without a container puts
-    the solving reply into the request as `metadata["solution"]`, and the oracle returns it. The oracle is rejected if a
-    source has no solutions (`SourceBase.has_solutions`).
+    The environment copies the solution into the container (`needs_solution`). The oracle uses the agent, container and
+    verifier in the same way as other policies, so an unsolved task shows a defect of the task or of this package. An
+    environment without a container passes the solving reply in `metadata["solution"]` of the request, and the oracle
+    returns this reply. The oracle is rejected if a source has no solutions (`SourceBase.has_solutions`).
     """
 
     needs_solution = True
@@ -44,10 +44,10 @@ class OraclePolicy(Policy):
     model_name = ORACLE_MODEL
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Returns a reply that runs the solution, or submits if the request's messages show that the solution ran.
+        """Returns a reply that runs the solution, or a reply that submits if the solution has already run.
 
         Raises:
-            PolicyError: The agent continues after each submission.
+            PolicyError: The agent does not end after several submissions.
         """
         if isinstance(solution := (request.metadata or {}).get("solution"), str):
             return LLMResponse.from_text(solution, model=ORACLE_MODEL, finish_reason="stop")
@@ -74,7 +74,7 @@ class NoopPolicy(Policy):
     model_name = NOOP_MODEL
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Submits."""
+        """Returns a reply that submits."""
         return LLMResponse(form_of(request).finish("I do nothing."), model=NOOP_MODEL, finish_reason="stop")
 
 
@@ -93,18 +93,18 @@ def form_of(request: LLMRequest) -> BashBlock:
 
 
 class BashBlock:
-    """The reply format with one fenced bash block, and the base class of the other formats."""
+    """The reply format with one fenced bash block. This class is also the base class of the other formats."""
 
     def run(self, thought: str, command: str) -> list[Piece]:
         """Returns a reply that runs a command, given as lines of source text."""
         return [TextData(f"{thought}\n\n```bash\n{command}```\n")]
 
     def finish(self, thought: str) -> list[Piece]:
-        """Returns a reply that ends the work."""
+        """Returns a reply that submits."""
         return self.run(thought, SUBMIT)
 
     def wait(self, request: LLMRequest) -> list[Piece]:
-        """Returns a reply that waits for a running command, or an empty list if none is running (the default)."""
+        """Returns a reply that waits for a running command, or an empty list if no command is running (default)."""
         return []
 
 
@@ -138,7 +138,7 @@ class Keystrokes(BashBlock):
         return [TextData(json.dumps({"analysis": thought, "plan": "None.", "commands": [], "task_complete": True}))]
 
     def wait(self, request: LLMRequest) -> list[Piece]:
-        """Returns a reply that waits longer each time, until the terminal shows the marker."""
+        """Returns a reply that waits, each time longer, or an empty list if the terminal shows the marker."""
         if any(_ENDED.search(str(message["content"])) for message in request.messages):
             return []
         waited = sum(message["role"] == "assistant" for message in request.messages)

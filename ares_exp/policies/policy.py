@@ -1,4 +1,4 @@
-"""Contract of a policy, which is an `LLMClient` that the runner opens, binds to episodes, and closes."""
+"""Contract of a policy: an `LLMClient` that the runner checks, binds to episodes, and closes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 Check = Callable[[], Awaitable[None]]
-"""Check that raises `UnreachableError` while a service cannot be reached."""
+"""Function that raises `UnreachableError` while a service cannot be reached."""
 
 
 def unknown_version() -> None:
-    """Returns no version. Used as the default `version` function."""
+    """Returns `None`. Default of the hook `EpisodeSpec.version`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,21 @@ class EpisodeSpec:
         attempt: Number of the attempt at the task, starting at 0.
         seed: Seed of the episode, derived from the run's seed, the task's name, the attempt and the retry.
         retry: Number of earlier episodes of the attempt.
-        on_wait: Callback for the seconds that a request waits for anything except its response (a retry, a slot). If
-            the wait is known in advance, the callback runs before it, so that the episode does not reach a time limit.
-        may_ask: Function to await before each try of a request, for policies with retries. It does not return while the
-            run is paused (`ares-exp ctl RUN pause --now`).
-        until_reachable: Function to await after a failed connection, with the error and a check of the endpoint. It
-            waits until the check passes, and returns whether the check failed at first. Meanwhile, no episode starts.
-            `None` means that the policy does not wait.
-        normalisers: Patterns for the parts of the agent's requests that differ in every run: name → pattern and
-            replacement.
-        earlier: Responses of the parent episode before the branching point, in order; empty if there is no branch.
+        on_wait: Callback that receives the seconds for which a request waits for anything except its response (a retry,
+            a slot). If the length of a wait is known in advance, the callback is called before the wait, so that the
+            episode does not reach a time limit.
+        may_ask: Function that a policy with retries awaits before each attempt to send a request. It does not return
+            while the run is paused (`ares-exp ctl RUN pause --now`).
+        until_reachable: Function that the policy awaits after a failed connection, with the error and a function that
+            checks the endpoint. It waits until the check passes, and returns whether the check failed at first. No
+            episode starts meanwhile. With `None`, the policy does not wait.
+        normalisers: Patterns for the parts of the agent's requests that differ in every run: name → (pattern,
+            replacement).
+        earlier: Responses of the parent episode before the branching point, in order; empty if the episode is not a
+            branch.
         headers: HTTP headers to add to each request to an endpoint.
-        version: Function that returns the version of the weights that respond now, for responses without a version.
+        version: Function that returns the current version of the weights. It is recorded in responses that contain no
+            version.
     """
 
     task_name: str
@@ -72,15 +75,16 @@ class Policy(LLMClient):
     Only `__call__` is required, so that a plain `LLMClient` can be used as a policy. All other members have defaults.
 
     Attributes:
-        needs_solution: Whether the environment has to put the task's solution into the container (the oracle). Known
-            after `preflight`.
+        needs_solution: Whether the environment has to copy the task's solution into the container, as for the oracle.
+            Known after `preflight`.
         model_name: Name of the model for the records; `None` if it is unknown or varies.
-        unpriced: Names of models that responded and whose prices are unknown. Their cost counts as 0.0.
-        recorded_tasks: Names of the tasks with recorded responses, for a policy that replays episodes; known after
-            `preflight`. `None` means that the policy responds for every task.
+        unpriced: Names of models that have responded although their prices are unknown. The cost of these responses
+            counts as 0.0.
+        recorded_tasks: Names of the tasks for which the policy has recorded responses. Known after `preflight`. `None`
+            for a policy that responds for every task.
         knows_prices: Whether the prices of responses are configured, so that cost limits can be set.
-        must_pass: Whether an attempt below the reward threshold means a defect and not a weak policy (the oracle). If
-            so, the command fails.
+        must_pass: Whether an attempt below the reward threshold means a defect and not a weak policy, as for the
+            oracle. The command then fails.
     """
 
     needs_solution: bool = False
@@ -95,7 +99,7 @@ class Policy(LLMClient):
         raise NotImplementedError
 
     async def preflight(self) -> None:
-        """Checks, before anything starts, that the policy can respond to requests.
+        """Checks that the policy can respond to requests. Called before any container or episode starts.
 
         Raises:
             PreflightError: The policy cannot respond. The message suggests a fix.
@@ -104,40 +108,41 @@ class Policy(LLMClient):
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns a client for the requests of one episode.
 
-        Default: the policy itself, which does not distinguish episodes.
+        Default: the policy itself, so that all episodes share one client.
 
         Raises:
-            PolicyError: This policy has no responses for the episode.
+            PolicyError: The policy has no responses for this episode.
         """
         return self
 
     def seed_of(self, task_name: str, attempt: int) -> int | None:
-        """Returns the required seed of an episode, for a policy that replays episodes.
+        """Returns the seed that an episode has to use, for a policy that replays episodes.
 
-        `None`, the default, allows any seed.
+        Default: `None`, which allows any seed.
         """
         return None
 
     def recorded_files(self, task_name: str, attempt: int) -> Path | None:
         """Returns the directory with the files of the recorded episode that an attempt replays. Default: `None`.
 
-        If a judge (a scorer with a model) sends a request again, its recorded response in these files is reused.
+        If a judge (a scorer that uses a model) repeats a recorded request, it gets the recorded response from these
+        files.
         """
         return None
 
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport | None:
-        """Returns the policy's report on the whole run after its end. Default: `None`."""
+        """Returns the policy's report on the complete run, after the end of the run. Default: `None`."""
         return None
 
     def adjust(self, name: str, value: Any) -> Callable[[], None]:
-        """Returns a function that changes a setting of the policy during the run and never raises.
+        """Returns a function that changes a setting of the policy during a run. The function never raises an exception.
 
         Default: not supported.
 
         Raises:
-            ConfigError: The setting cannot be changed, or not to this value.
+            ConfigError: The setting cannot be changed, or the value is not allowed.
         """
-        raise ConfigError(f"`policy.{name}` of this policy cannot change during the run. Set it with `resume=`.")
+        raise ConfigError(f"`policy.{name}` of this policy cannot change during the run. Set it when you resume.")
 
     async def close(self) -> None:
         """Releases connections. Idempotent."""
@@ -145,22 +150,22 @@ class Policy(LLMClient):
 
 @runtime_checkable
 class AdvancingClient(LLMClient, Protocol):
-    """A client of one episode, from `Policy.for_episode`, with a position in a script or a recording."""
+    """A client from `Policy.for_episode` that has a position in a script or a recording."""
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a request whose response came from another source (a log). Never raises.
+        """Skips a request whose response came from another source, such as a log. Never raises an exception.
 
-        It is called in order when an episode is resumed.
+        When an episode is resumed, this method is called for each earlier request, in order.
 
         Args:
-            request: Request that was answered.
-            response: Response; `None` if there was no response in time.
+            request: Request to skip.
+            response: Response to the request; `None` if it did not arrive in time.
         """
         ...
 
 
 Weights = Mapping[str, Any] | Path | Callable[[], None]
-"""New weights: tensors by parameter name (others do not change), a model directory, or a function that sets them."""
+"""New weights: tensors for some or all parameters by name, a model directory, or a function that changes the model."""
 
 
 @runtime_checkable
@@ -178,16 +183,16 @@ class UpdatablePolicy(Protocol):
     async def update(self, version: str, weights: Weights | None = None) -> None:
         """Updates the weights. Returns when new requests use the new weights.
 
-        Running responses are finished with the old weights. Waiting requests use the new weights. Updates are applied
-        one after the other, in the order of the calls.
+        Responses that are being generated are finished with the old weights. Requests that wait use the new weights.
+        Updates are applied one after the other, in the order of the calls.
 
         Args:
             version: Name of the new weights, recorded in responses from now on.
-            weights: New weights. `None` if they are already in place, for example because an engine received them
-                separately. No response may have been running during the change.
+            weights: New weights. `None` if the engine already uses them, for example because it received them
+                separately. No response may have been running during that change.
 
         Raises:
-            ConfigError: The policy does not support weights in this form. The old weights stay in use.
+            ConfigError: The policy does not support weights in this form. It continues to use the old weights.
             PolicyError: The update failed.
         """
         ...

@@ -1,4 +1,4 @@
-"""The replay policy, which responds from recorded episodes and compares the requests with the recorded ones."""
+"""The replay policy, which returns recorded responses, and compares each request with the recorded request."""
 
 from __future__ import annotations
 
@@ -66,13 +66,15 @@ class ReplayPolicy(Policy):
         """Stores the settings. `preflight` reads the recording.
 
         Args:
-            trajectory: Run directory, or file or folder of episodes in any supported format; see `trajectories.load`.
-            episode: Id of the only episode to replay, which may be incomplete; `None` for all finished episodes.
-            strict: Whether a request that differs from the recorded one ends the episode. `"normalised"` compares the
-                requests after normalising. With `False`, the policy responds anyway.
-            normalise: Differences to ignore: names of built-in normalisers, and custom ones as `{pattern,
-                replacement}`, applied in this order after the agent's normalisers. Empty: all differences count. See
-                `ares_exp.trajectories.request_diff`.
+            trajectory: Run directory, or a file or folder with episodes in any supported format; see
+                `trajectories.load`.
+            episode: Id of a single episode to replay. The episode may be incomplete. `None` replays all finished
+                episodes.
+            strict: Whether a request that differs from the recorded request ends the episode. `"normalised"` allows
+                differences that the normalisers remove. With `False`, the policy responds despite differences.
+            normalise: Differences to ignore: names of built-in normalisers, and custom normalisers as
+                `{pattern, replacement}`. They are applied in this order, after the agent's normalisers. With an empty
+                list, no differences are ignored. See `ares_exp.trajectories.request_diff`.
         """
         self._path = trajectory
         self._episode_id = episode
@@ -82,7 +84,7 @@ class ReplayPolicy(Policy):
         self._ran: dict[tuple[str, int], _Replayed] = {}
 
     async def preflight(self) -> None:
-        """Reads the recording. Raises `PreflightError` if it is missing or cannot be read."""
+        """Reads the recording. Raises `PreflightError` if the recording is missing or invalid."""
         one = self._episode_id
         try:
             stored = load(self._path, partial=one is not None, skip_broken=one is not None)
@@ -104,7 +106,7 @@ class ReplayPolicy(Policy):
         self.recorded_tasks = tuple(self._episodes)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client for a recorded episode of the task. Attempts cycle through the task's episodes."""
+        """Returns a client for a recorded episode of the task. The attempts cycle through the recorded episodes."""
         recorded = self._recorded(episode.task_name, episode.attempt)
         if recorded is None:
             names = ", ".join(sorted(self._episodes)) or "none"
@@ -118,22 +120,22 @@ class ReplayPolicy(Policy):
         return ran
 
     def seed_of(self, task_name: str, attempt: int) -> int | None:
-        """Returns the recorded seed of an episode, which its agent may use; `None` if no seed was recorded."""
+        """Returns the recorded seed of an episode, because its agent may use it; `None` if no seed was recorded."""
         recorded = self._recorded(task_name, attempt)
         seed = None if recorded is None else recorded.metadata.get("seed")
         return seed if isinstance(seed, int) and 0 <= seed < MAX_SEED else None
 
     def recorded_files(self, task_name: str, attempt: int) -> Path | None:
-        """Returns the directory with the files of the recorded episode, if the recording is a run."""
+        """Returns the directory with the files of the recorded episode; `None` if no episode was recorded."""
         recorded = self._recorded(task_name, attempt)
         if recorded is None or Path(recorded.episode_id).name != recorded.episode_id:  # untrusted input
             return None
         return RunDir(self._path).files / recorded.episode_id
 
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport | None:
-        """Returns a comparison of the replayed episodes with the recorded ones, after the run.
+        """Returns a comparison of the replayed episodes with the recorded episodes.
 
-        The report omits episodes that ended in an earlier session. If no other episode is left, the result is `None`.
+        The report omits episodes that ended in an earlier session. Returns `None` if it would contain no episode.
         """
         episodes = []
         final = final_results(results)
@@ -153,7 +155,7 @@ class ReplayPolicy(Policy):
 
 
 def _last_tries(stored: Iterable[StoredEpisode]) -> list[StoredEpisode]:
-    """Returns the last retry of every attempt, in the order of attempts, and all episodes without an attempt."""
+    """Returns the last episode of every attempt, in the order of attempts, and all episodes without attempt numbers."""
     runs: dict[Path, int] = {}
     last: dict[tuple[int, str, int | str], StoredEpisode] = {}
     for found in stored:
@@ -171,7 +173,7 @@ def _number(found: StoredEpisode, name: str) -> int:
 
 
 class _Replayed:
-    """One recorded episode during its replay. Each conversation of its agent has its own position."""
+    """A recorded episode that is being replayed. Each conversation of the agent has its own position."""
 
     def __init__(self, episode: EpisodeTrajectory, *, strict: Strict, normalisers: Sequence[Normaliser]) -> None:
         self.steps: list[StepComparison] = []  # of the requests so far
@@ -211,12 +213,12 @@ class _Replayed:
             self._compare(request)
 
     def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Returns the recorded response. `strict` does not apply, because a background request is not a step."""
+        """Returns the recorded response. Ignores `strict`, because a background request is not a step."""
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:
             raise ReplayDivergenceError(
-                f"Recorded episode {self._episode.episode_id} has no response for this background request of the agent "
-                f"({conversation_of(asked)}). Run it with `agent.background_requests=observe`.",
+                f"Recorded episode {self._episode.episode_id} has no response for a background request of the agent "
+                f"({conversation_of(asked)}). Run the agent with `agent.background_requests=observe`.",
                 step=len(self.steps),
                 why="the agent sends more background requests than recorded",
             )
@@ -228,7 +230,7 @@ class _Replayed:
         return None if recorded is None else recorded.response
 
     def _compare(self, request: LLMRequest) -> tuple[Exchange | None, Mapping[str, Any]]:
-        """Compares a request with the next recorded one of its conversation. Returns both, serialised."""
+        """Compares a request with the next recorded request of its conversation. Returns both."""
         position = len(self.steps)
         asked = serialize_llm_request(edited(request, self._edits, position))  # applies the edits of a recorded branch
         recorded = self._recorded.next_for(asked)

@@ -1,4 +1,4 @@
-"""The report of a replay, as JSON and as text: compared steps, rewards, and a determinism score."""
+"""The report of a replay, as JSON and as text. It contains compared steps, rewards, and a determinism score."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ENDED_BY_ITSELF = (Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.AGENT_ERROR, Ou
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The number of compared steps that match.
+    """The number of steps that match, and the number of compared steps.
 
     Attributes:
         matching: Number of steps that are equal, either exactly or after normalising.
-        compared: Number of matching, different and extra steps. Steps that were not reached count only if the episode
-            was not interrupted by a failed container, Ctrl-C, or this policy.
+        compared: Number of matching, different and extra steps, and of steps that the replay did not reach. Steps that
+            were not reached do not count if the replay was interrupted by a failed container, Ctrl-C, or this policy.
     """
 
     matching: int = 0
@@ -41,12 +41,12 @@ class Score:
 
     @property
     def value(self) -> float | None:
-        """Ratio of matching to compared steps, in [0, 1]; `None` if there is no compared step."""
+        """Ratio of matching steps to compared steps, in [0, 1]; `None` if no step was compared."""
         return self.matching / self.compared if self.compared else None
 
     @classmethod
     def total(cls, scores: Iterable[Score]) -> Self:
-        """Returns the sum of scores, in which every step has the same weight."""
+        """Returns the score of all steps together. Every step has the same weight."""
         every = list(scores)
         return cls(sum(one.matching for one in every), sum(one.compared for one in every))
 
@@ -102,7 +102,7 @@ class ReplayedEpisode:
         return Score(matching, matching + self.count(Match.DIFFERENT, Match.EXTRA) + missed)
 
     def count(self, *matches: Match) -> int:
-        """Returns the number of steps whose comparison has one of these results."""
+        """Returns the number of steps whose comparison resulted in one of `matches`."""
         return sum(step.match in matches for step in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class ReplayReport:
         }
 
     def render(self, stream: TextIO) -> None:
-        """Writes a readable summary. The full report is in `replay.json`."""
+        """Writes a readable summary to `stream`. `replay.json` contains the full report."""
         write(stream, f"\nReplay of {printable(str(self.recording))}\n")
         if self.episodes:
             write(stream, draw(_table(self), stream))
@@ -202,7 +202,7 @@ def _episode(episode: ReplayedEpisode) -> Iterator[str]:
 
 
 def _runs(steps: Sequence[StepComparison]) -> Iterator[str]:
-    """Yields descriptions such as `steps 0-3 exact` and `4 normalised (pids)`. Combines equal adjacent steps."""
+    """Yields descriptions such as `steps 0-3 exact` and `4 normalised (pids)`. Combines adjacent equal results."""
     for number, ((match, names), group) in enumerate(groupby(steps, key=lambda one: (one.match, one.normalisers))):
         alike = list(group)
         first, last = alike[0].step, alike[-1].step

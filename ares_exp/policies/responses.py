@@ -20,14 +20,15 @@ from ares_exp.policies.policy import EpisodeSpec
 class OpenAIResponsesPolicy(EndpointPolicy):
     """Responds to requests with `POST {base_url}/responses`.
 
-    The endpoint stores nothing, because each request is complete.
+    Each request contains the complete conversation, so the endpoint need not store anything.
 
-    The endpoint returns encrypted reasoning. The policy sends it back with the messages that repeat the responses.
+    The endpoint returns encrypted reasoning. Later requests repeat the responses as messages, and the policy adds the
+    reasoning to these messages.
 
     Attributes:
-        stop_sequences: Not supported by this API. Rejected, or dropped with a warning if `strict=False`.
-        reasoning_effort: Reasoning effort, with one of the model's names (`low`, `high`); `None` uses the model's
-            default.
+        stop_sequences: Not supported by this API. A value is an error, or is ignored with a warning if `strict=False`.
+        reasoning_effort: Reasoning effort, for example `low` or `high`; the model determines the valid values. `None`
+            uses the model's default.
     """
 
     wire = EndpointWire("openai_responses", "responses", "output", StreamedResponse)

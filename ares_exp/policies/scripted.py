@@ -1,4 +1,4 @@
-"""The scripted policy, which returns fixed replies in order and runs whole episodes without a model."""
+"""The scripted policy, which returns fixed replies in order. Episodes therefore need no model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ScriptedCall:
 
     Attributes:
         name: Name of the tool.
-        arguments: Arguments of the call. A text is sent unchanged, for example to send invalid JSON.
+        arguments: Arguments of the call. A string is sent unchanged, for example to test invalid JSON.
     """
 
     name: str
@@ -62,7 +62,7 @@ Reply = str | ScriptedReply
 
 
 class ScriptedPolicy(Policy):
-    """Returns the replies in order, starting with the first one in each episode."""
+    """Returns fixed replies in order. Each episode starts with the first reply."""
 
     model_name = SCRIPTED_MODEL
 
@@ -71,12 +71,12 @@ class ScriptedPolicy(Policy):
         """Validates the replies.
 
         Args:
-            replies: Replies for every episode, or replies by task name. Names may be globs. An exact name takes
-                precedence, then the first matching glob, and `*` is for all other tasks (quoted in YAML, unquoted on
-                the command line). A reply is a text, or contains tool calls: `{text: I look around., tool_calls:
-                [{name: bash, arguments: {command: ls}}]}`.
-            repeat_last: Whether to repeat the last reply after all replies are used. Otherwise, another request is an
-                error.
+            replies: Replies for all episodes, or a mapping from task names to replies. Names may be globs. An exact
+                name takes precedence, then the first matching glob, then `*` (quoted in YAML, unquoted on the command
+                line). A reply is a text, or contains tool calls: `{text: I look around., tool_calls: [{name: bash,
+                arguments: {command: ls}}]}`.
+            repeat_last: Whether further requests get the last reply again after all replies were used. Otherwise, a
+                further request is an error.
         """
         self._replies = replies
         self._repeat_last = repeat_last
@@ -91,7 +91,7 @@ class ScriptedPolicy(Policy):
         return _Script(episode.task_name, self._replies_for(episode.task_name), self._repeat_last)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Returns the next reply of the script for all tasks, for use outside of a run."""
+        """Returns the next reply for the task name `*`. Use it only outside of a run."""
         self._without_episode = self._without_episode or self.for_episode(EpisodeSpec("*"))
         return await self._without_episode(request)
 
@@ -111,8 +111,6 @@ class ScriptedPolicy(Policy):
 
 @dataclasses.dataclass
 class _Script:
-    """The client of one episode."""
-
     _task_name: str
     _replies: Sequence[Reply]
     _repeat_last: bool

@@ -29,10 +29,10 @@ from ares_exp.policies.policy import EpisodeSpec, Weights
 logger = logging.getLogger(__name__)
 
 ENGINE_KEYS = ("kv_transfer_params", "ec_transfer_params", "prompt_logprobs", "metrics", "sglext", "metadata")
-"""Additional fields of engines in a response body."""
+"""Fields of a response body that some engines add."""
 PROBED_TEMPERATURE = 0.1
 MAX_PROBED_GAP = 0.1
-"""Largest difference of a token's log-probability between two responses that the server's precision can explain."""
+"""Maximum difference between log-probabilities of a token that can result from the precision of the server."""
 CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts", "prompt_token_ids")
 
 
@@ -40,9 +40,9 @@ CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts",
 class TokenEndpointPolicy(OpenAIPolicy):
     """Responds with an inference engine, including `prompt_token_ids`, `completion_token_ids` and `logprobs`.
 
-    The policy has the options of `openai` and the following ones. Each request sets every sampling parameter that the
-    server would otherwise read from the model's `generation_config.json`. The value is set by the policy, the agent, or
-    the neutral default (`NEUTRAL_SAMPLING`), in this order.
+    The policy has the options of `openai` and the following options. Each request sets every sampling parameter that
+    the server would otherwise read from the model's `generation_config.json`. The value is from the policy, or else
+    from the agent, or else the neutral default (`NEUTRAL_SAMPLING`).
 
     Attributes:
         temperature: Sampling temperature. A value takes precedence over the agent's value. `None` keeps the agent's
@@ -50,17 +50,18 @@ class TokenEndpointPolicy(OpenAIPolicy):
         top_p: Threshold for nucleus sampling. A value takes precedence over the agent's value. `None` keeps the agent's
             value, or sends 1. Set the other sampling parameters in `extra_body`.
         continue_tokens: Whether to render and tokenise prompts in this process, and to continue conversations with the
-            token ids of earlier responses. Each prompt then starts with exactly the earlier token ids. Otherwise, the
-            engine tokenises each prompt and reports the token ids. Requires transformers, only for the tokenizer.
+            token ids of earlier responses. Each prompt then starts with exactly the earlier token ids. If it is not
+            set, the engine tokenises each prompt and reports the token ids. Requires the package transformers, for the
+            tokenizer.
         tokenizer: Directory or hub name of the tokenizer, for `continue_tokens`. Default: the model's tokenizer.
         chat_template: File with a chat template that replaces the tokenizer's template.
         trust_remote_code: Whether code from the tokenizer's files may run.
-        policy_version: Name of the engine's weights, for the records. A version in the engine's response takes
-            precedence.
+        policy_version: Version of the engine's weights, which is recorded in responses. A version in the engine's
+            response takes precedence.
     """
 
     option: ClassVar[str] = ""
-    """Name of the option, for messages."""
+    """Name of the option `policy=…`. Error messages contain it."""
 
     base_url: Url = field()
     api_key_env: VariableName | None = None
@@ -96,7 +97,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
             await self._chat()
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client for one episode. With `continue_tokens`, the client stores the episode's token ids."""
+        """Returns a client for one episode. With `continue_tokens`, the client stores the token ids of the episode."""
         if not self.continue_tokens:
             return super().for_episode(episode)
         return TokenClient(
@@ -118,14 +119,14 @@ class TokenEndpointPolicy(OpenAIPolicy):
         return await self._without_episode(request)
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
-        """Updates the weights; see `UpdatablePolicy.update`. The engine determines the supported forms of weights."""
+        """Updates the weights; see `UpdatablePolicy.update`. The subclass determines the supported forms of weights."""
         async with self._updating:
             if weights is not None:
                 await self.send_weights(version, weights)
             self.policy_version = version
 
     async def send_weights(self, version: str, weights: Weights) -> None:
-        """Sends weights to the engine. Default: not supported.
+        """Makes the engine use new weights. Default: not supported.
 
         Raises:
             ConfigError: The engine does not support weights in this form.
@@ -157,9 +158,9 @@ class TokenEndpointPolicy(OpenAIPolicy):
         return {"policy_version": self.policy_version, "policy_version_from": "policy"}
 
     async def _processes_logprobs(self) -> bool:
-        """Returns whether the server applies the temperature to log-probabilities.
+        """Returns whether the server's log-probabilities take the temperature into account.
 
-        Compares, once per run, the largest log-probabilities of the same prompt at two temperatures.
+        The first call compares the largest log-probability after the same prompt at two temperatures.
         """
         async with self._probing:
             if self._processed is None:
@@ -172,7 +173,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
                         for one in (1.0, PROBED_TEMPERATURE)
                     ]
                 except (PolicyError, WireFormatError) as error:
-                    logger.info("The log-probabilities of the server could not be checked: %s", error)
+                    logger.info("Cannot check whether log-probabilities depend on the temperature: %s", error)
                     return False
                 finally:
                     await server.close()
@@ -180,7 +181,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
             return self._processed
 
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
-        """Returns the body of a request with explicit sampling, which also requests token ids and logprobs."""
+        """Returns a request body that sets all sampling parameters and requests token ids and log-probabilities."""
         body = super().body_of(replace(request, top_k=None), model, episode)
         return {**body, **sampling_of(request), "return_token_ids": True, "logprobs": True}
 
@@ -224,7 +225,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
 
 
 def _as_chat(body: Any) -> Any:
-    """Returns the body of a chat completion with the fields of engines renamed to the common names, or removed."""
+    """Returns the body of a chat completion without engine-specific fields. Fields that are needed are renamed."""
     choices = body.get("choices") if isinstance(body, Mapping) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         return body  # invalid: the reader reports the error
@@ -245,7 +246,6 @@ def _as_chat(body: Any) -> Any:
 
 
 def _completion(body: Any) -> LLMResponse:
-    """Converts a completion with token ids; raises `WireFormatError` if it is invalid."""
     choice = _choice(body)
     usage = optional(body, "usage", Mapping) or {}
     values: list[Any] | None = optional(optional(choice, "logprobs", Mapping) or {}, "token_logprobs", list)
@@ -268,17 +268,16 @@ def _choice(body: Any) -> Mapping[str, Any]:
 
 
 def _largest_logprob(body: Any) -> float:
-    """Returns the largest log-probability at the first token of a completion."""
     positions = required(required(_choice(body), "logprobs", Mapping), "top_logprobs", list)
     position = typed(positions[0] if positions else None, "top_logprobs[0]", Mapping)
     return max(float(typed(one, "top_logprobs[0]", float, int)) for one in position.values())
 
 
 def _version_of(body: Any) -> dict[str, Any]:
-    """Returns the engine's version of the weights and its origin, as fields of a response.
+    """Returns the version of the weights from a body, and the origin of the version, as fields of a response.
 
-    If the version changed during the response, joins all by `+`. SGLang's `default` counts as no version, because it
-    means that no name was set.
+    If the version changed during the response, joins all versions by `+`. SGLang reports `default` if no version was
+    set, so `default` is ignored.
     """
     fields = body if isinstance(body, Mapping) else {}
     stated = fields.get("policy_version") or fields.get("weight_version")
@@ -299,7 +298,7 @@ def _version_of(body: Any) -> dict[str, Any]:
 class VllmPolicy(TokenEndpointPolicy):
     """Responds with a vLLM server.
 
-    With a temperature other than 1, start it with `--logprobs-mode processed_logprobs`.
+    If the temperature is not 1, start the server with `--logprobs-mode processed_logprobs`.
     """
 
     option: ClassVar[str] = "vllm"
@@ -311,7 +310,7 @@ class SglangPolicy(TokenEndpointPolicy):
     option: ClassVar[str] = "sglang"
 
     async def send_weights(self, version: str, weights: Weights) -> None:
-        """Makes the server load weights. `weights` has to be a directory that the server can also read."""
+        """Makes the server load weights. `weights` has to be a directory that the server can read."""
         if not isinstance(weights, Path):
             raise ConfigError(
                 "Expected new weights for policy=sglang as a directory of a saved model that its server can "

@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 class TransformersPolicy(Policy):
     """Responds to requests with a model in this process, and returns the token ids.
 
-    The model generates one response after the other. Sampling parameters are set by the policy or the
-    agent, or default to temperature 1 without truncation. The model's generation config is ignored. Log-probabilities
-    refer to the whole vocabulary at the temperature of the response.
+    The model generates one response after the other. Sampling parameters are from the policy, or else from the agent.
+    The default is temperature 1 without truncation; the model's generation config is ignored. Log-probabilities refer
+    to the whole vocabulary at the temperature of the response.
     """
 
     @pydantic.validate_call
@@ -68,31 +68,35 @@ class TransformersPolicy(Policy):
                 `None`.
             tokenizer: Directory or hub name of the tokenizer. Default: the same as the model.
             chat_template: File with a chat template that replaces the tokenizer's template.
-            device: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the first available GPU, or the CPU if there is none.
-            dtype: Data type of the weights; `auto` keeps the saved type.
+            device: `cpu`, `cuda`, `cuda:1`, `mps` or `auto`. `auto` selects the first available GPU, or the CPU if no
+                GPU is available.
+            dtype: Data type of the weights; `auto` uses the data type of the saved model.
             trust_remote_code: Whether code from the model's files may run.
             temperature: Sampling temperature; 0 selects the most likely token. A value takes precedence over the
                 agent's value. `None` keeps the agent's value, or uses 1.
             top_p: Threshold for nucleus sampling. `None` keeps the agent's value, or samples from all tokens. Do not
                 set it for training, because log-probabilities refer to the whole vocabulary.
-            top_k: Number of most likely tokens to sample from. `None` works as for `top_p`. Do not set it for training
-                either.
-            max_output_tokens: Upper bound on the generated tokens of one response. `None` keeps the agent's value, or
-                uses 2048. The rest of the model's context is also an upper bound.
+            top_k: Number of most likely tokens to sample from. `None` keeps the agent's value, or samples from all
+                tokens. Do not set it for training either.
+            max_output_tokens: Maximum number of generated tokens of one response. `None` keeps the agent's value, or
+                uses 2048. The model's context also limits the number.
             stop_sequences: Strings that end generation. The response does not include them.
-            seed: Seed for sampling; `"episode"` for the seed of the episode, `None` for a new one each time. The
-                sampled tokens depend only on the seed, the prompt and the number of earlier requests with this prompt.
+            seed: Seed for sampling. `"episode"` uses the seed of the episode, and `None` a new seed for each response.
+                The sampled tokens depend only on the seed, the prompt and the number of earlier requests with this
+                prompt.
             continue_tokens: Whether to continue conversations with the token ids of earlier responses. Each prompt then
-                starts with exactly the earlier token ids. Otherwise, each request is rendered and tokenised completely.
+                starts with exactly the earlier token ids. If it is not set, each request is rendered and tokenised
+                completely.
             timeout_sec: Time limit of one response in seconds, including the wait for other responses.
-            policy_version: Name of the loaded weights, for the records.
-            strict: Whether an unsupported option of the agent (a forced tool call) is an error instead of a warning.
-            activations: Hidden states to keep for each response. A layer number keeps the layer's outputs at the
-                positions where tokens were sampled. Other forms are `{layer: -1, positions: all}` and `{module:
-                model.layers.0.mlp, positions: [0, 1]}`.
-            activations_max_bytes: Upper bound on the total size in bytes. A response that does not fit has no
-                activations.
-            hooks: Functions that receive states in every forward pass, and may return replacements:
+            policy_version: Version of the loaded weights, which is recorded in responses.
+            strict: Whether a request that forces a tool call, which is not supported, causes an error instead of a
+                warning.
+            activations: Hidden states to save for each response. A layer number saves the outputs of the layer from
+                which tokens were sampled. Other forms are `{layer: -1, positions: all}` and
+                `{module: model.layers.0.mlp, positions: [0, 1]}`.
+            activations_max_bytes: Maximum total size of the saved states in bytes. No states are saved for a response
+                that would exceed it.
+            hooks: Functions that receive hidden states in every forward pass, and may replace them:
                 `{layer: 3, function: my_module.steer}`.
             output_dir: Directory of the run. States are saved in its subdirectory `activations`.
         """
@@ -123,16 +127,16 @@ class TransformersPolicy(Policy):
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, *, name: str = "in memory", **settings: Any) -> Self:
-        """Creates a policy for a module in memory. The caller keeps the module, and `close` does not affect it.
+        """Creates a policy for a module in memory. The module belongs to the caller, so `close` does not affect it.
 
-        While responses are running, the module is in evaluation mode, and other code may not change it. Use `update` to
-        change the weights.
+        While responses are generated, the module is in evaluation mode, and other code must not change it. Use `update`
+        to change the weights.
 
         Args:
             model: Causal model of transformers.
             tokenizer: Tokenizer of the model, with a chat template.
             name: Name of the model for the records.
-            settings: Other arguments of the class.
+            settings: Other arguments of the constructor.
         """
         made = cls(model=name, **settings)
         made._given = (model, tokenizer)
@@ -171,12 +175,12 @@ class TransformersPolicy(Policy):
     async def update(self, version: str, weights: Weights | None = None) -> None:
         """Updates the weights; see `UpdatablePolicy.update`.
 
-        A directory has the format of `save_pretrained`, with `*.safetensors`.
+        A directory must have the format of `save_pretrained`, with `*.safetensors` files.
         """
         await self._model_in_process().update(version, lambda loaded: _take(loaded.model, weights))
 
     async def close(self) -> None:
-        """Cancels running responses, and frees the memory of a model that the policy has loaded. Idempotent."""
+        """Cancels running responses. Frees the memory of the model if the policy has loaded it. Idempotent."""
         running, self._running = self._running, None
         self._without_episode = None
         if running is not None:
@@ -249,7 +253,7 @@ class TransformersPolicy(Policy):
 
 
 def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str, trusted: bool) -> tuple[Any, Any]:
-    """Loads a model and its tokenizer; raises `PreflightError` if one of them or a package is missing."""
+    """Loads a model and its tokenizer. Raises `PreflightError` if one of them, or a required package, is missing."""
     if model is None or tokenizer is None:
         raise PreflightError("`policy.model` is required and has no default. Set `policy.model=…`.")
     try:
@@ -281,7 +285,7 @@ def _best_device() -> str:
 
 
 def _take(model: Any, weights: Weights | None) -> None:
-    """Loads new weights into a module. Raises `ConfigError` if they do not fit; the module is then unchanged."""
+    """Loads new weights into a module. Raises `ConfigError`, and changes nothing, if the weights do not fit."""
     if weights is None:
         return
     if isinstance(weights, Path):
@@ -305,7 +309,7 @@ def _take(model: Any, weights: Weights | None) -> None:
 
 @contextlib.contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Hides the progress bar of transformers, because the terminal shows the progress of the run."""
+    """Hides the progress bars of transformers, because the terminal shows the progress of the run."""
     from transformers.utils import logging as library_logging
 
     if not library_logging.is_progress_bar_enabled():

@@ -1,4 +1,4 @@
-"""The reporting of a request's waits, a gate that holds requests back, and slots for concurrent requests."""
+"""Waits of requests: reports of their length, a gate that holds back requests, and slots for concurrent requests."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 OnWait = Callable[[float], None]
-"""Callback for the seconds that a request waits for anything except its response."""
+"""Callback that receives the seconds for which a request waits for anything except its response."""
 
 
 def nobody_waits(_: float) -> None:
-    """Ignores a wait. Used as the default `OnWait` callback."""
+    """Does nothing. Default `OnWait` callback."""
 
 
 async def at_once() -> None:
-    """Returns immediately. Used as the default `may_ask` function."""
+    """Returns immediately. Default of the hook `EpisodeSpec.may_ask`."""
 
 
 _WORTH_REPORTING_SEC = 0.01
@@ -25,7 +25,7 @@ _REPORT_EVERY_SEC = 1.0
 
 @contextmanager
 def reported(on_wait: OnWait) -> Iterator[None]:
-    """Reports the time spent in the block to `on_wait` at regular intervals, so that no time limit is reached."""
+    """Reports the time in the block to `on_wait` at regular intervals, so that the wait causes no timeout."""
     loop = asyncio.get_running_loop()
     since = loop.time()
     timer: asyncio.TimerHandle
@@ -51,9 +51,9 @@ def reported(on_wait: OnWait) -> Iterator[None]:
 
 
 class Gate:
-    """A gate for requests, initially open. Closing it does not affect requests that have passed.
+    """A gate for requests. It is open at first. Closing it does not affect requests that have already passed.
 
-    Several holders can close the gate. It opens when all of them have opened it.
+    Several holders can close the gate. It opens only when each of them has opened it again.
     """
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class Gate:
         return self._opened.is_set()
 
     def open(self, by: object = "order") -> None:
-        """Opens the gate for all requests, unless another holder has closed it."""
+        """Opens the gate for the holder `by`. Requests pass if no other holder has closed the gate."""
         self._holders.discard(by)
         if not self._holders:
             self._opened.set()
 
     def close(self, by: object = "order") -> None:
-        """Closes the gate for all requests."""
+        """Closes the gate for the holder `by`. No requests pass until this holder opens it again."""
         self._holders.add(by)
         self._opened.clear()
 
@@ -87,7 +87,7 @@ class Gate:
 
 
 MAX_PAUSES = 20
-"""Number of pauses after which a request is sent anyway, so that it never waits indefinitely."""
+"""Maximum number of pauses for which a request waits. Then it is sent, so that it does not wait indefinitely."""
 
 
 class RequestSlots:
@@ -101,17 +101,17 @@ class RequestSlots:
         self._paused_until = 0.0
 
     def resize(self, count: int) -> None:
-        """Changes the number of slots. Running requests above a smaller number are not cancelled."""
+        """Changes the number of slots. If the number decreases, running requests are not cancelled."""
         self._count = count
         self._give()
 
     def pause(self, seconds: float) -> None:
-        """Assigns no slot for this number of seconds, counted from now."""
+        """Assigns no slots during the next `seconds`."""
         self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)
 
     @asynccontextmanager
     async def one(self, on_wait: OnWait) -> AsyncIterator[None]:
-        """Holds a slot until the context exits. Reports the seconds of waits for a slot and of pauses to `on_wait`."""
+        """Holds a slot until the context exits. Reports the time waited for a slot, and for pauses, to `on_wait`."""
         for _ in range(MAX_PAUSES):
             await self._acquire(on_wait)
             seconds = self._paused_until - asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Reports of runs for people: the table after a run, the payload of the pages, and the HTML page that shows it.
+"""Reports of runs: the summary that a run prints, the data of a report, and the HTML page that shows this data.
 
 Imports trajectories, snapshots and records. Trackers, runs and commands import it.
 """

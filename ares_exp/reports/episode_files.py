@@ -1,4 +1,4 @@
-"""Text files that an episode left in its run directory: the verifier's files, and the list of its artifacts.
+"""Text files of an episode in the run directory: the verifier's files, and the list of the episode's artifacts.
 
 The directory is untrusted: links are not followed, and pipes and devices are not opened.
 """
@@ -22,7 +22,7 @@ from ares_exp.snapshots.store import SnapshotStore
 
 HEAD_BYTES, TAIL_BYTES = 96 * 2**10, 32 * 2**10
 MAX_BYTES = 2**20
-"""Maximum total size of the texts of an episode's files. Further files are listed only with their sizes."""
+"""Maximum total size of an episode's shown files. Further files are only listed with their sizes."""
 MAX_FILES = 200
 SHOWN_FOLDERS = ("verifier",)
 SHOWN_NAMES = ("manifest.json",)
@@ -32,8 +32,8 @@ def episode_files(run_dir: Path, episode_id: str) -> list[dict[str, Any]]:
     """Reads the files of an episode.
 
     Returns:
-        For each file `name`, `size` and, for shown files, `text`. The middle of a long text is omitted, and `left_out`
-        is the number of omitted bytes.
+        A mapping per file with `name`, `size` and, for shown files, `text`. The middle of a long text is omitted;
+        `left_out` is the number of omitted bytes.
     """
     if episode_id in ("", ".", "..") or "/" in episode_id or "\0" in episode_id:
         return []
@@ -59,7 +59,7 @@ def episode_files(run_dir: Path, episode_id: str) -> list[dict[str, Any]]:
 
 
 def _files(root: int, episode_id: str) -> Iterator[tuple[str, int, str]]:
-    """Yields each file: its path in the episode's folder, a descriptor of its parent folder, and its name."""
+    """Yields, for each file, its path in the episode's folder, a file descriptor of its parent folder, and its name."""
     try:
         with open_beneath(root, f"/{episode_id}") as folder:
             for path, folders, names, inner in os.fwalk(".", dir_fd=folder, follow_symlinks=False):
@@ -105,7 +105,7 @@ def _text(data: bytes) -> str:
 
 MAX_SNAPSHOTS = 300
 MAX_PATHS = 100
-"""Maximum number of listed paths per step. The number of further paths is reported."""
+"""Maximum number of listed paths per step. Further paths are only counted."""
 MAX_TEXT_BYTES = 64 * 2**10
 MAX_DIFF_LINES = 200
 MAX_DIFFS = 400
@@ -113,12 +113,13 @@ MAX_DIFFS = 400
 
 
 def file_changes(run_dir: Path, episode_id: str) -> dict[int, dict[str, Any]]:
-    """Compares each snapshot of an episode with the previous one, and the first one with the container's initial files.
+    """Compares each snapshot of an episode with the previous snapshot, or with the container's initial files.
 
     Returns:
-        The changes by step. `paths` lists the changed paths, each with `path`, `change` (added, changed, removed,
-        permissions), `kind`, `size` and, for text files, `diff`. `more` is the number of omitted paths, and `since` the
-        step of the previous snapshot. An unreadable snapshot has only `problem` with the reason.
+        A mapping per step. `paths` lists the changed paths, each with `path`, `change` (added, changed, removed,
+        permissions), `kind`, `size` and, for text files, `diff`. `more` is the number of omitted paths, and `since` is
+        the step of the previous snapshot. For an unreadable snapshot, there is only `problem`, which contains the
+        reason.
     """
     store = SnapshotStore(RunDir(run_dir).snapshots)
     try:
@@ -146,7 +147,7 @@ def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry], diffs: _Diff
 
 
 def _change(old: Entry | None, new: Entry | None) -> str | None:
-    """Returns the kind of a change to a path; `None` if it is not relevant, such as a new time of a directory."""
+    """Returns the kind of a change to a path; `None` for an irrelevant change, such as a directory's new time."""
     if new is None or new.kind == "whiteout":
         return "removed" if old is None or old.kind != "whiteout" else None
     if old is None or old.kind == "whiteout":
@@ -175,7 +176,7 @@ class _Diffs:
         self._left = MAX_DIFFS
 
     def between(self, old: Entry | None, new: Entry | None) -> str | None:
-        """Returns the diff of two files; `None` if a file is not a short text, or for equal files, or at the limit."""
+        """Returns the diff of two files; `None` if they are equal, not short texts, or beyond `MAX_DIFFS`."""
         files = [entry for entry in (old, new) if entry is not None and entry.kind == "file"]
         if not files or self._left <= 0:
             return None
@@ -188,7 +189,7 @@ class _Diffs:
         return "\n".join([*lines[:MAX_DIFF_LINES], *([f"[… {more:,} lines …]"] if more > 0 else [])]) or None
 
     def _text(self, entry: Entry | None) -> str | None:
-        """Returns the text of a file, empty if the file is missing; `None` if it is long or not text."""
+        """Returns the text of a file; empty if the file is missing, and `None` if it is too long or not text."""
         if entry is None or entry.kind != "file":
             return ""
         if entry.size > MAX_TEXT_BYTES or None in entry.chunks:

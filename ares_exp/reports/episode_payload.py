@@ -1,7 +1,7 @@
-"""The payload of an episode, which is the JSON data of its page: steps, messages, commands, times and files.
+"""The payload of an episode: the JSON data of its page, with steps, messages, commands, times and files.
 
-A step contains only the changes to its request since an earlier step, and each message is stored once. Strings are
-complete, and the page shortens them. Times are seconds since the episode started.
+A step contains only the changes of its request since an earlier step, and each message is stored once. Strings are
+complete; the page shortens them. Times are seconds since the episode started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, command
 from ares_exp.trajectories.request_diff import is_request, request_change
 
 NOT_SHOWN = ("origin", "metadata")
-"""Fields of a request that are not settings."""
+"""Fields of a request that the page does not show as settings."""
 TOLD_OF_REPLIES = ("finish_reason", "model", "policy_version", "cost", "latency_sec")
 
 
@@ -57,7 +57,7 @@ def episode_payload(
 
 
 class _Steps:
-    """Creates the payloads of an episode's steps. A message in several steps is stored once, in `messages`."""
+    """Creates the payloads of an episode's steps. `messages` contains each message once, even for several steps."""
 
     def __init__(self, trajectory: EpisodeTrajectory) -> None:
         self._trajectory = trajectory
@@ -77,7 +77,7 @@ class _Steps:
         return data
 
     def done(self, step: StepRecord) -> dict[str, Any]:
-        """Returns the data of a step without its request: rewards, times, the policy's reply, and commands."""
+        """Returns the data of a step except for its request: rewards, times, the policy's response, and commands."""
         numbers = {
             "reward": step.reward,
             "discount": step.discount,

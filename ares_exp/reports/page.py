@@ -1,8 +1,8 @@
-"""The page: one HTML file that contains its style, its script and its data. It loads no other files.
+"""The page: one HTML file that contains all styles, scripts and data, and loads no other files.
 
-Text from agents and tasks is only data: blocks of JSON that an HTML parser does not read as HTML and that the script
-shows as text. A content security policy names the script and the style by their digests, so that no other code can
-run, even if it were injected.
+Text from agents and tasks is always data: it is in JSON blocks, which an HTML parser does not parse as HTML, and the
+script shows it as text. A content security policy allows only the page's script and style, by their digests. Injected
+code could therefore not run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCRIPTS = (
 )
 STYLE = "style.css"
 LEVEL = 6
-"""Level of compression. Level 9 takes three times as long and saves one percent."""
+"""Compression level. Level 9 would take three times as long and save one percent."""
 
 
 @cache
@@ -46,7 +46,7 @@ def style() -> str:
 
 
 def policy(*, connect: str = "'none'") -> str:
-    """Returns the content security policy of the page. `connect` is the source from which its script may load data."""
+    """Returns the content security policy of the page. `connect` is the source from which the script may load data."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -61,7 +61,7 @@ def policy(*, connect: str = "'none'") -> str:
 
 
 def page_head(title: str, *, connect: str = "'none'") -> str:
-    """Returns the start of a page; blocks of data and `page_foot` follow."""
+    """Returns the start of a page, which must be followed by data blocks and `page_foot`."""
     shown = " ".join("".join(char if char.isprintable() else " " for char in title).split())[:200]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
@@ -74,23 +74,23 @@ def page_head(title: str, *, connect: str = "'none'") -> str:
 
 
 def page_foot(payload: Mapping[str, Any]) -> str:
-    """Returns the end of a page, with its payload."""
+    """Returns the end of a page, which contains the page's payload."""
     data = in_html(json_text(payload))
     return f'<script type="application/json" id="payload">{data}</script>\n<script>{script()}</script></body></html>\n'
 
 
 def packed_block(name: str, packed: str) -> str:
-    """Returns an HTML block with data that `pack` has compressed."""
+    """Returns an HTML block that contains data from `pack`."""
     return f'<script type="application/octet-stream" id="{escape(name)}">{packed}</script>\n'
 
 
 def pack(data: Mapping[str, Any]) -> str:
-    """Returns compressed JSON as ASCII text, which the page decompresses when it is opened."""
+    """Returns data as compressed JSON in ASCII. The page decompresses it when it is opened."""
     return base64.b64encode(zlib.compress(json_text(data).encode(), LEVEL)).decode()
 
 
 def in_html(text: str) -> str:
-    """Escapes JSON, so that it contains no HTML end tag or comment and no line end of JavaScript."""
+    """Escapes JSON, so that it contains no HTML end tag, no HTML comment and no JavaScript line terminator."""
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text

@@ -1,4 +1,4 @@
-"""The facts of a run: the chosen options, the model, the attempts, the seed, and the command line."""
+"""The main facts about a run: the chosen options, the model, the attempts, the seed, and the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = "ares-exp"
 
 
 def run_facts(run: RunDir) -> dict[str, str]:
-    """Returns the values of the config keys that describe a run, as users type them. Omits unknown values."""
+    """Returns the config values that describe a run, in the form in which users type them. Omits unknown values."""
     choices = object_or_empty(run.provenance).get("choices")
     try:
         config = read_yaml(run.config)

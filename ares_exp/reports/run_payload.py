@@ -1,6 +1,6 @@
-"""The payload of a run that has ended, was killed, or is running.
+"""The payload of a run, which is the JSON data of its page. The run may still be running.
 
-Numbers are the same as in `results.json`: they are read from this file if it covers the current episodes, and otherwise
+Numbers are the same as in `results.json`: they are read from this file if it covers all episodes, and otherwise
 computed by the same code. All views of a run (the report, the live page, W&B) use this payload.
 """
 
@@ -36,7 +36,7 @@ from ares_exp.trajectories.stored_episodes import HeaderCache, StoredEpisode, St
 
 SCHEMA_VERSION = 1
 QUIET_SEC = 120.0
-"""Time in seconds without a write after which a run on another machine, whose lock is not visible, counts as killed."""
+"""Seconds without a write after which a run on another machine counts as killed, because its lock is not visible."""
 MAX_CONFIG_KEYS = 2_000
 LOG_BYTES = 48 * 2**10
 OF_THE_ROW = (
@@ -55,7 +55,7 @@ class RunState:
     Attributes:
         name: `finished`, `incomplete` (it ended early), `interrupted`, `killed` or `running`.
         started, ended: Epoch seconds; `None` if not recorded.
-        sessions: Number of processes that ran it.
+        sessions: Number of processes that ran it so far.
     """
 
     name: str
@@ -123,7 +123,7 @@ class ShownRun:
 
     @property
     def is_written(self) -> bool:
-        """Whether a process is running this run: it holds the lock or, on another machine, has written recently."""
+        """Whether a process is executing this run: it holds the lock or, on another machine, has written recently."""
         try:
             if has_writer(self.dir.episodes):
                 return True
@@ -134,7 +134,7 @@ class ShownRun:
         return hosts[-1:] != [socket.gethostname()] and time.time() - newest < QUIET_SEC
 
     def payload(self, *, name: str | None = None) -> dict[str, Any]:
-        """Creates the payload of the run, without the steps of its episodes. Default `name`: the run's path."""
+        """Creates the payload of the run, without the steps of its episodes. `name` defaults to the run's path."""
         results, config = self._results(), self._config()
         recorded = object_or_empty(self.dir.replay)
         replay = {key: value for key, value in recorded.items() if not isinstance(value, list)}
@@ -212,7 +212,7 @@ class ShownRun:
         }
 
     def _without_a_row(self) -> list[dict[str, Any]]:
-        """Returns the episodes without a row, which are running or were running when the run was killed."""
+        """Returns the episodes that have no row, because they are running or were running when the run was killed."""
         known = {one.episode_id for one in self.summary.results}
         return [
             {
@@ -241,7 +241,7 @@ class ShownRun:
         }
 
     def _about(self, config: Sequence[Sequence[str]], replay: Mapping[str, Any]) -> list[str]:
-        """Returns phrases about the kind of run (replay, scored again, branches, merged); empty for a plain run."""
+        """Returns phrases that describe a special run (replay, scored again, branches, merged), otherwise none."""
         told: dict[str, str] = {key: value for key, value in config if value != "null"}
         about = []
         if replay:
@@ -256,7 +256,7 @@ class ShownRun:
         if "branch_from" in told:
             about.append(f"branches of {told['branch_from']}")
         if (parts := self.path / "parts").is_dir():
-            about.append(f"merged of {sum(1 for _ in parts.iterdir())} runs")
+            about.append(f"merged from {sum(1 for _ in parts.iterdir())} runs")
         return about
 
     def _config(self) -> list[list[str]]:
@@ -272,14 +272,14 @@ class ShownRun:
 
 
 def payload_of(runs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
-    """Creates the payload of a page: its runs, and further parts (`pair`, `sweep`, `left_out`, …)."""
+    """Creates the payload of a page from the payloads of its runs, and further parts (`pair`, `sweep`, …)."""
     from ares_exp import __version__
 
     return {"schema_version": SCHEMA_VERSION, "ares_exp": __version__, "made": time.time(), "runs": list(runs), **more}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the start of a JSON Lines file. Skips lines that are not JSON objects. A missing file has no lines."""
+    """Reads the start of a JSON Lines file, without lines that are not JSON objects. A missing file counts as empty."""
     found: list[Any] = []
     with suppress(OSError), open_regular(path) as file:
         for line in file.read(4 * 2**20).splitlines():

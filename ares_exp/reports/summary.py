@@ -43,21 +43,21 @@ _MAX_UNSCORED = 10
 _MAX_ALIKE = 3
 """Maximum number of listed attempts with the same reason for a missing reward."""
 _MAX_REWARDS = 4
-"""Maximum number of columns with named rewards. A reward of fewer than half of the attempts gets no column."""
+"""Maximum number of columns with named rewards. A reward gets a column if at least half of the attempts have it."""
 _TASK_COLUMNS = 24
-"""Width above which the name of a task is wrapped on narrow terminals."""
+"""Width above which task names are wrapped on narrow terminals."""
 _FRAME = 3
 """Width of a column's frame and padding."""
 _VERIFIER = "verifier"
 """Name of the column with the verifier's reward, if scorers also have columns."""
 _MAX_FLAKY = 8
 _MAX_MESSAGE = 1_000
-"""Maximum number of characters of an error's first line. The end of a longer line is cut off."""
+"""Maximum length of an error's first line, in characters. The end of a longer line is cut off."""
 _MAX_LINE = 200
 _LAST_LINES = 8
 """Number of last lines of an error that are shown after its first line.
 
-They are the output of a program, whose last lines usually contain the reason for the failure.
+These lines are usually the output of a program, and contain the reason for the failure.
 """
 
 
@@ -80,7 +80,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
     if summary.recording_failures:
         lines += [
             "",
-            f"Not everything was recorded (failures: {summary.recording_failures}), see the warnings in run.log.",
+            f"Not everything was recorded (failures: {summary.recording_failures}); see the warnings in run.log.",
         ]
     write(stream, "\n".join([*(wrapped(line, stream) for line in lines), *_places(summary, run_dir, stream)]) + "\n")
     stream.flush()
@@ -143,7 +143,7 @@ def _width(columns: Sequence[int], widths: Sequence[int]) -> int:
 
 
 def _success(attempts: Sequence[EpisodeResult]) -> tuple[float, int]:
-    """Returns the sort key of a task: its mean reward (errors count as 0), then its number of errors, most first."""
+    """Returns the sort key of a task: mean reward, with errors counted as 0, then the negative number of errors."""
     rewards = [result.reward for result in attempts if result.reward is not None]
     return sum(rewards) / len(attempts), len(rewards) - len(attempts)
 
@@ -196,8 +196,8 @@ def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
 def _pass_rates(statistics: RunStatistics, width: int) -> Iterator[str]:
     """Formats pass@k and pass^k as a table with one row for each k. Empty if every task has at most one attempt.
 
-    If some attempts have no reward, further columns count them with reward 0. Columns that exceed `width` follow in
-    another table.
+    If some attempts have no reward, further columns count them as reward 0. Columns that do not fit into `width` are
+    moved to another table.
     """
     views = [statistics.scored_only]
     if statistics.errors_as_zero.attempts > statistics.scored_only.attempts:
@@ -232,7 +232,7 @@ def _cells(rate: PassRate, tasks: int) -> Iterator[str]:
 
 
 def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
-    """Formats lines about flaky tasks, retries, errors, limits and malformed or cut-off replies."""
+    """Formats lines about flaky tasks, retries, errors, limits, and replies that are malformed or cut off."""
     flaky = [f"{task.task_name} {task.passed}/{task.scored}" for task in statistics.tasks if task.is_flaky]
     if flaky:
         more = f" and {len(flaky) - _MAX_FLAKY} more" if len(flaky) > _MAX_FLAKY else ""

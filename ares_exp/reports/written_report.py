@@ -1,4 +1,4 @@
-"""The report as a file, with the payload of its runs and as many trajectories as fit."""
+"""The report as a file, with the payload of the runs and as many trajectories as fit into the maximum size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 
 KINDS = ("paths", "env")
 LEAST_CHARS = 6
-"""Minimum length of an environment variable's value to be masked. Shorter values would also mask ordinary words."""
+"""Minimum length of masked values of environment variables. Masking shorter values would also mask ordinary words."""
 _HOMES = re.compile(r"(/home/|/Users/)[^/\s\"'`:;,)]+")
 _ASSIGNED = re.compile(r"^(\s*(?:export |declare -x )?[A-Z_][A-Z0-9_]{2,}=).+$", re.MULTILINE)
 _ENV_KEYS = re.compile(r"(^|[._])(env|environ|environment|env_vars|env_file|hostname|argv|platform|pid)$")
@@ -31,11 +31,11 @@ _ENV_KEYS = re.compile(r"(^|[._])(env|environ|environment|env_vars|env_file|host
 
 
 def redactor(kinds: Collection[str], places: Collection[Path] = ()) -> Callable[[Any], Any]:
-    """Returns a function that copies a payload without the parts to hide.
+    """Returns a function that copies a payload and hides private parts.
 
     With the kind `paths`, the user's home becomes `~`, the folders of the runs (`places`) become `RUN`, the working
-    directory becomes `.`, and other users' homes are masked. With `env`, the values of this process's environment
-    variables, of lines such as `NAME=value`, and of keys that identify the machine are masked.
+    directory becomes `.`, and other users' homes are masked. The kind `env` masks the values of this process's
+    environment variables, the values in lines such as `NAME=value`, and the values of keys that identify the machine.
     """
     steps: list[Callable[[str], str]] = []
     if "paths" in kinds:
@@ -108,11 +108,11 @@ WHICH = ("failed", "all", "none")
 
 
 def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Collection[str] = ()) -> list[str]:
-    """Sorts the recorded episodes of a run by their value for a reader, and returns their ids.
+    """Returns the ids of a run's recorded episodes, starting with the episodes that matter most to a reader.
 
     The order is: all episodes of `first_tasks`, errors and running episodes, failed attempts, one passed attempt of
-    each flaky task, other passed attempts (the longest first), interrupted attempts, and episodes that were followed by
-    another episode. Within a group, the first attempts at each task come first.
+    each flaky task, other passed attempts (the longest first), interrupted attempts, and episodes that were retried.
+    Within a group, the first attempts at each task come first.
     """
     final = summary.final
     passes: dict[str, set[bool]] = {}
@@ -148,7 +148,7 @@ class Subject:
     Attributes:
         path: The run or sweep; for two runs, the first.
         runs: The runs by display name.
-        more: Payload in addition to the runs: `pair` or `sweep`.
+        more: Further parts of the payload: `pair` or `sweep`.
         first_tasks: Tasks whose trajectories are added first.
     """
 
@@ -165,14 +165,14 @@ class Subject:
 
 MAX_BYTES = 25 * 10**6
 BYTES_OF_A_ROW = 260
-"""Bytes of an episode in the payload, in addition to its row: the name of its block, or the command to show it."""
+"""Estimated bytes that an episode needs in the payload in addition to its row, such as for the name of its block."""
 MISSES = 20
-"""Number of consecutive episodes that do not fit, after which no further episode is tried."""
+"""Number of consecutive episodes that do not fit, after which the search for fitting episodes ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Counts of a written report: bytes, rows, episodes with steps, and recorded episodes without their steps."""
+    """The size of a written report in bytes, and the numbers of its rows and of its episodes with and without steps."""
 
     size: int
     episodes: int
@@ -183,7 +183,7 @@ class Written:
 def write_report(
     subject: Subject, out: Path, *, max_bytes: int = MAX_BYTES, which: str = "all", redact: Collection[str] = ()
 ) -> Written:
-    """Writes a report atomically. Trajectories from the selection `which` are added up to the size `max_bytes`.
+    """Writes a report atomically. Adds trajectories from the selection `which` up to the size `max_bytes`.
 
     Raises:
         ConfigError: A record is broken.
@@ -214,7 +214,8 @@ class _Choice:
 
     Attributes:
         names: Names of the blocks, by run and episode.
-        left_out: Episodes that are not in the file, by run: id, reason, and the command that shows the episode.
+        left_out: Episodes without steps in the file, by run. Each has its id, the reason, and the command that shows
+            the episode.
     """
 
     left: int
@@ -224,7 +225,7 @@ class _Choice:
     _misses: int = 0
 
     def blocks(self, subject: Subject, which: str) -> Iterator[str]:
-        """Yields the HTML blocks of the chosen trajectories. The runs take turns, so that each run is represented."""
+        """Yields the HTML blocks of the chosen trajectories. Alternates between runs, so that no run is left out."""
         queues = [
             (number, run, self._wanted(number, run, which, subject.first_tasks))
             for number, run in enumerate(subject.runs.values())

@@ -1,9 +1,9 @@
 """Branches (`branch_from=<run>/<episode>@<step>`): episodes that continue from one step of a recorded episode.
 
 If the recorded run has a snapshot of the step, the branches start from this snapshot. Otherwise, the episode is run
-again with the recorded responses, from its last earlier snapshot or from its start, up to the step. A snapshot is then
-taken, so that all branches start from the same state. If the agent cannot be restored from a snapshot, each branch runs
-the earlier steps again in its own container.
+again with the recorded responses up to the step, starting from an earlier snapshot or from the beginning. Then a
+snapshot is taken, so that all branches start from the same state. If the agent cannot be restored from a snapshot, each
+branch runs the earlier steps again in its own container.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BranchOptions:
-    """Changes that all branches make to the recorded episode at the branching point; `None` means no change.
+    """Changes at the branching point, which are the same for all branches. `None` means no change.
 
     Attributes:
         inject: User message that is appended to the pending request.
@@ -55,7 +55,7 @@ class BranchOptions:
     response: str | None = None
 
     def edits(self, messages: int, step: int) -> tuple[MessageEdit, ...]:
-        """Returns the message edits that apply from `step` on. The request of `step` has `messages` messages."""
+        """Returns the message edits from `step` on. `messages` is the number of messages in the request at `step`."""
         edits = []
         if self.edit is not None:
             edits.append(MessageEdit("replace", messages - 1, self.edit, step))
@@ -99,13 +99,14 @@ class Branching:
         store: Path,
         report: Report,
     ) -> None:
-        """Finds or takes the snapshot from which the branches start, or reads the responses that each branch replays.
+        """Finds or takes the snapshot at which the branches start. Without snapshots, reads the responses to replay.
 
         Args:
             agents: Factory of the branches' agents.
             make: Function that creates an environment from a starting point.
-            check: Blocking function that raises an error if no episode can start from a starting point.
-            store: Directory for the new snapshot. It may contain the snapshot that an earlier session of the run took.
+            check: Blocking function that checks a starting point, and raises an error if no episode can start there.
+            store: Directory for the new snapshot. It can already contain this snapshot, from an earlier session of the
+                run.
             report: Function that is called with messages for the user.
 
         Raises:
@@ -179,7 +180,7 @@ class Branching:
         return self._start(lineage, self._edits)
 
     def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client that knows the earlier responses. Its first response is the fixed response, if any."""
+        """Returns a branch's client, which knows the earlier responses. A fixed response, if set, comes first."""
         client = policy.for_episode(replace(episode, earlier=self._earlier_responses))
         return client if self._options.response is None else _FirstResponse(self._options.response, client)
 
@@ -221,7 +222,6 @@ class _FirstResponse:
 
     @property
     def max_concurrency_per_episode(self) -> int:
-        """The maximum number of concurrent requests to the wrapped client."""
         return concurrency_of(self._client)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
@@ -229,14 +229,14 @@ class _FirstResponse:
         return LLMResponse.from_text(text) if text is not None else await self._client(request)
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Notifies the client of a replayed response. The first one takes the place of the fixed response."""
+        """Notifies the client of a replayed response, except for the first one, which replaces the fixed response."""
         text, self._text = self._text, None
         if text is None and isinstance(self._client, AdvancingClient):
             self._client.advance(request, response)
 
 
 def _responses_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
-    """Reads the snapshot's journals, and returns the responses that the agent had received. Blocking."""
+    """Returns the responses that the agent received before the snapshot, from the snapshot's journals. Blocking."""
     objects, where = snapshot.object_store, str(snapshot.snapshot_dir)
     journals = (
         decode_journal(objects.get_lines(lines), started_at=0.0, seed=0, where=where)

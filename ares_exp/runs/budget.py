@@ -1,4 +1,4 @@
-"""The spending limits (budgets) of a run and of all jobs of its sweep, and the measurement of the spending."""
+"""Budgets, which limit the spending of a run or of all jobs of its sweep, and the measurement of the spending."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_FAULTS = (ContextOverflowError.__name__, RefusalError.__name__)
 _SAYS_NOTHING = (Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED)
 
 MAX_JOBS = 10_000
-"""Maximum number of jobs of a sweep whose spending is read."""
+"""Maximum number of other jobs in the sweep whose spending is read."""
 
 _PROCESS_BEGAN = time.time()
 
@@ -41,11 +41,11 @@ class Limits:
 
     Attributes:
         wall_sec: Wall-clock seconds of all sessions of a run; for a sweep, the sum over its jobs.
-        tokens: Paid prompt and generated tokens of the policy and of environments.
-        cost: Paid US dollars for the policy and for environments.
+        tokens: Prompt and generated tokens of paid responses, for the policy and for environments.
+        cost: Cost of paid responses in US dollars, for the policy and for environments.
         errors_in_a_row: Number of consecutive episodes without a reward because the container, the verifier or the
-            policy failed. A reward, an agent error, a refusal or a conversation that is too long resets the count,
-            because these outcomes show that all other parts work. Cancelled and lost episodes do not count.
+            policy failed. A reward, an agent error, a refusal or a context overflow resets the count to 0, because all
+            other parts of the run worked in such an episode. Cancelled and lost episodes do not count.
     """
 
     wall_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -54,7 +54,7 @@ class Limits:
     errors_in_a_row: Annotated[int, Field(gt=0)] | None = None
 
     def reached(self, spent: Spent) -> tuple[str, float, float] | None:
-        """Returns the name and value of the first reached limit, and the spent amount; `None` without such a limit."""
+        """Returns the name and value of a reached limit, and the spent amount; `None` if no limit is reached."""
         for name in _NAMES:
             bound = getattr(self, name)
             if bound is not None and getattr(spent, name) >= bound:
@@ -94,7 +94,7 @@ _UNLIMITED = Budget()
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The spent amounts. The fields are described in `Limits`."""
+    """The spent amounts. `Limits` describes the fields."""
 
     wall_sec: float = 0.0
     tokens: int = 0
@@ -102,7 +102,7 @@ class Spent:
     errors_in_a_row: int = 0
 
     def __add__(self, other: Spent) -> Spent:
-        """Adds the amounts, except the errors in a row."""
+        """Adds the amounts, except `errors_in_a_row`."""
         return Spent(self.wall_sec + other.wall_sec, self.tokens + other.tokens, self.cost + other.cost)
 
 
@@ -143,8 +143,8 @@ class BudgetMeter:
     ) -> None:
         """Starts the measurement with the results and wall-clock seconds of earlier sessions. Does not read files.
 
-        Consecutive errors of other jobs in `sweep_dir` only count after the time `since`, in epoch seconds. The user
-        may have fixed the cause of earlier errors before resuming the run.
+        Errors of other jobs in `sweep_dir` count only if they occurred after `since`, in epoch seconds. The user may
+        have fixed the causes of earlier errors before resuming the run.
         """
         self.budget = budget
         self._clock = clock
@@ -160,7 +160,7 @@ class BudgetMeter:
         self._spent_by_jobs = Spent()
 
     def add_response(self, episode_id: str, response: LLMResponse) -> None:
-        """Counts a paid response of a running episode. Ignores invalid numbers, which end the episode."""
+        """Counts a paid response of a running episode. Ignores invalid numbers; another check ends such an episode."""
         if is_countable(response):
             self._add(episode_id, response.usage.total_tokens, response.cost)
 
@@ -237,13 +237,13 @@ class BudgetMeter:
 
 @dataclass(slots=True)
 class _Row:
-    """Consecutive errors: the time of the last success, and the times of all errors since then, in epoch seconds."""
+    """A sequence of errors without a success in between. All times are epoch seconds."""
 
     well_at: float = 0.0
     errors_at: list[float] = field(default_factory=list)
 
     def add(self, result: EpisodeResult) -> None:
-        """Counts an episode as an error, a success or neither. Add episodes in the order in which they ended."""
+        """Counts an episode as an error, a success or neither. Must be called in the order in which episodes ended."""
         if result.outcome in _SAYS_NOTHING:
             return
         no_fault = result.error is not None and result.error.type in _NO_FAULTS
@@ -254,7 +254,7 @@ class _Row:
             self.errors_at.clear()
 
     def length(self, others: Sequence[_Row] = ()) -> int:
-        """Returns the number of errors since the last success in this object and in `others` together."""
+        """Returns the number of errors after the last success, in all of these sequences together."""
         rows = [self, *others]
         well_at = max(row.well_at for row in rows)
         return sum(at > well_at for row in rows for at in row.errors_at) if others else len(self.errors_at)
@@ -321,7 +321,7 @@ INTERVAL_SEC = 2.0
 
 
 class Spending:
-    """Counts the spending of episodes and their environments, and ends the run if a budget is exhausted.
+    """Counts the spending of a run, and ends the run when a budget is exhausted.
 
     Attributes:
         budget: Current budget.
@@ -376,7 +376,7 @@ class Spending:
         self.check()
 
     def pay(self, episode: RunningEpisode, response: LLMResponse) -> None:
-        """Counts a response from the policy, and the new spending of the episode's environment."""
+        """Counts a response from the policy, and what the episode's environment has spent since the last call."""
         self._meter.add_response(episode.planned.episode_id, response)
         if self._limits_cost:
             for model in tuple(self._parts.policy.unpriced):
@@ -399,7 +399,7 @@ class Spending:
             self._end(BudgetExhaustedError(why))
 
     async def watch(self) -> None:
-        """Checks the budgets periodically, because time, environments and other jobs also use them up."""
+        """Checks the budgets periodically, because they are also used up by time, environments and other jobs."""
         while True:
             await asyncio.sleep(INTERVAL_SEC)
             await asyncio.to_thread(self._refresh)

@@ -56,7 +56,7 @@ class Components:
 
     @property
     def effective_agent(self) -> AgentFactoryBase:
-        """The configured agent, or the shell agent if a third-party agent would have to run reference solutions."""
+        """The configured agent. If the policy needs solutions, the shell agent replaces a third-party agent."""
         return effective_agent(self.agent_factory, runs_solutions=self.policy.needs_solution)
 
     @classmethod

@@ -119,7 +119,7 @@ def _run_hydra(root_config: str, overrides: list[str], make_run: Callable[..., R
 
 @contextmanager
 def run_log(config: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[None]:
-    """Also writes the log records of the block to `run.log`. The script's handlers still receive them.
+    """Writes log records to `run.log` during the block, in addition to the script's own log handlers.
 
     If the script has no handlers, warnings are also printed to standard error.
 
@@ -163,14 +163,13 @@ def _formatted(handler: logging.Handler, formatter: Mapping[str, Any] | None) ->
 
 
 class _PassingOn(logging.Handler):
-    """Passes all log records to the run's handlers. Also passes records from a level on to the script's handlers."""
+    """Passes all log records to the run's handlers, and records with at least `level` to the script's handlers."""
 
     def __init__(self, level: int, every: Sequence[logging.Handler]) -> None:
         super().__init__()
         self._from, self._every = level, every
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Passes a record to the handlers."""
         for handler in logging.getLogger().handlers:
             wanted = handler in self._every or record.levelno >= self._from
             if wanted and record.levelno >= handler.level:

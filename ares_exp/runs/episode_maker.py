@@ -1,4 +1,4 @@
-"""The creation of an episode's environment and policy, independently of other episodes and of scheduling."""
+"""The creation of an episode's environment and policy. It does not depend on other episodes or on scheduling."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeMaker:
-    """Creates episodes from the components of a run, without a response log. Only collectors write to the disk."""
+    """Creates episodes from the components of a run. Writes no response log; only collectors write to the disk."""
 
     def __init__(
         self, components: Components, settings: Settings, gate: Gate | None = None, outages: Outages | None = None
@@ -54,7 +54,7 @@ class EpisodeMaker:
         self._ends = EpisodeEnds()
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
-        """Creates the environment and policy of an episode, without starting them. The rollout loop closes them.
+        """Creates, but does not start, the environment and policy of an episode. The rollout loop closes both.
 
         Raises:
             EpisodeError: The environment or the policy cannot be created.
@@ -72,10 +72,10 @@ class EpisodeMaker:
     ) -> BaseException | None:
         """Runs an episode, and returns the exception that ended it, if any.
 
-        If the asyncio task of the episode is cancelled, `is_ended` returns whether only this episode was cancelled.
+        If the asyncio task is cancelled, `is_ended` must return whether only this episode was cancelled.
 
         Raises:
-            CancelledError: The asyncio task is cancelled, and not only this episode.
+            CancelledError: The asyncio task was cancelled, not only this episode.
         """
         try:
             environment, policy = await self.make(episode)
@@ -91,7 +91,7 @@ class EpisodeMaker:
         return None
 
     def environment_parts(self, start_from: EpisodeStart | None = None) -> EpisodeParts:
-        """Returns the parts from which this run creates an environment, without the values of a single episode."""
+        """Returns the parts that all environments of this run have in common, and `start_from`."""
         return EpisodeParts(
             container_factory=self._parts.container_factory,
             code_agent_factory=self._parts.effective_agent,
@@ -216,7 +216,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         return self._parts.wrapper(environment), policy
 
     async def _take_over_responses(self, planned: PlannedEpisode, own: Path) -> None:
-        """Copies responses of the environment's own models from an earlier episode or a replayed recording."""
+        """Copies the recorded responses of the environment's own models from an earlier or a replayed episode."""
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
         if (earlier := planned.earlier) is not None:  # copied before the earlier log is deleted
             await in_thread(lambda: copy_responses(self._run_dir.files / earlier.episode_id, own))
@@ -224,7 +224,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             await in_thread(lambda: copy_responses(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
-        """Returns a snapshot of the earlier episode, or the branching point; `None` to start from the beginning."""
+        """Returns the starting point: a snapshot of the earlier episode, or the branching point; otherwise `None`."""
         from ares_exp.environments.restoring import Continuation
         from ares_exp.snapshots.store import SnapshotStore
 

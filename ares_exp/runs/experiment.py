@@ -56,14 +56,14 @@ LIVE_KEYS = ("concurrency", "budget.…", "retry.…", "policy.max_concurrency",
 """Keys that can be changed while a run is running, because they do not change results."""
 
 GC_THRESHOLD = 25_000
-"""Number of net allocations that triggers a garbage collection during a run. Python's default is 700 to 2,000."""
+"""Net number of new objects that triggers a garbage collection during a run. Python's default is 700 to 2,000."""
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def collecting_seldom() -> Iterator[None]:
-    """Makes garbage collections less frequent in the block. Otherwise, they take a quarter of the CPU time."""
+    """Makes garbage collections less frequent in the block. By default, they take a quarter of the CPU time."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], GC_THRESHOLD) if before[0] else 0, *before[1:])  # 0: collector disabled
     try:
@@ -73,10 +73,10 @@ def collecting_seldom() -> Iterator[None]:
 
 
 class Experiment:
-    """One run: `attempts` episodes of every selected task, with at most `concurrency` episodes at once.
+    """One run, which makes `attempts` attempts at every selected task, with at most `concurrency` episodes at once.
 
     Attributes:
-        warnings: Warnings that were shown to the user.
+        warnings: Warnings that the user has seen.
         spending: Measurement of the run's spending, which ends the run if a budget is exhausted.
     """
 
@@ -202,9 +202,10 @@ class Experiment:
                 raise
 
     def _num_planned(self) -> int:
-        """Counts the attempts that must have a reward for the run to be complete.
+        """Counts the attempts that need a reward to make the run complete.
 
-        A training run does not need attempts that it cancelled, or that it did not request again after a resume.
+        In a training run, attempts do not count if the trainer cancelled them, or did not request them again after a
+        resume.
         """
         if self._trained is None:
             return len(self._planned)
@@ -249,7 +250,7 @@ class Experiment:
                     self._live.has_ended = True
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        """Changes settings during the run. If one of them is invalid, no setting is changed.
+        """Changes settings during the run, either all or none.
 
         Raises:
             ConfigError: A key cannot be changed, or a value is invalid.
@@ -307,7 +308,7 @@ class Experiment:
         )
 
     async def close(self, summary: RunSummary | None = None) -> None:
-        """Closes all parts, and passes the totals (if any) to the tracker, which has its own time limit."""
+        """Closes all parts of the run, and passes the totals to the tracker, which has its own time limit."""
         parts = self._parts
         closing = {
             "executor": parts.executor.close,
@@ -328,7 +329,7 @@ class Experiment:
         self._scheduler.interrupt()
 
     def request_snapshots(self) -> None:
-        """Requests a snapshot of each running episode, which is taken when the episode next waits for the policy."""
+        """Requests a snapshot of each running episode. Each is taken as soon as its episode waits for the policy."""
         if self._parts.snapshots.output_dir is None:
             logger.warning("Snapshots are disabled in this run. To take snapshots on request, set snapshot=manual.")
         from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
@@ -338,7 +339,7 @@ class Experiment:
                 episode.environment.request_snapshot()
 
     async def _execute(self, planned: PlannedEpisode) -> Retry | None:
-        """Runs one episode when a place is available. Returns the next retry of its attempt, if any."""
+        """Runs one episode as soon as a place is available. Returns a retry if the attempt must be tried again."""
         if self._trained is None:
             return await self._execute_try(planned)
         return await self._trained.execute_try(planned, self._execute_try)
@@ -422,11 +423,11 @@ class Experiment:
             self._scheduler.interrupt()
 
     def is_ended_by(self, error: BaseException) -> bool:
-        """Returns whether the disk or mount of a record caused an error. If so, ends the run."""
+        """Returns whether a disk failure of the run's records caused an error. If so, ends the run."""
         return self._storage.causes(error)
 
     def _cannot_record(self, failure: StorageError) -> None:
-        """Ends the run because of a failed write. Can be called from any thread."""
+        """Ends the run because a record could not be written. Can be called from any thread."""
         assert self._loop is not None
         with suppress(RuntimeError):  # the loop is closed because the run has ended
             self._loop.call_soon_threadsafe(self._end, failure)

@@ -1,4 +1,4 @@
-"""The functions `run` and `arun`, which run an experiment from a script or a notebook like the command."""
+"""The functions `run` and `arun`, which run an experiment from a script or a notebook, as the command does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RunResults:
 
     @property
     def rows(self) -> tuple[EpisodeResult, ...]:
-        """The result of each attempt (its last episode), sorted by task and attempt."""
+        """The result of each attempt, which is the result of its last episode, sorted by task and attempt."""
         return tuple(sorted(self.summary.final, key=lambda row: (row.task_name, row.attempt)))
 
     @property
@@ -51,12 +51,12 @@ class RunResults:
 
     @property
     def complete(self) -> bool:
-        """Whether every planned attempt has a reward, and a row on disk."""
+        """Whether every planned attempt has a reward, and was written to `episodes.jsonl`."""
         return self.summary.complete
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command for this run. 0 means that the run is complete and that no task is broken."""
+        """The exit code that the command would return. 0 means that the run is complete and that no task is broken."""
         return self.summary.exit_code
 
     def to_frame(self, *, tries: bool = False) -> pandas.DataFrame:
@@ -98,7 +98,6 @@ class RunResults:
         return f"RunResults(run_dir={place!r}, episodes={len(self.rows)}, mean_reward={reward})"
 
     def _repr_html_(self) -> str:
-        """Shows the table in a notebook."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
@@ -110,16 +109,17 @@ class RunResults:
 
 
 _NO_ROW = EpisodeResult("", "", 0, 0, Outcome.CANCELLED, None)
-"""A row without mappings, which defines the columns of every data frame."""
+"""An empty row, which defines the columns of every data frame."""
 
 
 INTERRUPT_LIMIT_SEC = 60.0
 """Time limit, in seconds, for an interrupted run to release its resources before its caller continues."""
 
 SIGNAL_CHECK_SEC = 0.5
-"""Time in seconds after which a waiting caller notices a Ctrl-C that did not interrupt its wait.
+"""Interval, in seconds, at which a waiting caller checks for a Ctrl-C that did not interrupt the wait.
 
-This happens if another thread received the signal, or if the signal arrived just before the wait."""
+This happens if another thread received the signal, or if the signal arrived just before the wait.
+"""
 
 _in_progress = threading.Lock()
 
@@ -127,14 +127,14 @@ _in_progress = threading.Lock()
 def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = (), quiet: bool = False) -> RunResults:
     """Runs an experiment like `python -m ares_exp` with these overrides, and returns its results.
 
-    The run has the same directory, records, checks, retries and budgets as a run of the command. The command and this
-    function can resume each other's runs (`resume=outputs/first`). The run uses an event loop in a separate thread, and
-    the caller waits. You can call this function in scripts, threads and notebooks. In a notebook, it blocks the event
-    loop. To await a run, use `arun`.
+    The run has the same directory, records, checks, retries and budgets as a run that the command starts. The command
+    can resume a run that this function started, and this function can resume a run of the command
+    (`resume=outputs/first`). The run uses an event loop in a separate thread, and the caller waits. You can call this
+    function in scripts, threads and notebooks. In a notebook, it blocks the event loop. To await a run, use `arun`.
 
-    A failed attempt results in a row, not in an exception. `results.exit_code` is the exit code of the command. Ctrl-C
-    cancels running episodes, closes the run (which can be resumed), and raises `KeyboardInterrupt`. For other signals,
-    the handlers of the script remain installed.
+    A failed attempt is recorded as a row and does not raise an exception. `results.exit_code` is the exit code of the
+    command. Ctrl-C cancels running episodes, closes the run (which can be resumed), and raises `KeyboardInterrupt`. For
+    other signals, the handlers of the script remain installed.
 
     Args:
         overrides: Overrides as on the command line, such as `["env=harbor", "env.path=tasks", "policy=oracle"]`.
@@ -182,7 +182,7 @@ async def arun(
 
 
 class _Running:
-    """A run in a separate thread. `__init__` starts the thread."""
+    """A run in a separate thread, which starts when this object is created."""
 
     def __init__(self, overrides: Sequence[str], config_dirs: Sequence[str | Path], *, quiet: bool) -> None:
         self.results: Future[RunResults] = Future()
@@ -237,7 +237,7 @@ class _Running:
 
 @contextmanager
 def only_run() -> Iterator[None]:
-    """Prevents other runs in this process during the block. Raises `ConfigError` if another run is running."""
+    """Prevents other runs in this process during the block. Raises `ConfigError` if a run is in progress."""
     _claim()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Outages of services: no episode starts while a container engine, container service or LLM endpoint is unreachable."""
+"""The handling of outages: no episode starts while a container engine, container service or endpoint is unreachable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ares_exp.runs.scheduler import Scheduler
 MAX_OUTAGE_SEC = 300.0
 """Maximum duration of an outage, in seconds. A longer outage ends the run."""
 FIRST_WAIT_SEC, MAX_WAIT_SEC = 1.0, 10.0
-"""Wait after the first check, and maximum wait, in seconds. The wait is doubled after each check."""
+"""Wait after the first failed check, and maximum wait, in seconds. Each failed check doubles the wait."""
 CHECK_SEC = 30.0
 """Time limit of a check, in seconds."""
 
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class Outages:
     """Pauses the scheduler while a check fails, and ends the run if the check fails for `MAX_OUTAGE_SEC`.
 
-    A check raises `UnreachableError` if a service cannot be reached. Callers that wait for the same service share its
-    checks.
+    A check raises `UnreachableError` if a service cannot be reached. Callers that wait for the same check share its
+    calls.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Outages:
         self._watches: dict[Check, asyncio.Task[None]] = {}
 
     async def wait(self, check: Check) -> bool:
-        """Waits until the check passes. Returns whether the check failed the first time.
+        """Waits until a check passes. Returns whether the first call of the check failed, so that there was an outage.
 
         Raises:
-            UnreachableError: The check failed for `MAX_OUTAGE_SEC`, and the run ends.
+            UnreachableError: The check failed for `MAX_OUTAGE_SEC`. The run ends.
         """
         if check not in self._watches:
             if (problem := await _problem(check)) is None:

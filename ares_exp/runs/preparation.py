@@ -20,7 +20,7 @@ from ares_exp.trajectories.collector import CollectorBase
 
 SHOWN_TASKS = 5
 OPEN_FILES, OPEN_FILES_PER_EPISODE = 40, 14
-"""Number of open files that a run needs besides its episodes, and that each episode needs at most."""
+"""Number of open files that a run needs in addition to its episodes, and maximum number per episode."""
 
 
 async def prepare(
@@ -75,17 +75,17 @@ async def prepare(
 
 
 def _need_of_shared_disk(parts: Components) -> str | None:
-    """Returns the reason why other machines need access to the run directory, if they do."""
+    """Returns the reason why other machines need access to the run directory; `None` if they do not need it."""
     if parts.branching is not None:
         return "`branch_from` reads a snapshot from it"
     return "`snapshot` writes snapshots to it from each node" if parts.snapshots.output_dir is not None else None
 
 
 def bounded_concurrency(parts: Components, asked: int, warn: Callable[[str], None]) -> int:
-    """Returns the allowed number of concurrent episodes, and raises the limit on open files as needed.
+    """Returns the possible number of concurrent episodes, and increases the limit on open files if necessary.
 
-    Warns if the backend or the limit allows fewer episodes than requested. Must be called after the preflight of the
-    backend.
+    Warns if the backend or this limit allows fewer episodes than requested. Must be called after the backend's
+    preflight.
     """
     _allow_open_files(asked, warn)
     most = parts.container_factory.max_containers
@@ -114,7 +114,7 @@ def _allow_open_files(episodes: int, warn: Callable[[str], None]) -> None:
 
 
 def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> None:
-    """Raises `ConfigError` if `concurrency` is above 1, and a collector can only record one episode at a time."""
+    """Raises `ConfigError` if a collector can only record one episode at a time, but `concurrency` is above 1."""
     for collector in collectors:
         if concurrency > 1 and not collector.keeps_apart:
             raise ConfigError(
@@ -124,7 +124,7 @@ def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> N
 
 
 def planned_episodes(parts: Components, settings: Settings, task_names: Sequence[str]) -> list[PlannedEpisode]:
-    """Plans every attempt at every task. If the policy replays recorded episodes, uses their recorded seeds."""
+    """Plans every attempt at every task. If the policy replays an episode, the attempt has the recorded seed."""
     planned = plan_episodes(task_names, attempts=settings.attempts, seed=settings.seed)
     seeds = [parts.policy.seed_of(*one.slot) for one in planned]
     return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
@@ -148,7 +148,7 @@ def _check_agent(parts: Components) -> None:
 
 
 def check_snapshots(parts: Components) -> None:
-    """Raises `ConfigError` if the run would take snapshots, and they cannot be taken or cannot be used."""
+    """Raises `ConfigError` if the run would take snapshots that cannot be taken or cannot be used."""
     agents, schedule = parts.effective_agent, parts.snapshots
     if schedule.output_dir is None:
         return
@@ -179,14 +179,14 @@ async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str
 
 
 def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str], None]) -> Sequence[str]:
-    """Returns the tasks with a recorded episode if the run branches or replays episodes; otherwise all tasks."""
+    """Returns all tasks or, if the run branches or replays episodes, only the tasks with a recorded episode."""
     recorded = parts.policy.recorded_tasks if parts.branching is None else (parts.branching.task_name,)
     if recorded is None:
         return task_names
     kept = [name for name in task_names if name in recorded]
     if not kept:
         raise ConfigError(
-            f"Expected one of the recorded tasks ({_some(recorded)}) among the tasks of "
+            f"None of the recorded tasks ({_some(recorded)}) is a task of "
             f"{name_of(parts.source)}, which has {_some(task_names)}. Choose the same `env` as in the "
             "recording."
         )

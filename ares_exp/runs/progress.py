@@ -1,4 +1,4 @@
-"""The live progress of a run: a bar and a panel on a terminal, otherwise a plain line every few seconds.
+"""The live progress of a run: a bar and a panel on a terminal, or otherwise a plain line every few seconds.
 
 A separate thread draws the display. The display therefore stays current while the event loop is busy, and a slow
 terminal never delays an episode.
@@ -25,9 +25,9 @@ _REDRAW_SEC = 0.2
 _INDENT = "  "
 _BAR_COLUMNS = 20
 _LEAST_COLUMNS = 8
-"""Minimum number of columns for the bar and for the names of tasks."""
+"""Minimum width of the bar and of task names, in columns."""
 _MAX_LINES = 2
-"""Maximum number of terminal lines for one line of the panel."""
+"""Maximum number of terminal lines into which a line of the panel is wrapped."""
 _STOP_TIMEOUT_SEC = 2.0
 
 
@@ -47,7 +47,7 @@ class Progress:
         """Stores the arguments. Entering the context starts the display.
 
         `status` is called in the drawing thread. If `stream` is not a terminal (detected by default), a line is written
-        every `interval_sec` seconds. With `is_kept`, the last state remains on the terminal after the end.
+        every `interval_sec` seconds. If `is_kept` is set, the last state remains on the terminal after the end.
         """
         self._status = status
         self._stream = stream if stream is not None else sys.stderr
@@ -63,13 +63,11 @@ class Progress:
         self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
 
     def __enter__(self) -> Self:
-        """Starts the thread that draws."""
         self._started_at = self._clock()
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Shows the last state and ends the thread."""
         self._stopped.set()
         self._thread.join(_STOP_TIMEOUT_SEC)
 
@@ -161,7 +159,7 @@ class Progress:
 
 @contextlib.contextmanager
 def _log_lines_above(console: Console) -> Iterator[None]:
-    """Prints log lines on a terminal above the bar."""
+    """Prints log lines above the bar if they go to a terminal."""
     from rich.file_proxy import FileProxy
 
     handlers = [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]

@@ -27,15 +27,15 @@ _GIT_TIMEOUT_SEC = 5.0
 def collect_provenance(
     *, task_set_path: Path | None = None, task_origins: Mapping[str, TaskOrigin] | None = None
 ) -> dict[str, Any]:
-    """Collects the code versions and the machine of a run, so that a result can be traced.
+    """Collects the code versions and the machine of a run, so that its results can be traced to them.
 
-    Also records the git commit of the folder of the task set, and the origins of tasks that were fetched from git.
+    Includes the git commit of the task set's folder, and the origins of tasks that were fetched from git.
 
     Returns:
         A JSON-ready mapping: `ares_exp_version`, `project` and `task_set` (each `{"commit", "dirty"}`, or `None` if git
         is missing or does not track the folder), `task_origins` (`{"git_url", "git_commit", "path"}` by name),
-        `python`, `platform`, `packages` (versions of requirements and plugins by name; `None` if not installed),
-        `hostname`, `pid`, `argv` (with masked secrets) and `python_hash_seed`.
+        `python`, `platform`, `packages` (versions of requirements and plugins, by name; `None` if a package is not
+        installed), `hostname`, `pid`, `argv` (with masked secrets) and `python_hash_seed`.
     """
     checkout = Path(ares_exp.__file__).resolve().parent.parent
     return {

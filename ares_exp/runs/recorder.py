@@ -1,4 +1,4 @@
-"""The recorder of a run: rows, response logs, tracker and totals."""
+"""The recorder of a run, which writes rows, response logs and totals, and passes results to the tracker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Recorder:
         self._rows = GatheredCalls(self._write)
 
     def start_tracker(self, info: RunInfo, earlier: PreviousSessions) -> None:
-        """Starts the tracker with the results of earlier sessions. Logs their lost episodes as new results."""
+        """Starts the tracker with the results of earlier sessions, but logs their lost episodes as new results."""
         lost = {result.episode_id for result in earlier.lost}
         told = tuple(result for result in self.results if result.episode_id not in lost)
         tracker = self._parts.tracker
@@ -62,10 +62,7 @@ class Recorder:
             self.track(tracker.log_episode, result)
 
     async def cause(self, failure: BaseException) -> BaseException:
-        """Returns the write error that ended the run, because it may have caused `failure`.
-
-        If no write has failed, returns `failure`.
-        """
+        """Returns the failed write that may have caused `failure`; if no write has failed, returns `failure` itself."""
         if not isinstance(failure, (asyncio.CancelledError, BudgetExhaustedError, StorageError)):
             await asyncio.to_thread(self._storage.probe)
         return self._storage.failure or failure
@@ -117,7 +114,7 @@ class Recorder:
         self.guard("Writing results.json", lambda: self._run_dir.write_json(results, results_document(summary)))
 
     async def close(self, summary: RunSummary | None) -> None:
-        """Closes the collectors, and passes the totals (if any) to the tracker, which has its own time limit."""
+        """Closes the collectors, and passes the totals to the tracker, which has its own time limit."""
         for name, collector in self._parts.collectors.items():
             await asyncio.to_thread(self.guard, f"Closing the {name} collector", collector.close)
         if summary is None:

@@ -1,4 +1,4 @@
-"""Retry rules: the errors after which an attempt is tried again, the number of retries, and the waits."""
+"""Retry rules, which define the errors after which an attempt is retried, the number of retries, and the waits."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class RetryRules:
             policy_error: Number of retries of an attempt with the outcome `policy_error`.
             agent_error: Number of retries of an attempt with the outcome `agent_error`.
             errored: Number of retries of an attempt with the outcome `errored`.
-            errors: Number of retries by the name of an error class or base class. The most specific name takes
-                precedence, also over the outcome. Names with `None` are ignored.
-            base_sec: Maximum wait before the first retry, in seconds. It is doubled for each further retry. Each wait
-                is shortened by a random amount of up to half, so that failed attempts are not all retried together.
+            errors: Number of retries by the name of an error class, which includes its subclasses. The most specific
+                class takes precedence, also over the rule for the outcome. Names with the value `None` are ignored.
+            base_sec: Maximum wait before the first retry, in seconds. Each further retry doubles it. Each wait is
+                shortened at random by up to half, so that failed attempts are not all retried at the same time.
             max_wait_sec: Maximum of every wait, in seconds, also if an endpoint requests a longer wait (`Retry-After`).
             seed: Seed of the random waits; `None` uses different waits in every run. Results do not depend on it.
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 EPISODE_KEYS = ("limits", "timeouts", "verify_on_truncation")
-"""Top-level keys that apply to one episode."""
+"""Top-level keys that can be overridden, because they apply to a single episode."""
 RELEASE_LIMIT_SEC = 60.0
 """Time limit, in seconds, for cancelled episodes to release their containers."""
 
@@ -88,7 +88,6 @@ class _Seeded(EnvironmentWrapper):
         self._seed = seed if takes_seed(env) else None
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode."""
         first, self._seed = self._seed, None
         return await super().reset(seed=first if seed is None else seed, options=options)
 
@@ -96,7 +95,7 @@ class _Seeded(EnvironmentWrapper):
 def _make_parts(
     given: Mapping[str, Any], values: Mapping[str, Any], overrides: Sequence[str], config_dirs: Sequence[Path]
 ) -> tuple[Components, Settings, list[Callable[[], Awaitable[None]]]]:
-    """Creates the components without starting them, the settings, and the functions that close the components.
+    """Creates the components (not started yet), the settings, and the functions that close the components.
 
     Parts in `given` are objects, names of options, contents of option files, or `None` for the default option. The
     caller closes its own objects.
@@ -137,7 +136,7 @@ def _make_parts(
 
 
 def _check_overrides(overrides: Sequence[str], given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` if an override has no effect. Syntax errors are reported later, by the composition."""
+    """Raises `ConfigError` if an override has no effect. Syntax errors are reported when the config is composed."""
     from hydra.errors import OverrideParseException
 
     try:
@@ -148,7 +147,7 @@ def _check_overrides(overrides: Sequence[str], given: Mapping[str, Any], values:
         key = key_set_by(override)
         group = key.partition(".")[0].partition("/")[0]
         if group in values:
-            raise ConfigError(f"`{group}` is an argument of its own. Pass `{group}=…` outside of `overrides`.")
+            raise ConfigError(f"`{group}` is an argument of `rollouts`. Pass `{group}=…` outside of `overrides`.")
         owner = "env" if group == SCORER else group  # scorers are an argument of `env`
         if owner in given:
             if not ((part := given[owner]) is None or isinstance(part, str)):
@@ -237,13 +236,13 @@ async def rollouts(
 ) -> AsyncGenerator[FinishedEpisode, None]:
     """Runs every task `attempts` times, and yields episodes in the order in which they finish.
 
-    The episodes run on the event loop of the caller. At most `concurrency` episodes are running or finished but not yet
-    taken by the consumer. While the consumer handles an episode, the others continue. As in a run, an error ends only
-    its episode. Episodes are not retried.
+    The episodes run on the event loop of the caller. At most `concurrency` episodes are running, or have finished and
+    wait for the consumer. While the consumer handles an episode, the other episodes continue. An error ends only the
+    episode in which it occurs. Episodes are not retried.
 
     If you leave the loop early (`break`, an exception, cancellation, `aclose()`), running episodes are cancelled and
-    all containers are released. After `break`, Python does this when the generator is no longer referenced. To wait for
-    it, use `async with contextlib.aclosing(rollouts(…)) as episodes:`.
+    all containers are released. After `break`, this happens when Python deletes the generator. To wait until it is
+    done, use `async with contextlib.aclosing(rollouts(…)) as episodes:`.
 
     A part is an object, the name of an option (`policy="oracle"`), or the content of an option file
     (`{"_target_": "my_module.MyPolicy", "temperature": 0.7}`). The caller closes its own objects.
@@ -251,12 +250,12 @@ async def rollouts(
     Args:
         env: Source of tasks, or a function that creates an environment. The function is called for each episode. If the
             environment's `reset` accepts a seed, it receives the episode's seed.
-        policy: Policy that responds to the requests; can be any `async` function of a request.
+        policy: Policy that responds to the requests; can be any `async` function that takes a request.
         agent: Factory of code agents. `None` uses the default option.
         container: Factory of containers. `None` uses the default option.
-        attempts: Number of episodes per task, numbered from 0. The attempts at a task differ only in their seeds.
+        attempts: Number of attempts at each task, numbered from 0. They differ only in their seeds.
         concurrency: Maximum number of concurrent episodes.
-        seed: Seed of all random choices. Each episode has the same seed as in a run.
+        seed: Seed of all random choices. The episodes' seeds are the same as in a run with this seed.
         overrides: Overrides of these parts and of the limits of episodes, as on the command line:
             `["env.path=tasks", "policy.model=…", "limits.steps=20", "timeouts.agent=600"]`.
         config_dirs: Folders of options, as for `--config-dir`.
@@ -306,7 +305,7 @@ async def rollouts(
 async def _execute(
     maker: EpisodeMaker, planned: PlannedEpisode, settings: Settings, *, chooses_task: bool
 ) -> FinishedEpisode:
-    """Runs one episode. Errors become its outcome; only `CancelledError` is raised."""
+    """Runs one episode. Errors are returned as the episode's outcome; only `CancelledError` is raised."""
     episode = RunningEpisode(planned=planned, limits=settings.limits)
     failure = await maker.run(episode)
     result, trajectory = episode.to_result(failure), episode.trajectory
@@ -317,7 +316,7 @@ async def _execute(
 
 
 async def _release(running: set[asyncio.Task[FinishedEpisode]], owned: Sequence[Callable[[], Any]]) -> None:
-    """Cancels running episodes, waits up to `RELEASE_LIMIT_SEC` for them, and closes the owned parts."""
+    """Cancels running episodes, waits up to `RELEASE_LIMIT_SEC` for their end, and calls the functions in `owned`."""
     tasks = {*running}
     await cancel_all(*tasks, within_sec=RELEASE_LIMIT_SEC)
     if stuck := sum(not task.done() for task in tasks):

@@ -1,4 +1,4 @@
-"""One run of a composed config: its directory, its episodes on an event loop, and the summary."""
+"""One run of a composed config, from the creation of its directory to the printed summary."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Run:
     def __init__(
         self, config: DictConfig, hydra: HydraConf, *, quiet: bool = False, given: Mapping[str, Any] | None = None
     ) -> None:
-        """Validates a composed config, and creates the run. If a run is resumed, its recorded config is used instead.
+        """Validates a composed config, and creates the run. A resumed run uses its recorded config instead.
 
         If the run is `quiet`, it prints no progress and no summary. Components in `given`, by group, replace the
         components of the config.
@@ -143,7 +143,7 @@ class Run:
         self._experiment.request_snapshots()
 
     def _open_session(self, task_names: Sequence[str]) -> tuple[Session, RunInfo]:
-        """Opens the session. Also returns the facts about the run for trackers. Blocking."""
+        """Opens the session. Returns the session, and the facts about the run that trackers receive. Blocking."""
         source = self._components.source
         provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
         provenance["choices"] = dict(self._choices)
@@ -188,7 +188,7 @@ class Run:
             print_error(_broken_solutions(summary, self.run_dir))
 
     def _report(self, summary: RunSummary) -> ReplayReport | None:
-        """Returns the policy's report on the run, if any, and writes it to `replay.json`."""
+        """Returns the report of a replaying policy, and writes it to `replay.json`; `None` for other policies."""
         report = self._components.policy.report(summary.results)
         if report is None:
             return None
@@ -240,7 +240,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def prepare_log() -> None:
-    """Masks secrets of the command line in Hydra's log handlers, and shows each kind of warning once."""
+    """Makes Hydra's log handlers mask secrets of the command line, and show each kind of warning only once."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(SecretFilter(typed_secrets(sys.argv[1:])))
         if type(handler) is logging.StreamHandler:

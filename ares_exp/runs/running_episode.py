@@ -34,9 +34,9 @@ class RunningEpisode(EpisodeEvents):
 
     Attributes:
         place: Place of the environment, in this process or on a host.
-        recorder: The run that records the episode; `None` if the episode is not recorded.
+        recorder: Recorder of the episode; `None` if the episode is not recorded.
         started_at, finished_at: Times in epoch seconds; `finished_at` is `None` until the episode ends.
-        environment: The environment, without the recording wrapper; `None` until it is created.
+        environment: The environment without the wrapper that records it; `None` until it is created.
         given_again: Responses that the policy replayed from an earlier episode; `None` until the policy is created.
         from_snapshot: Number of exchanges from an earlier episode that the restored snapshot contains.
         trajectory: The trajectory; `None` until the episode ends, or if no collector could record it.
@@ -74,23 +74,23 @@ class RunningEpisode(EpisodeEvents):
 
     @property
     def starts_anew(self) -> bool:
-        """Whether a retry follows that starts from the beginning instead of continuing this episode."""
+        """Whether the attempt is retried from the beginning instead of continuing this episode."""
         return self.retry is not None and self.retry.planned.earlier is None
 
     def waited(self, seconds: float) -> None:
-        """Adds a wait of the policy for its endpoint, and extends the episode's time limits by the same time."""
+        """Adds the time that the policy waited for its endpoint, and extends the episode's time limits by this time."""
         super().waited(seconds)
         if self.environment is not None:
             self.environment.grant_time(seconds)
 
     def held(self, seconds: float) -> None:
-        """Adds time in which the run was paused, and extends the episode's time limits by the same time."""
+        """Adds the duration of a pause of the run, and extends the episode's time limits by this duration."""
         super().held(seconds)
         if self.environment is not None:
             self.environment.grant_time(seconds)
 
     def has_room(self, responses: int) -> bool:
-        """Returns whether this many more responses would stay within all limits, given the tokens and cost so far."""
+        """Returns whether the episode can receive this many more responses before it reaches a limit."""
         return self.limits.reached(replace(self.usage, num_steps=self.usage.num_steps + responses)) is None
 
     def pay(self, response: LLMResponse) -> None:
@@ -100,7 +100,7 @@ class RunningEpisode(EpisodeEvents):
             self.recorder.spending.pay(self, response)
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
-        """Writes the result to the response log. The result then survives a crash while the trajectory is written."""
+        """Writes the result to the response log, so that it survives a crash while the trajectory is written."""
         self.last, self.finished_at = last, end_time
         result = self.to_result(None, report)
         if self.log is not None and result.outcome in RESPONSES_USED_UP:
@@ -108,7 +108,7 @@ class RunningEpisode(EpisodeEvents):
                 self.log.end(self.row_of(result))
 
     def row_of(self, result: EpisodeResult) -> str:
-        """Returns a result as JSON. Caches the text, because the result at LAST is usually the final result."""
+        """Returns a result as JSON. Caches the text, because the final result usually equals the result at LAST."""
         if self._row is None or self._row[0] != result:
             self._row = result, dump_json(result.to_dict())
         return self._row[1]
@@ -130,7 +130,7 @@ class RunningEpisode(EpisodeEvents):
             await self.recorder.record(self, None)
 
     def to_unrecorded(self, failure: StorageError) -> EpisodeResult:
-        """Returns a result without a reward, so that a resumed run repeats the episode, even if the episode ended."""
+        """Returns the result of an episode that could not be recorded. A resumed run repeats the episode."""
         result = self.to_result(failure)
         return replace(
             result, outcome=Outcome.of(failure), error=ErrorInfo.of(failure), reward=None, rewards={}, note=None

@@ -45,7 +45,7 @@ class PlannedEpisode:
         return self.task_name, self.attempt
 
     def going_on(self, earlier: LoggedEpisode, *, retry: int, use_snapshots: bool = True) -> Self:
-        """Plans an episode that replays the responses from an earlier episode and has the same seed."""
+        """Plans an episode with the seed of an earlier episode, whose responses are replayed."""
         again = self.anew(retry=retry, seed=earlier.seed)
         return replace(again, earlier=earlier, use_snapshots=use_snapshots)
 
@@ -80,7 +80,7 @@ INTERRUPT_GRACE_SEC = 4.5
 
 
 class Retry(NamedTuple):
-    """A retry of an attempt: its plan, its delay in seconds, and whether it is put at the front of the queue."""
+    """A retry of an attempt, which is queued after `wait_sec` seconds; if `is_first`, at the front of the queue."""
 
     planned: PlannedEpisode
     wait_sec: float
@@ -97,7 +97,7 @@ class Scheduler:
     Attributes:
         concurrency: Maximum number of concurrent episodes.
         interrupted: Whether `interrupt` was called.
-        holds: Explanations of the current pauses, by cause. The explanation of a user's pause is empty.
+        holds: Explanations of the current pauses, by cause. The text is empty for a pause that a user requested.
     """
 
     def __init__(self, concurrency: int, execute: Execute) -> None:
@@ -123,7 +123,7 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """The number of episodes that wait for a slot, for the end of their delay, or for a place of the executor."""
+        """The number of episodes that wait for a slot, for the end of a delay, or for a place in the executor."""
         return len(self._ready) + len(self._waiting) + len(self._running) - len(self._started)
 
     def interrupt(self) -> None:
@@ -135,7 +135,7 @@ class Scheduler:
 
     @property
     def paused(self) -> bool:
-        """Whether no new episodes start."""
+        """Whether the start of new episodes is paused."""
         return bool(self.holds)
 
     def pause(self, by: object = "order", why: str = "") -> None:
@@ -170,14 +170,14 @@ class Scheduler:
         self._changed.set()
 
     def cancel(self, episode_id: str) -> None:
-        """Cancels the task of a running episode. `execute` determines the effect of the cancellation."""
+        """Cancels the asyncio task of a running episode. `execute` decides what happens to the episode."""
         for task, planned in self._running.items():
             if planned.episode_id == episode_id:
                 self._cancelled.add(task)
                 task.cancel()
 
     def drop(self, is_unwanted: Callable[[PlannedEpisode], bool]) -> list[PlannedEpisode]:
-        """Removes and returns episodes that have not started, such as episodes that wait for a place."""
+        """Removes and returns the unwanted episodes that have not started, including episodes that wait for a place."""
         dropped = [one for one in self._ready if is_unwanted(one)]
         self._ready = deque(one for one in self._ready if not is_unwanted(one))
         for planned, timer in list(self._waiting.values()):

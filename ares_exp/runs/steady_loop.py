@@ -1,4 +1,4 @@
-"""The event loop of a run, whose time limits do not count the time in which the process is stopped."""
+"""The event loop of a run. Its time limits do not count time in which the process is stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class SteadyEventLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still while this process is stopped, by Ctrl-Z or SIGSTOP."""
+    """An event loop whose clock does not advance while this process is stopped (by Ctrl-Z or SIGSTOP)."""
 
     def __init__(self) -> None:
         """Schedules a regular callback, so that an idle loop also notices that the process was stopped."""
@@ -25,7 +25,7 @@ class SteadyEventLoop(asyncio.SelectorEventLoop):
         self._tick()
 
     def time(self) -> float:
-        """Returns the time of a monotonic clock in seconds, without the time while the process was stopped."""
+        """Returns the time of a monotonic clock in seconds, minus the time in which the process was stopped."""
         now = time.monotonic()
         gap, self._last_seen = now - self._last_seen, now
         if gap > STOPPED_SEC and time.process_time() - self._cpu_at_tick < gap / 2:

@@ -1,4 +1,4 @@
-"""The contract between a run and its trainer, which chooses the episodes and learns from them."""
+"""The contract between a run and its trainer. The trainer chooses the episodes and learns from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 class Trainer(Protocol):
     """Chooses the episodes of a run and learns from them.
 
-    If the run is interrupted, `train` is cancelled and must return soon.
+    If the run is interrupted, `train` is cancelled, and must then return soon.
     """
 
     def check(self, policy: Policy, task_names: Sequence[str]) -> None:
@@ -53,7 +53,7 @@ class Trainer(Protocol):
 
 
 class TrainedRun:
-    """A run as its trainer sees it. Must be used on the event loop of the run.
+    """The interface of a run for its trainer. Must be used on the event loop of the run.
 
     Attributes:
         task_names: Names of the selected tasks.
@@ -103,7 +103,8 @@ class TrainedRun:
     def describe(self, task_name: str) -> Mapping[str, Any]:
         """Returns the description of a task.
 
-        If the source has no task objects, returns only the digest of the task, or an empty mapping if it is unknown.
+        If the source has no task objects, returns only the digest of the task; an empty mapping if the digest is
+        unknown.
         """
         task = next((one for one in self._source.tasks if one.name == task_name), None)
         if task is not None:
@@ -116,7 +117,7 @@ class TrainedRun:
         return {one.planned.slot: one for one in self._running()}
 
     def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
-        """Runs and records an attempt when a slot is available. Its task and number must be unique in the run.
+        """Runs and records an attempt when a slot is available. Its slot (task and number) must be unique in the run.
 
         `on_end` is called once, when the row of the last episode is written: after a result, an error that is not
         retried, `cancel` or an interrupt. Its argument is the last episode, or `None` if the attempt never started.
@@ -136,7 +137,7 @@ class TrainedRun:
             self._end(slot)
 
     def pause(self, scope: PauseScope) -> None:
-        """Pauses requests to the policy, or starts of episodes, until `resume`. Time limits do not count the pause."""
+        """Pauses requests to the policy or the start of episodes until `resume`. Time limits do not count the pause."""
         if scope == "requests":
             self._gate.close(TRAINER)
         else:
@@ -152,7 +153,7 @@ class TrainedRun:
     # Methods for the run
 
     def dropped(self, planned: PlannedEpisode) -> None:
-        """Ends an attempt, because another component has removed its episode from the queue."""
+        """Ends an attempt whose episode another component has removed from the queue."""
         if planned.slot in self._on_end:
             self._end(planned.slot)
 

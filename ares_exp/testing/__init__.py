@@ -1,10 +1,10 @@
-"""Conformance suites for third-party parts: classes that a test inherits, and `check_agent`.
+"""Conformance suites for third-party parts: base classes for tests, and the function `check_agent`.
 
 Imports the contracts and the modules that run an episode; only tests import it. The suites need pytest, and the
-container suite also needs pytest-asyncio in `auto` mode. `pytest --ares-exp-part=PACKAGE:NAME` runs the suite of a
+container suite also needs pytest-asyncio in `auto` mode. `pytest --ares-exp-part=PACKAGE:NAME` runs the suite for a
 class.
 
-| suite | fixtures to define |
+| suite | fixtures and attributes to define |
 |---|---|
 | `source_contract.SourceContract` | the fixture `source` |
 | `environment_contract.EnvironmentContract` | `environment`, and `replies` |
@@ -16,7 +16,7 @@ class.
 | `changes_contract.ChangesContract` | the same, for containers that can be captured |
 | `forwarded_port_contract.ForwardedPortContract` | the same, for containers that support forwarded ports |
 
-`python -m ares_exp.testing.demo_server` serves two scripted models to the tutorial.
+`python -m ares_exp.testing.demo_server` serves two scripted models for the tutorial.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Conformance suite of code agents. `check_agent` checks whether their episodes can be snapshotted."""
+"""Conformance suite for code agents. `check_agent` checks whether their episodes can be snapshotted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ares_exp.testing.check_agent import Replies, check_agent
 from ares_exp.testing.echo_container import RehearsalContainer
 
 TIMEOUT_SEC = 120.0
-"""Time limit in seconds for an episode in memory, on a loaded machine."""
+"""Time limit in seconds for an episode in memory, even if the machine is loaded."""
 
 
 def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
-    """Returns the factory that an option of the `agent` group would create with these arguments.
+    """Returns the factory that an option of the `agent` group would create from `part` with the arguments `options`.
 
-    A part that takes an `llm_client`, such as the class of an agent, is already a factory and is returned unchanged.
+    If the part accepts an `llm_client`, such as the class of an agent, it is already a factory and is returned.
     """
     is_factory = "llm_client" in inspect.signature(part).parameters
     made: CodeAgentFactory = part if is_factory else part(**options)
@@ -35,7 +35,7 @@ def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
 
 
 class AgentContract:
-    """The test suite for code agents. Define the fixture `factory`, and `replies` that lead its agents to finish."""
+    """The suite for code agents. Define the fixture `factory`, and `replies` with which an agent ends its episode."""
 
     replies: Replies = (
         "```bash\nls\n```",
@@ -51,7 +51,7 @@ class AgentContract:
 
     @pytest.fixture
     def container(self) -> RehearsalContainer:
-        """Returns the container of the agents. By default, it executes only `echo`, and prints other commands."""
+        """Returns the container of the agents. By default, `echo` works, and other commands are only printed."""
         return RehearsalContainer(lambda command: command.removeprefix("echo "))
 
     def test_preflight_passes(self, factory: CodeAgentFactory) -> None:

@@ -1,4 +1,4 @@
-"""Conformance suite of `SnapshottableContainer`. A backend subclasses `ChangesContract`; containers need `python3`."""
+"""Conformance suite for `SnapshottableContainer`. The containers of the backend need `python3`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _CANCELLED_AFTER_SEC = (0.0, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8)
 
 
 class CountingStore(ObjectStore):
-    """A store that counts the stored bytes, which are the bytes that a capture has read."""
+    """A store that counts the bytes that a capture passes to it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -67,7 +67,7 @@ class CountingStore(ObjectStore):
 
 
 async def capture(box: Container, objects: ObjectStore) -> Delta:
-    """Captures the changes of a container."""
+    """Captures the file changes of a container."""
     assert isinstance(box, SnapshottableContainer)
     return await box.capture_changes(objects)
 
@@ -80,21 +80,21 @@ async def run(box: Container, command: str) -> str:
 
 
 class ChangesContract(ContainerSuite):
-    """The suite of containers that can be captured. Override `factory`, `spec`, `other_base` and `left`."""
+    """The suite for containers whose changes can be captured. Override `factory`, `spec`, `other_base` and `left`."""
 
     impossible: frozenset[str] = frozenset()
-    """The `STEPS` that programs in the container are not allowed to do."""
+    """The `STEPS` that programs in the container are not allowed to execute."""
 
     lost: frozenset[str] = frozenset()
     """The `STEPS` whose changes the backend cannot capture. It must report them as lost."""
 
     @pytest.fixture
     def other_base(self) -> str:
-        """Returns a base other than the base of `spec`, in the form of a `Delta.base`."""
+        """Returns a `Delta.base` that differs from the base of `spec`."""
         raise NotImplementedError
 
     async def left(self) -> list[str]:
-        """Lists the resources of this process that exist in the backend: containers, images, directories."""
+        """Lists the resources that this process has in the backend, such as containers, images and directories."""
         raise NotImplementedError
 
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""The check whether a code agent can be run again from its journal, which snapshots of its episodes require.
+"""A check whether a code agent can be run again from its journal. Snapshots of its episodes require this.
 
 The test of an agent has three lines, and needs no container and no model:
 
@@ -7,11 +7,11 @@ async def test_episodes_of_my_agent_can_be_snapshotted() -> None:
     await check_agent(MyAgentFactory(), replies=["ls /app", "cat /app/main.py", "done"])
 ```
 
-A snapshot contains only the agent's requests and their results. To continue, a new agent is run and given the same
-responses, in the same order. It must send the same requests, so the agent has to follow these rules:
+A snapshot contains only the agent's requests and their results. To restore it, a new agent is run, and receives the
+same results in the same order. It must send the same requests. An agent therefore has to follow these rules:
 
-1. Its only inputs are the `llm_client` and the `container` that it gets. It uses no sockets, processes or files of the
-   host. It may write (logs, metrics), as long as it does not read the result.
+1. Its only inputs are its `llm_client` and its `container`. It uses no sockets, processes or files of the host. It may
+   write logs and metrics, but must not read them.
 2. It waits only for these two inputs, and only with asyncio (tasks, timers, locks, queues, timeouts, in any
    combination). Threads are allowed only as `asyncio.to_thread(function)`. The function must depend only on its
    arguments, because it is called again. Polling with `asyncio.sleep(0)` is not allowed: no result arrives while the
@@ -25,18 +25,18 @@ responses, in the same order. It must send the same requests, so the agent has t
 6. Its requests, results and errors are plain data. Its tools raise a `ContainerError`, an `OSError`, a
    `TimeoutError` or another common error of Python. Other errors cannot be recorded.
 7. Episodes share no state: modules and classes contain no mutable data.
-8. An `except` clause depends only on the class and the arguments of an exception, not on the exception object.
+8. The handling of an exception depends only on its class and its arguments, not on the exception object.
 9. Its prompts and commands are part of its identity. Changing them invalidates the snapshots of running episodes.
 
-A violation of the first two rules is rejected while the agent runs. A second run in this process finds other
-violations. While the first agent still exists, a second agent gets the same responses, and the requests of both agents
-are compared, call by call. The second agent's objects have other ids, its own generators draw other values, and the
-host's clock has advanced. This check cannot find:
+A violation of the first two rules raises an error while the agent runs. A second run finds other violations: a second
+agent receives the same results, and the requests of both agents are compared, call by call. The first agent still
+exists, so that the objects of the second agent have different ids. Its random generators return different values, and
+the host's clock has advanced. This check cannot find:
 
 - the order of a set of strings, and `hash()` of a string: both are the same within one process;
-- a value that changes more slowly than the check takes (a date, an environment variable), and a value that the agent
+- a value that does not change during the check, such as a date or an environment variable, and a value that the agent
   reads but does not use in its requests;
-- a blocking socket, or the agent's own thread, if the result was the same twice.
+- a blocking socket, or a thread of the agent, if both runs got the same result.
 
 The remaining violations are found when a snapshot is restored: the restore fails at the first differing call.
 
@@ -78,26 +78,26 @@ async def check_agent(
     max_steps: int = 100,
     timeout_sec: float = 60.0,
 ) -> int:
-    """Runs an episode, runs the agent a second time and compares its requests.
+    """Runs an episode, runs the agent a second time, and compares the requests of both runs.
 
     Args:
         factory: Factory of the agents.
-        replies: The replies of the LLM. The episode ends after the last reply, whether or not the agent has finished.
-        instruction: The agent's task.
-        container: The agent's container, for example a started container of a backend. Default: a container that only
-            echoes.
-        max_steps: Upper bound on the number of replies.
+        replies: The replies of the LLM. The episode ends after the last reply, even if the agent has not finished.
+        instruction: The task for the agent.
+        container: The agent's container, such as a started container of a backend. By default, a container that only
+            echoes commands.
+        max_steps: Maximum number of replies.
         timeout_sec: Time limit of each step in seconds.
 
     Returns:
         The number of replies that the agent received.
 
     Raises:
-        DivergenceError: The second run differed. The message has the difference and the number of replies before it.
+        DivergenceError: The second run differed. The message describes the difference and the step.
         NondeterministicCallError: The agent used its event loop in a way that cannot be recorded.
         JournalError: The agent breaks a rule in another way.
-        SnapshotUnsupportedError: The agent received a value that cannot be stored; or it is not deterministic and
-            has no `get_state`.
+        SnapshotUnsupportedError: The agent received a value that cannot be stored, or the agent is not deterministic
+            and has no `get_state`.
         AgentError: The agent failed, sent no LLM request, or did not reach its next step.
     """
     check = _Check(factory, instruction, container or RehearsalContainer(), timeout_sec)
@@ -110,7 +110,7 @@ async def check_agent(
 
 
 class _Check:
-    """One episode and its second run."""
+    """One episode, and the second run of its agent."""
 
     def __init__(
         self, factory: CodeAgentFactory, instruction: str, container: AgentContainer, timeout_sec: float
@@ -142,7 +142,7 @@ class _Check:
         return max_steps
 
     async def _next_request(self, step: int) -> LLMRequest | None:
-        """Waits for the agent's next request; `None` if it has returned."""
+        """Waits for the agent's next request; returns `None` if the agent has ended."""
         try:
             async with asyncio.timeout(self._timeout_sec):
                 request = await self.host.next_request()
@@ -156,12 +156,12 @@ class _Check:
         return request
 
     def _raise_if_refused(self, step: int) -> None:
-        """Raises the error of a rejected call, even if the agent ignored it."""
+        """Raises an error if a call of the agent was rejected, even if the agent ignored the rejection."""
         if (refused := self.host.runtime.refused) is not None:
             raise NondeterministicCallError(f"Step {step}: {refused}") from None
 
     async def run_again(self) -> None:
-        """Runs a new agent up to the end of the journal, and compares the calls that it waits for."""
+        """Runs a new agent up to the end of the journal, and compares its pending calls with those of the first."""
         journal, first = self._journal, self.host.runtime
         if journal is None:
             return
@@ -184,18 +184,18 @@ class _Check:
             if second.has_ended != first.has_ended or second.open_calls != first.open_calls:
                 expected, got = (_state(one.has_ended, one.open_calls) for one in (first, second))
                 raise DivergenceError(
-                    f"Expected the second run of the agent to end like the first run, which {expected}, but it {got}."
+                    f"The first run of the agent {expected}, but the second run {got}. Both must end in the same way."
                 )
         finally:
             await again.cancel()
 
     async def _check_state(self, step: int, request: LLMRequest) -> None:
-        """Creates an agent from the state of the current agent, and compares the next requests of both."""
+        """Creates an agent from the state of the current agent, and compares the next requests of both agents."""
         agent, kind = self.host.agent, type(self.host.agent).__name__
         if not isinstance(agent, StatefulAgent):
             raise SnapshotUnsupportedError(
-                f"Its factory declares that {kind} is not deterministic, so it must have get_state(), set_state() and "
-                "resume(). Without them, it cannot be checked, and its episodes cannot be snapshotted."
+                f"The factory of {kind} declares that the agent is not deterministic. To snapshot its episodes, add "
+                "get_state(), set_state() and resume() to the agent."
             )
         state = AgentState(agent.state_version, json.loads(json.dumps(agent.get_state())))
         host = AgentHost(cast("Container", _NoContainer()), None)
@@ -207,7 +207,7 @@ class _Check:
             await host.cancel()
         if again != request:
             raise DivergenceError(
-                f"Step {step}: With the same state, {kind} sends another request: expected {request!r:.300}, "
+                f"Step {step}: With the same state, {kind} sends a different request: expected {request!r:.300}, "
                 f"got {again!r:.300}.",
                 step=step,
             )
@@ -218,10 +218,10 @@ def _state(has_ended: bool, open_calls: Sequence[int]) -> str:
 
 
 class _NoContainer:
-    """The container of an agent that is run again; executes nothing."""
+    """The container for an agent's second run. Every call fails, because the results come from the journal."""
 
     async def exec(self, command: str, **_: Unpack[ExecOptions]) -> ExecResult:
-        raise AssertionError(f"Expected the second run to run no command, but it ran {command!r}.")
+        raise AssertionError(f"Expected the second run to execute no command, but it executed {command!r}.")
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
         raise AssertionError(f"Expected the second run to upload no files, but it uploaded {source}.")

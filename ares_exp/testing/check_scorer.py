@@ -21,11 +21,11 @@ def sample_episode(
     reward: float | None = 1.0,
     rewards: Mapping[str, float] | None = None,
 ) -> ScoredEpisode:
-    """Creates an episode with these responses of the policy, one per request.
+    """Creates an episode in which the policy returned `responses`, one per request.
 
     Args:
-        responses: The text of each of the policy's responses.
-        task: The first message.
+        responses: The texts of the policy's responses.
+        task: Text of the first message.
         task_name: Name of the task.
         reward: The verifier's reward; `None` for a truncated episode that was not verified.
         rewards: All rewards of the verifier; by default only `reward`.
@@ -71,11 +71,11 @@ async def check_scorer(
     name: str = "scorer",
     timeout_sec: float = 60.0,
 ) -> dict[str, float]:
-    """Calls a scorer as a run does, and returns its rewards by the names under which they are recorded.
+    """Calls a scorer as a run does. Returns the rewards, with the names under which a run records them.
 
     Args:
         scorer: A function or another callable object.
-        episode: Episode to score; by default it has one response and the reward 1.0, see `sample_episode`.
+        episode: Episode to score. By default, an episode with one response and the reward 1.0 (see `sample_episode`).
         container: A started container; `None` for the scorer of an environment without a container.
         name: Name of the scorer.
         timeout_sec: Time limit of the call in seconds.

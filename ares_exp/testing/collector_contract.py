@@ -1,4 +1,4 @@
-"""Conformance suite of trajectory collectors."""
+"""Conformance suite for trajectory collectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ares_exp.trajectories.records import StepRecord, serialize_llm_request, ser
 
 
 def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -> list[StepRecord]:
-    """Creates `length` records of an episode, from FIRST to LAST. The LAST record has the reward `reward`."""
+    """Creates the records of an episode with `length` steps, from FIRST to LAST. LAST has the reward `reward`."""
     messages = [{"role": "user", "content": f"{text}: start"}]
     response = serialize_llm_response(LLMResponse.from_text(f"{text}: yes"))
     records = [StepRecord(0, "FIRST", serialize_llm_request(LLMRequest(list(messages))), None, None, None, 1.0)]
@@ -30,7 +30,7 @@ def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -
 
 
 class CollectorContract:
-    """The suite of trajectory collectors. Define the fixture `collector`."""
+    """The suite for trajectory collectors. Define the fixture `collector`."""
 
     keeps_steps = True
     """Whether the result of `end_episode` contains the steps."""

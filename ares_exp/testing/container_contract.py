@@ -1,4 +1,4 @@
-"""Conformance suite of `Container`. A backend subclasses `ContainerContract` and defines `factory`."""
+"""Conformance suite for `Container`. The tests of a backend inherit from `ContainerContract` and define `factory`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from ares_exp.errors import ContainerDiedError, ContainerError, TransferError, U
 from ares_exp.testing.host_server import hello_server
 
 SLACK_SEC = 30.0
-"""Time in seconds allowed beyond a limit, on a loaded machine."""
+"""Time in seconds by which a limit may be exceeded, because the machine may be loaded."""
 
 WEIRD_NAMES = ["with space", "-dash", "it's", 'quo"te', "$(touch pwned)", "new\nline", "ünïcödé", "back\\slash", "*"]
 
 
 async def alive(box: Container, what: str) -> int:
-    """Counts the processes in the container with the command line `what`."""
+    """Counts the processes in the container that have the command line `what`."""
     pattern = f"^{what} $"
     result = await box.exec(
         f"for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f; echo; done 2>/dev/null | grep -c '{pattern}'"
@@ -44,7 +44,7 @@ async def alive(box: Container, what: str) -> int:
 
 
 async def until_alive(box: Container, what: str, count: int) -> None:
-    """Waits until the number of processes is `count`."""
+    """Waits until `count` processes have the command line `what`."""
     async with asyncio.timeout(SLACK_SEC):
         while await alive(box, what) != count:  # noqa: ASYNC110 (it happens in the container)
             await asyncio.sleep(0.02)
@@ -57,7 +57,7 @@ def _ask(where: str, what: str) -> str:
 
 @contextlib.contextmanager
 def _files(folders: Iterable[Path], name: str, text: str) -> Iterator[list[Path]]:
-    """Creates a file in each folder that is writable for this user. Removes its files and folders at the end."""
+    """Creates a file in each folder that this user can write to. Removes the created files and folders at the end."""
     with contextlib.ExitStack() as made:
         files = []
         for folder in folders:
@@ -78,18 +78,18 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _needs_isolation(factory: ContainerFactory) -> None:
-    """Skips a test that would harm this machine or needs two containers."""
+    """Skips a test that would harm this machine or needs two containers, if containers are not isolated."""
     if not as_container_factory(factory).is_isolated:
         pytest.skip("the backend declares that its containers are not isolated")
 
 
 class ContainerSuite:
-    """Fixtures of the suites of containers. Override `factory`, and `spec` if a container needs more than a name."""
+    """Fixtures for the suites for containers. Override `factory`, and `spec` if a container needs more than a name."""
 
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
-    """Network modes that a container supports and can switch between.
+    """Network modes that a container supports, and between which it can switch.
 
-    In other modes, the container has no network, or the task is rejected.
+    With another mode, the container has no network, or the task is rejected.
     """
 
     @pytest.fixture
@@ -108,7 +108,7 @@ class ContainerSuite:
     def with_networks(
         self, factory: ContainerFactory, spec: ContainerSpec, policies: Mapping[str, NetworkPolicy], start: NetworkMode
     ) -> ContainerSpec | None:
-        """Returns a spec that starts with one network and can switch to the others; `None` if it is rejected."""
+        """Returns a spec that starts with `start` and can switch to all `policies`; `None` if the spec is rejected."""
         asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
         try:
             factory.check(asked)
@@ -119,10 +119,10 @@ class ContainerSuite:
 
 
 class ContainerContract(ContainerSuite):
-    """The suite of containers. Override `factory`, and `spec` if a container needs more than a name."""
+    """The suite for containers. Override `factory`, and `spec` if a container needs more than a name."""
 
     other_user: str | None = "nobody"
-    """A user of the container besides root; `None` if there is none."""
+    """A user in the container other than root; `None` if there is only root."""
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
@@ -273,7 +273,7 @@ class ContainerContract(ContainerSuite):
     # Time limits and cancellation
 
     async def test_time_limit_kills_the_process_tree(self, box: Container) -> None:
-        """Covers many kinds of process trees, concurrently."""
+        """Tests many kinds of process trees concurrently."""
         trees = {
             "4331": "sleep 4331",
             "4332": "trap '' TERM INT HUP; sleep 4332; sleep 4332",

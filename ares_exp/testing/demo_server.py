@@ -1,9 +1,9 @@
 """A server with two scripted models, for the tutorial: `python -m ares_exp.testing.demo_server`.
 
-The server implements OpenAI's Chat Completions API and needs no key and no network. The models can solve one task:
-finding the busiest hour in a log. `demo-small` makes a realistic mistake in every second attempt at the same
-instruction, and `demo-large` makes no mistake. Both write the hour as two digits only if the instruction asks for two
-digits.
+The server implements OpenAI's Chat Completions API. It needs no API key and no network. The models can solve one task:
+finding the busiest hour in a log. `demo-small` makes a realistic mistake in every second attempt with the same
+instruction, and `demo-large` makes no mistakes. The models write the hour as two digits only if the instruction asks
+for two digits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNKNOWN = f"I follow a script for the tutorial's task, and this is another task.
 
 
 class DemoModels:
-    """The handlers of the server."""
+    """The request handlers of the server."""
 
     def __init__(self) -> None:
         self._attempts: Counter[tuple[str, str]] = Counter()
@@ -69,7 +69,7 @@ class DemoModels:
 def main() -> None:
     """Serves the models until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m ares_exp.testing.demo_server", description=__doc__)
-    parser.add_argument("--port", type=int, default=8000, help="port on the loopback, 0 for a free one (default: 8000)")
+    parser.add_argument("--port", type=int, default=8000, help="port on 127.0.0.1; 0 for a free port (default: 8000)")
     port = parser.parse_args().port
     try:
         listener = socket.create_server(("127.0.0.1", port))

@@ -14,17 +14,17 @@ from ares_exp.errors import TransferError
 
 
 class RehearsalContainer:
-    """An `AgentContainer` in memory. Concurrent commands end in a random order; terminals only echo."""
+    """An `AgentContainer` in memory. Concurrent commands end in a random order. Terminals only echo their input."""
 
     def __init__(self, response: Callable[[str], str | ExecResult] | None = None) -> None:
-        """Stores `response`, which returns the output or result of a command. Default: the output is the command."""
+        """Stores `response`, which returns the output or result of a command. By default, the output is the command."""
         self.commands = 0
         self.files: dict[PurePosixPath, bytes] = {}
         self._respond = response
         self._random = random.Random(0)
 
     async def exec(self, command: str, **_: Unpack[ExecOptions]) -> ExecResult:
-        """Returns the response to a command, like `AgentContainer.exec`. Options have no effect."""
+        """Returns the result of a command without running the command. Options have no effect."""
         self.commands += 1
         output = f"{command}\n{self.commands}\n" if self._respond is None else self._respond(command)
         for _turn in range(self._random.randrange(4)):
@@ -32,15 +32,15 @@ class RehearsalContainer:
         return output if isinstance(output, ExecResult) else ExecResult(output, exit_code=0, duration_sec=0.001)
 
     async def open_terminal(self, **_: Any) -> Terminal:
-        """Opens a terminal like `TerminalContainer.open_terminal`."""
+        """Opens a terminal that echoes its input."""
         return _EchoTerminal()
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Uploads like `AgentContainer.upload`."""
+        """Reads files from the host into memory, like `AgentContainer.upload`."""
         self.files |= await asyncio.to_thread(_read, Path(source), PurePosixPath(target))
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Downloads like `AgentContainer.download`."""
+        """Writes uploaded files to the host, like `AgentContainer.download`."""
         top = PurePosixPath(source)
         found = {path: data for path, data in self.files.items() if path == top or top in path.parents}
         if not found:

@@ -1,4 +1,4 @@
-"""Conformance suite of environments: the three required methods, and the optional members."""
+"""Conformance suite for environments. It tests the three required methods and the optional members."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ T = TypeVar("T")
 Use = Callable[[MinimalEnvironment], Awaitable[T]]
 
 TIMEOUT_SEC = 200.0
-"""Time limit in seconds for two episodes, on a loaded machine."""
+"""Time limit in seconds for two episodes, even if the machine is loaded."""
 
 QUIET_SEC = 0.05
-"""Time in seconds for which a test checks that an environment does not change."""
+"""Duration in seconds for which a test checks that an environment does not change."""
 
 GRACE_SEC = 10.0
-"""Time limit in seconds after `close()` for the end of all tasks that the environment has started."""
+"""Time limit in seconds within which tasks that the environment has started must end after `close()`."""
 
 
 class EnvironmentContract:
-    """The suite of environments.
+    """The suite for environments.
 
-    Define the fixture `environment`, and `replies` that run an episode, preferably to its end.
-
-    Tests of optional members that the environment does not have are skipped.
+    Define the fixture `environment`, and `replies` for an episode, preferably until its end. Tests of optional members
+    are skipped if the environment does not have these members.
     """
 
     replies = ("Hm.",)
-    """The policy's responses, repeated."""
+    """The policy's responses. After the last response, the policy starts again with the first."""
 
     max_steps = 40
     """Maximum number of steps in an episode with these replies. A longer episode is closed before its end."""
@@ -293,7 +292,7 @@ class EnvironmentContract:
         _with(environment, execute)
 
     async def _execute(self, env: MinimalEnvironment) -> list[TimeStep[Any]]:
-        """Runs an episode; returns the steps after FIRST."""
+        """Runs an episode, and returns the steps after FIRST."""
         await env.reset()
         steps: list[TimeStep[Any]] = []
         for reply in islice(cycle(self.replies), self.max_steps):
@@ -311,7 +310,7 @@ class EnvironmentContract:
 
 
 def _with(environment: MinimalEnvironment, use: Use[T]) -> T:
-    """Uses an environment and closes it, on one event loop."""
+    """Calls `use` with an environment and then closes the environment, on one event loop."""
 
     async def run() -> T:
         try:

@@ -1,7 +1,7 @@
-"""Conformance suite of `ServingContainer`; containers need bash and `perl`.
+"""Conformance suite for `ServingContainer`. The containers need bash and `perl`.
 
-A backend subclasses `ForwardedPortContract`, or `RelayedForwardedPortContract` if a process in the container
-relays connections.
+The tests of a backend inherit from `ForwardedPortContract`, or from `RelayedForwardedPortContract` if a process in the
+container relays connections.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ares_exp.errors import ContainerDiedError, ContainerError
 from ares_exp.testing.container_contract import ContainerSuite
 
 SLACK_SEC = 60.0
-"""Time limit in seconds for operations that end by themselves, on a loaded machine."""
+"""Time limit in seconds for operations that end by themselves, even if the machine is loaded."""
 
 CONNECT = "my $s = IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $ARGV[0]) or die qq($!\\n); "
 _PUT = (
@@ -38,7 +38,7 @@ COPY = (
     "if (!$child) { while (sysread(STDIN, my $b, 65536)) { put($s, $b) } shutdown($s, 1); exit; } "
     "while (sysread($s, my $b, 65536)) { put(*STDOUT, $b) } waitpid($child, 0);"
 )
-"""A Perl client that sends its stdin, then finishes sending, and prints the response until the server closes."""
+"""A Perl client that sends its stdin, and prints the received data until the server closes the connection."""
 
 CONNECT_MANY = f"my @all; {{ {CONNECT} push @all, $s; redo if @all < {MAX_CONNECTIONS}; }} "
 _MANY = f"{CONNECT_MANY}syswrite($all[$_], qq($_\n)) for 0..$#all; print scalar readline($_) for @all;"
@@ -77,14 +77,14 @@ class Server:
             writer.close()
 
     async def has_served(self, count: int) -> None:
-        """Waits until the number of connections is `count`."""
+        """Waits until the server has accepted at least `count` connections."""
         async with asyncio.timeout(SLACK_SEC):
             while self.served < count:
                 self._changed.clear()
                 await self._changed.wait()
 
     async def ended(self) -> None:
-        """Waits for the end of all connections."""
+        """Waits until all connections have ended."""
         async with asyncio.timeout(SLACK_SEC):
             while pending := {task for task in self._tasks if not task.done()}:
                 await asyncio.wait(pending)
@@ -97,24 +97,24 @@ class Server:
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Sends all received data back, until the client finishes sending."""
+    """Sends all received data back until the client stops sending."""
     while data := await reader.read(65536):
         writer.write(data)
         await writer.drain()
 
 
 def perl(source: str, port: int) -> str:
-    """Returns a command that runs a client written in Perl."""
+    """Returns a shell command that runs a Perl program with the port as argument."""
     return f"perl -MIO::Socket::INET -e {shlex.quote(source)} {port}"
 
 
 def greet(port: int) -> str:
-    """Returns a command that sends a line and prints the received line."""
+    """Returns a shell command that sends a line to the port and prints the first received line."""
     return f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo hello >&3 && head -n1 <&3"
 
 
 def greet_at_last(port: int) -> str:
-    """Returns a command like `greet` that retries until it receives the line."""
+    """Returns a shell command like `greet` that retries until it receives a line."""
     return f'until said=$(exec 2>/dev/null; {greet(port)}) && [ "$said" ]; do sleep 0.05; done; echo "$said"'
 
 
@@ -126,13 +126,13 @@ def port_of(forwarded_port: ForwardedPort) -> int:
 
 
 class ForwardedPortContract(ContainerSuite):
-    """The suite of forwarded ports. Override `factory`, and `spec` if a container needs more than a name."""
+    """The suite for forwarded ports. Override `factory`, and `spec` if a container needs more than a name."""
 
     large_bytes = 4 * 2**20
-    """Number of bytes that exceeds the buffers of a connection."""
+    """Number of bytes that is larger than the buffers of a connection."""
 
     own_network = True
-    """Whether a container has its own loopback, so that it gets the requested ports."""
+    """Whether each container has its own loopback interface, so that the requested ports are free."""
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
@@ -362,11 +362,11 @@ class ForwardedPortContract(ContainerSuite):
 
 
 RELAYS = "grep -l '[T]he relay in' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3"
-"""Prints the process ids of the relays in a container."""
+"""A shell command that prints the process ids of the relays in a container."""
 
 
 class RelayedForwardedPortContract(ForwardedPortContract):
-    """The suite of forwarded ports whose connections are relayed by a process in the container."""
+    """The suite for forwarded ports if a process in the container relays the connections."""
 
     async def test_killed_relay_is_restarted_once(self, box: Container) -> None:
         server = Server(echo)

@@ -1,4 +1,4 @@
-"""Test classes for parts that are named on a command line."""
+"""Test classes for the parts that `pytest --ares-exp-part` names."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ METHODS: Mapping[str, Sequence[str]] = {
     "container": ("preflight", "check", "__call__"),
     "policy": ("__call__",),
 }
-"""Methods that identify the kind of a class. A class whose constructor takes an `llm_client` is an agent."""
+"""Methods that identify the kind of a part. A class whose constructor accepts an `llm_client` is an agent."""
 FIXTURES = {"agent": "factory", "container": "factory"}
-"""Name of the fixture that provides the part to its suite, if it differs from the name of the kind."""
+"""Name of the fixture that returns the part in its suite, if the name differs from the kind of the part."""
 
 
 def suites_of(parts: Sequence[str], options: Sequence[str]) -> ModuleType:
     """Returns a module with a test class for each part (`package:Name` or `package.Name`).
 
-    `options` are arguments of the classes, `name=value`: a value is YAML, and `{tmp}` in it is a directory of the test.
+    `options` are arguments of the classes, in the form `name=value`. A value is YAML. In a value, `{tmp}` is replaced
+    with the path of the test's temporary directory.
 
     Raises:
-        ConfigError: A part cannot be imported, or its kind is not recognised; or a package is missing.
+        ConfigError: A part cannot be imported, its kind is not recognised, or a required package is missing.
     """
     import yaml
 
@@ -74,6 +75,6 @@ def _kind_of(part: Any, name: str) -> str:
             return kind
     methods_of = "; ".join(f"{kind}: {', '.join(methods)}" for kind, methods in METHODS.items())
     raise ConfigError(
-        f"Expected {name} to be the class of an agent, which takes an `llm_client`, or a class with the methods of a "
-        f"part ({methods_of}). For anything else, inherit from the suite in a test file."
+        f"Expected {name} to be the class of an agent, which accepts an `llm_client`, or a class with the methods of a "
+        f"part ({methods_of}). To test another object, inherit from a suite in a test file."
     )

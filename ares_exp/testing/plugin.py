@@ -1,4 +1,4 @@
-"""A pytest plugin: `pytest --ares-exp-part=my_package:MyContainer` runs the conformance suite of a part.
+"""A pytest plugin: `pytest --ares-exp-part=my_package:MyContainer` runs the conformance suite for a part.
 
 pytest loads the plugin whenever this package is installed. The plugin therefore imports nothing until a part is named.
 """
@@ -12,13 +12,13 @@ from types import ModuleType
 import pytest
 
 SUITES = Path(__file__).with_name("part_suites.py")
-"""Path under which pytest reports the test module of the parts, which exists only in memory."""
+"""Path that pytest reports for the test module of the parts. The module exists only in memory."""
 _SUITES = pytest.StashKey[ModuleType]()
 _ASYNCIO = ("asyncio", "pytest_asyncio.plugin")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the options."""
+    """Adds the options of this plugin to pytest."""
     group = parser.getgroup("ares_exp", "conformance suites of ares_exp")
     group.addoption(
         "--ares-exp-part",
@@ -32,13 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an argument of the class; {tmp} in a value is a directory of the test",
+        help="an argument of the class; {tmp} in a value is the test's temporary directory",
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    """Adds the suites to the collected tests, regardless of marks, and enables tests that are coroutines."""
+    """Adds the suites to the collected tests, including tests with marks, and enables tests that are coroutines."""
     if early_config.known_args_namespace.ares_exp_part:
         args += [str(SUITES), "-m", ""]
         if any(map(early_config.pluginmanager.hasplugin, _ASYNCIO)):
@@ -61,7 +61,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Returns the suites as the content of their module."""
+    """Returns the module that contains the suites, instead of importing the file at its path."""
     if module_path != SUITES or _SUITES not in parent.config.stash:
         return None
     module: pytest.Module = pytest.Module.from_parent(parent, path=module_path)

@@ -1,4 +1,4 @@
-"""Conformance suite of policies."""
+"""Conformance suite for policies."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ares_exp.trajectories.records import serialize_llm_request, serialize_llm_r
 T = TypeVar("T")
 
 TIMEOUT_SEC = 120.0
-"""Time limit in seconds for a few responses, on a loaded machine."""
+"""Time limit in seconds for a few responses, even if the machine is loaded."""
 
 
 class PolicyContract:
-    """The suite of policies. Define the fixture `policy`, and `question` if the policy supports only some requests."""
+    """The suite for policies. Define the fixture `policy`, and `question` if the policy rejects the default request."""
 
     task_name = "contract"
-    """The task to run, for a policy that knows only some tasks."""
+    """Name of the task in each episode. Override it if the policy supports only certain tasks."""
 
     @pytest.fixture
     def policy(self) -> LLMClient:
@@ -35,7 +35,7 @@ class PolicyContract:
 
     @pytest.fixture
     def question(self) -> LLMRequest:
-        """Returns a request to which the policy can respond repeatedly, also as the first request of an episode."""
+        """Returns a request to which the policy can respond repeatedly, even as the first request of an episode."""
         return LLMRequest([{"role": "user", "content": "Say something."}])
 
     def episode(self, attempt: int = 0) -> EpisodeSpec:

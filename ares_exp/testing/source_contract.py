@@ -1,4 +1,4 @@
-"""Conformance suite of environment sources."""
+"""Conformance suite for environment sources."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EnvironmentSource, EpisodeParts, SourceBase, as_source
 
 TIMEOUT_SEC = 120.0
-"""Time limit in seconds for the start of one episode, on a loaded machine."""
+"""Time limit in seconds for the start of one episode, even if the machine is loaded."""
 
 
 class SourceContract:
-    """The test suite for environment sources.
+    """The suite for environment sources.
 
     Define the fixture `source`, and also `parts` if its tasks cannot use local containers. No test calls an LLM.
     """
@@ -30,7 +30,7 @@ class SourceContract:
 
     @pytest.fixture
     def parts(self, tmp_path: Path) -> EpisodeParts:
-        """Returns the parts of an episode for the environments of the source: containers, agent, limits."""
+        """Returns the other parts of an episode: container factory, agent factory and limits."""
         limits = EpisodeLimits()
         return EpisodeParts(LocalContainerFactory(), ShellAgentFactory(), limits, seed=0, output_dir=tmp_path / "files")
 

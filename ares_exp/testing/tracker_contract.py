@@ -1,4 +1,4 @@
-"""Conformance suite of trackers."""
+"""Conformance suite for trackers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ares_exp.trackers.tracker import RunInfo, Tracker
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 AT_ONCE_SEC = 10.0
-"""Time limit in seconds for 200 calls that should return immediately, on a loaded machine."""
+"""Time limit in seconds for 200 calls that should return immediately, even if the machine is loaded."""
 
 SAMPLE = {"system/loop_lag_sec": 0.01, "system/episodes": 2.0}
 
 
 def episode_result(index: int, reward: float | None = 1.0) -> EpisodeResult:
-    """Returns the result of an episode. If `reward` is `None`, the episode has failed."""
+    """Returns the result of an episode. If `reward` is `None`, it is the result of a failed episode."""
     return EpisodeResult(
         episode_id=f"task-{index}__0__0000000{index}",
         task_name=f"task-{index}",
@@ -46,7 +46,7 @@ RESULTS = (episode_result(1), episode_result(2, None), episode_result(3, 0.5))
 
 
 class TrackerContract:
-    """The suite of trackers. Define the fixture `tracker`."""
+    """The suite for trackers. Define the fixture `tracker`."""
 
     @pytest.fixture
     def tracker(self) -> Tracker:
@@ -55,14 +55,14 @@ class TrackerContract:
 
     @pytest.fixture
     def run_info(self, tmp_path: Path) -> RunInfo:
-        """Returns the description of the run for the tracker."""
+        """Returns the description of the run that the tracker receives."""
         config = {"seed": 3, "policy": {"model": "m", "temperature": None}, "tasks": ["a", "ü"]}
         (tmp_path / "run").mkdir()
         return RunInfo(tmp_path / "run", "a name", "0badcafe", config=config, provenance={"argv": ["ares_exp"]})
 
     @pytest.fixture
     def watched(self, tracker: Tracker) -> Iterator[SeveralTrackers]:
-        """Yields the tracker, wrapped as in a run. Checks at the end that it has not raised or reported a failure."""
+        """Yields the tracker, wrapped as in a run. Checks at the end that the tracker had no failure."""
         watched = SeveralTrackers({"tracker": tracker})
         yield watched
         assert watched.failures == 0

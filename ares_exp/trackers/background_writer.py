@@ -1,4 +1,4 @@
-"""The background thread of a tracker, so that a run never waits for a disk."""
+"""The background thread in which a tracker writes, so that a run never waits for a disk."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _logger = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
-    """Executes submitted functions in order, in a separate thread that `start` starts.
+    """Executes submitted functions in a separate thread, in the order of submission.
 
-    Failures are counted. The first failure is logged as a warning, and the others at the debug level.
+    Failures are counted. The first failure is logged as a warning, and later failures at the debug level.
 
     Attributes:
         failures: Number of failures so far.
     """
 
     def __init__(self, what: str) -> None:
-        """Stores the name of the writer's owner, which is the start of each warning."""
+        """Creates a writer without a thread. Each warning starts with `what`, the name of the tracker."""
         self.failures = 0
         self._what = what
         self._inbox: _Inbox = queue.SimpleQueue()
@@ -47,7 +47,7 @@ class BackgroundWriter:
         return self._inbox.qsize()
 
     def finish(self, timeout_sec: float) -> None:
-        """Waits until all submitted functions have run, then ends the thread. Abandons it after `timeout_sec`."""
+        """Waits until all submitted functions have run, then ends the thread. Stops waiting after `timeout_sec`."""
         thread, self._thread = self._thread, None
         if thread is None:
             return

@@ -27,10 +27,10 @@ _LONGEST_TORN_LINE = 2**24
 class JsonlTracker(TrackerBase):
     """Appends a line to `metrics.jsonl` in the run directory for every event.
 
-    Every line has `kind` and `time` (epoch seconds). `start`: the run, its config and provenance; repeated each time
-    that the run is resumed. `episode`: a finished episode, and the running totals. `system`: the runner's own metrics.
-    `training`: numbers of an optimizer step. `order`: a command to the run (`ares-exp ctl`). `finish`: the totals. The
-    lines survive `kill -9`. A number that is not finite becomes `null`.
+    Every line has a `kind` and a `time` (epoch seconds). `start`: the run, its config and provenance, written again
+    when the run is resumed. `episode`: a finished episode, and the running totals. `system`: metrics of the runner.
+    `training`: metrics of an optimizer step. `order`: a command to the run (`ares-exp ctl`). `finish`: the totals.
+    Written lines survive `kill -9`. Infinite numbers and NaN become `null`.
     """
 
     @pydantic.validate_call
@@ -58,7 +58,7 @@ class JsonlTracker(TrackerBase):
         return self._writer.failures
 
     def start(self, run: RunInfo) -> None:
-        """Opens the file, which may be new or from an earlier session."""
+        """Opens the file of an earlier session, or creates a new file."""
         self._path, self._rows = RunDir(run.run_dir).metrics, EpisodeRows()
         path, rows = self._path, self._rows
         self._writer.start()
@@ -126,7 +126,7 @@ class JsonlTracker(TrackerBase):
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Removes an incomplete last line, which a crash during a write leaves."""
+    """Removes an incomplete last line, which a crash during a write can leave."""
     if not path.exists():
         return
     with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:

@@ -1,4 +1,4 @@
-"""Names and values of the metrics that trackers record: a row per finished episode, and the totals of a run."""
+"""The metrics that trackers record: a row of metrics per finished episode, and the totals of a run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ares_exp.records.results import EpisodeResult
 from ares_exp.records.run_summary import RunSummary
 
 ATTEMPT_VALUES = ("reward", "num_steps", "duration_sec", "prompt_tokens", "generated_tokens", "cost")
-"""Result fields of attempts that are shown as histograms."""
+"""Fields of an attempt's result that are shown as histograms over the attempts."""
 
 
 class EpisodeRows:
     """Converts finished episodes to rows with running totals.
 
-    If an attempt has several episodes, its last episode counts in the totals, as at the end of the run.
+    If an attempt has several episodes, only the last of them counts in the totals.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class EpisodeRows:
         self._scored = 0
 
     def add(self, result: EpisodeResult) -> dict[str, float]:
-        """Returns the row of a finished episode. Unknown values are omitted and never recorded as 0."""
+        """Returns the row of a finished episode. Omits unknown values instead of recording them as 0."""
         self._finished += 1
         self._count(result)
         row = {
@@ -52,7 +52,7 @@ class EpisodeRows:
         return row
 
     def _count(self, result: EpisodeResult) -> None:
-        """Adds a result to the running totals. Replaces the values of an earlier episode of the attempt."""
+        """Adds a result to the running totals. It replaces the result of an earlier episode of the same attempt."""
         slot = result.task_name, result.attempt
         if (before := self._last.get(slot)) is not None:
             if result.retry < before[0]:
@@ -69,7 +69,7 @@ class EpisodeRows:
 
 
 def total_metrics(summary: RunSummary) -> dict[str, Any]:
-    """Returns the totals of a run as flat `run/…` metrics, and its statistics as `stat/…`."""
+    """Returns the totals of a run as metrics with names like `run/…`, and the statistics as `stat/…`."""
     from ares_exp.records.statistics.metric_estimates import metrics
     from ares_exp.records.statistics.run_statistics import RunStatistics
 
@@ -78,7 +78,7 @@ def total_metrics(summary: RunSummary) -> dict[str, Any]:
 
 
 def attempt_values(summary: RunSummary) -> dict[str, list[float]]:
-    """Collects the finite values of each attempt's last episode, by metric."""
+    """Returns for each metric the finite values from the last episode of every attempt."""
     final = summary.final
     values = {name: [getattr(result, name) for result in final] for name in ATTEMPT_VALUES}
     return {name: [one for one in all_ if one is not None and math.isfinite(one)] for name, all_ in values.items()}

@@ -24,9 +24,9 @@ _logger = logging.getLogger(__name__)
 
 
 class SeveralTrackers(TrackerBase):
-    """A `Tracker` that forwards every call to several named trackers. An exception in one does not affect the others.
+    """A `Tracker` that forwards every call to several named trackers, even if one of them raises an exception.
 
-    A tracker whose `log_episode` has no argument for the trajectory is called without it.
+    If the `log_episode` of a tracker has no argument for the trajectory, the trajectory is not passed.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
@@ -36,12 +36,12 @@ class SeveralTrackers(TrackerBase):
 
     @property
     def failures(self) -> int:
-        """Number of failures so far: reported failures of the trackers, and calls that raised an exception."""
+        """Number of failures so far: failures that trackers report, and calls that raised an exception."""
         return len(self._failed) + sum(one.failures for one in self._trackers.values())
 
     @property
     def place(self) -> str | None:
-        """The `place` lines of all trackers that have one, or `None`."""
+        """The `place` lines of all trackers; `None` if no tracker has one."""
         return "\n".join(filter(None, (one.place for one in self._trackers.values()))) or None
 
     def start(self, run: RunInfo) -> None:
@@ -66,7 +66,7 @@ class SeveralTrackers(TrackerBase):
             self._guard(name, tracker.log_order, line)
 
     def finish(self, summary: RunSummary) -> None:
-        """Finishes all trackers concurrently. Abandons a tracker that exceeds `FINISH_TIMEOUT_SEC`."""
+        """Finishes all trackers concurrently. Stops waiting for a tracker after `FINISH_TIMEOUT_SEC`."""
         threads = [
             threading.Thread(target=self._guard, args=(name, tracker.finish, summary), name=name, daemon=True)
             for name, tracker in self._trackers.items()

@@ -26,7 +26,7 @@ _BINS = 30
 
 
 class TensorboardTracker(TrackerBase):
-    """Writes TensorBoard event files below `tensorboard` in the run directory: `tensorboard --logdir outputs`.
+    """Writes event files below `tensorboard` in the run directory. To view them: `tensorboard --logdir outputs`.
 
     The step of an episode's scalars is the number of finished episodes, also in a resumed run. The step of a trainer's
     scalars is the optimizer step. The step of the runner's scalars is the number of seconds since the start of the run.
@@ -85,7 +85,7 @@ class TensorboardTracker(TrackerBase):
         self._writer.finish(self._finish_timeout_sec)
 
     def _write(self, act: Callable[[_EventFile, float], object]) -> None:
-        """Queues a write. The file is flushed after the write if no other write is waiting."""
+        """Queues a write. After the write, the file is flushed unless another write is waiting."""
         events, now = self._events, self._clock()
         if events is None:
             return
@@ -99,7 +99,7 @@ class TensorboardTracker(TrackerBase):
 
 
 class _EventFile:
-    """The event file of one session of a run. Used by one thread."""
+    """The event file of one session of a run. Must be used in one thread."""
 
     def __init__(self, folder: Path, started: float, earlier: Sequence[EpisodeResult]) -> None:
         self._folder = folder

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Description of the run for a tracker.
+    """The description of a run that trackers receive at its start.
 
     Attributes:
         run_dir: The run directory, which contains all files of the trackers.
         name: Display name.
-        run_id: Unique id, which a resumed run keeps.
+        run_id: Unique id, which does not change when the run is resumed.
         config: The resolved config as JSON values, without secrets.
         provenance: Result of `collect_provenance`.
         group: The sweep or series of the run, if any.
@@ -29,7 +29,7 @@ class RunInfo:
         tags: Labels.
         resumed: Whether the run has an earlier recorded session.
         earlier: Results of earlier sessions, which are included in running totals.
-        task_set: Location of the task set, or `None` if it has none.
+        task_set: Folder or file of the task set, or `None` if the tasks are not in files.
         tasks: Names of the selected tasks.
         task_digests: Digests of the tasks, which show whether a task has changed. `None` if unknown.
         parents: Run directories of the runs that this run branches from or replays.
@@ -55,8 +55,8 @@ class RunInfo:
 class Tracker(Protocol):
     """Receives the events of a run: first `start`, then a `log_episode` for each episode, then `finish`.
 
-    These members are required. To use optional members, inherit from `TrackerBase`, which has defaults for them, or
-    define only some of them.
+    These members are required. A tracker can also define some of the optional members, or inherit from `TrackerBase`,
+    which has defaults for all of them.
     """
 
     def start(self, run: RunInfo) -> None:
@@ -68,7 +68,7 @@ class Tracker(Protocol):
         ...
 
     def finish(self, summary: RunSummary) -> None:
-        """Records the totals and releases all resources. Runs in a separate thread; may block up to its time limit."""
+        """Records the totals and releases all resources. May block, because the run calls it in a separate thread."""
         ...
 
 
@@ -85,11 +85,11 @@ class TrackerBase(Tracker):
 
     @property
     def place(self) -> str | None:
-        """A line for the user after `finish`: the location of the record, or how to upload it. Default: `None`."""
+        """A line that the run prints after `finish`: where the record is, or how to upload it. Default: `None`."""
         return None
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Records a finished episode of an attempt, with its trajectory if one was kept. Returns immediately."""
+        """Records a finished episode of an attempt. `trajectory` is `None` if it was not kept. Returns immediately."""
         raise NotImplementedError
 
     def log_system(self, sample: Mapping[str, float]) -> None:

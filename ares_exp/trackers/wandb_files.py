@@ -1,7 +1,7 @@
 """The table of episodes and the artifacts of a W&B run: task set -> run -> trajectories -> branch run.
 
-`wandb sync` uploads the table and the artifacts of an offline run from the files that they were logged from. Links to
-inputs need a connection: an offline run only records the inputs, and `ares-exp wandb sync` adds the links.
+`wandb sync` uploads the table and the artifacts of an offline run from the original files in the run directory. W&B
+links a run to its inputs only online. An offline run records its inputs, and `ares-exp wandb sync` adds the links.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOGGED_AT_ONCE = 64  # episodes of an offline run are logged one by one; W&B sho
 
 
 class WandbFiles:
-    """The table and the artifacts of one session of a W&B run. W&B's exceptions are passed on."""
+    """The table and the artifacts of one session of a W&B run. The methods do not catch exceptions of W&B."""
 
     def __init__(self, run: wandb.Run, run_dir: Path, record: WandbRecord) -> None:
         """Starts an empty table, which replaces the table of earlier sessions."""
@@ -56,7 +56,7 @@ class WandbFiles:
         self._table = wandb.Table(columns=[*COLUMNS], log_mode="INCREMENTAL")
 
     def start(self, info: RunInfo, *, limit_mb: float) -> None:
-        """Adds the rows of earlier sessions, and records the inputs with their digests. Online, links the inputs."""
+        """Adds the rows of earlier sessions, records the inputs with digests, and links the inputs if online."""
         for result in info.earlier:
             self.add(result)
         if self._record.log_artifacts:
@@ -72,10 +72,10 @@ class WandbFiles:
             self._record = self._record.write(self._run_dir, linked=True)
 
     def link_inputs(self) -> list[Path]:
-        """Links an online W&B run to its inputs. Returns the parents whose trajectories differ from the record.
+        """Links an online W&B run to its inputs. Returns the parents whose trajectories are missing or have changed.
 
-        The record of a parent may come from an untrusted person, but only an owner of the parent's files knows their
-        digest.
+        A parent is only linked if its files match the recorded digest, because the record may come from an untrusted
+        person.
         """
         for task_set in self._task_sets():
             self._run.use_artifact(task_set)
@@ -91,7 +91,7 @@ class WandbFiles:
     def add(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Adds the row of a finished episode, and logs the new rows if there are enough.
 
-        Offline, the first episodes are logged one by one, because nothing can be logged after a kill.
+        Offline, the first rows are logged one by one, because rows that are not logged are lost if the run is killed.
         """
         name = sha256(result.episode_id.encode(errors="surrogatepass")).hexdigest()[:32]
         path = self._pages / f"{name}.html"
@@ -111,7 +111,7 @@ class WandbFiles:
                 self._log_trajectories({*self._finished})
 
     def flush(self) -> None:
-        """Logs the rows of the table that were not logged."""
+        """Logs the rows of the table that have not been logged."""
         if len(self._finished) > self._logged:
             if self._run.resumed and not self._logged:
                 self._run.summary.update({KEY: None})
@@ -119,7 +119,7 @@ class WandbFiles:
             self._logged = len(self._finished)
 
     def end(self, snapshot_dir: Path | None, results: Iterable[EpisodeResult]) -> None:
-        """Logs the rest of the table, and the run's trajectories, snapshots and report."""
+        """Logs the remaining rows of the table, and the trajectories, snapshots and report of the run."""
         import wandb
 
         from ares_exp.reports.written_report import Subject, write_report
@@ -152,7 +152,7 @@ class WandbFiles:
             self._run.log_artifact(artifact)
 
     def _log_snapshots(self, store: Path, snapshots: int) -> None:
-        """Logs a list of the snapshot store's files, and the files if the run owns them and they fit in the limit."""
+        """Logs a list of the snapshot store's files. Also logs the files if the run owns them and they are small."""
         files = _files(store) if store.resolve().is_relative_to(self._run_dir.resolve()) else []
         # The name of an object is the digest of its content.
         sizes = {path.relative_to(store).as_posix(): path.stat().st_size for path in files[:MAX_FILES]}
@@ -180,9 +180,9 @@ def _row(result: EpisodeResult, page: Path) -> list[Any]:
 
 
 def _prepare_task_set(info: RunInfo, limit_mb: float) -> str:
-    """Writes the files of the task set's artifact to `wandb/task-set`; returns its name.
+    """Writes the files of the task set's artifact to `wandb/task-set`; returns the name of the artifact.
 
-    Copies the files of tasks in a folder up to the limit, but no file that contains the value of a secret.
+    Copies the files of local tasks if they do not exceed the limit, except files that contain the value of a secret.
     """
     folder = info.run_dir / "wandb" / "task-set"
     shutil.rmtree(folder, ignore_errors=True)
@@ -215,7 +215,7 @@ def scores_bytes(run_dir: Path) -> int:
 
 
 def _trajectories_artifact(run_dir: Path, finished: set[str] | None = None) -> wandb.Artifact | None:
-    """Returns an artifact with all episodes of a run or only `finished`. Equal files have the same version."""
+    """Returns an artifact with all episodes of a run, or with `finished` only; `None` if there are no files."""
     run, record = RunDir(run_dir), WandbRecord.read(run_dir)
     shared = [run.episodes, run.summary, run.results, *(run_dir / name for name in RUN_FILES)]
     files = [path for path in shared if path.is_file() and not path.is_symlink()] + _files(run.scores)
@@ -227,7 +227,7 @@ def _trajectories_artifact(run_dir: Path, finished: set[str] | None = None) -> w
 
 
 def _artifact(name: str, kind: str, files: Iterable[Path], root: Path) -> wandb.Artifact:
-    """Returns an artifact with files below a folder."""
+    """Returns an artifact that contains `files`, named by their paths below `root`."""
     import wandb
 
     artifact = wandb.Artifact(name, type=kind)
@@ -250,7 +250,7 @@ def _fits(files: list[Path], limit_mb: float) -> bool:
 
 
 def _files(folder: Path, *, hidden: bool = False) -> list[Path]:
-    """Returns the plain files below a folder, in order. Links are not followed, because they may lead anywhere."""
+    """Returns the regular files below a folder, sorted. Ignores links, because they may lead out of the folder."""
     walk = () if folder.is_symlink() else os.walk(folder)
     paths = sorted(Path(directory, name) for directory, _, names in walk for name in names)
     skipped = () if hidden else (".", "__pycache__")

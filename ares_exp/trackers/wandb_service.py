@@ -1,4 +1,4 @@
-"""A session of a W&B run: its record, its folders, its start and its end. All files stay in the run directory."""
+"""Sessions of W&B runs: how they are recorded, opened and closed. All their files stay in the run directory."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _open_runs: set[str] = set()  # ids of the W&B runs that `open_run` has opened a
 
 
 class WandbRecord(pydantic.BaseModel, frozen=True):
-    """The file `wandb/run.json` of a run directory: its W&B run, the tracker's settings and the inputs.
+    """The content of `wandb/run.json` in a run directory: the W&B run, settings of the tracker, and the inputs.
 
     Attributes:
         task_set: Name of the artifact whose files are in the folder `wandb/task-set`; `None` without a task set.
         parents: Digests of the parents' trajectories, by run directory.
         linked: Whether the W&B run is linked to its task set and parents on the service.
-        logged_in: Path of the run directory when the table and the artifacts were completed, because W&B stores
-            absolute paths. `None` if the run has not ended or was killed.
+        logged_in: Path that the run directory had when the table and the artifacts were completed. W&B stores absolute
+            paths, which are invalid if the directory was moved. `None` if the run has not ended or was killed.
         scores_bytes: Size in bytes of the uploaded scores of `ares-exp score`.
     """
 
@@ -70,7 +70,7 @@ class WandbRecord(pydantic.BaseModel, frozen=True):
         """Returns the record for a new session.
 
         A resumed run continues the W&B run of its earlier sessions. If a W&B sweep started the process, the session
-        belongs to the W&B run of the sweep. Otherwise it belongs to a new W&B run.
+        belongs to the W&B run of the sweep. Otherwise, the session belongs to a new W&B run.
         """
         # A Hydra sweep can run several jobs in this process, but the agent of a W&B sweep expects one run.
         wanted = sweep_run_id() if info.group is None else None
@@ -79,7 +79,7 @@ class WandbRecord(pydantic.BaseModel, frozen=True):
         return cls(**{"id": plain(wanted or info.run_id), **settings, **known})
 
     def write(self, run_dir: Path, **changes: Any) -> Self:
-        """Writes the record, with these fields changed, into a run directory. Returns the changed record."""
+        """Changes fields of the record and writes it to a run directory. Returns the changed record."""
         changed = self.model_copy(update=changes)
         write_atomically(run_dir / "wandb" / "run.json", changed.model_dump_json(indent=2) + "\n")
         return changed
@@ -100,15 +100,15 @@ def plain(name: str) -> str:
 
 
 def sweep_run_id() -> str | None:
-    """Returns the run id that the agent of a W&B sweep chose for this process; `None` outside of such a sweep."""
+    """Returns the run id that the agent of a W&B sweep chose for this process; `None` if no sweep started it."""
     return os.environ.get("WANDB_RUN_ID") or None if os.environ.get("WANDB_SWEEP_ID") else None
 
 
 def open_run(record: WandbRecord, run_dir: Path, *, mode: str, settings: dict[str, Any], **more: Any) -> wandb.Run:
-    """Opens a session of a W&B run that writes its files into a directory. If W&B raises, no session remains open.
+    """Opens a session of a W&B run that writes its files to `run_dir`. If W&B raises an exception, closes the session.
 
-    The mode is `online`, `offline`, or `auto`, which is `online` if W&B finds a key. `settings` are further settings of
-    W&B, `more` are further arguments of `wandb.init`.
+    The mode is `online`, `offline`, or `auto`, which is `online` if W&B finds a key. `settings` contains further
+    settings of W&B, and `more` contains further arguments of `wandb.init`.
     """
     import wandb
 
@@ -159,16 +159,17 @@ def sessions(run_dir: Path) -> list[Path]:
 
 
 def uploaded_mark(file: Path) -> Path:
-    """Returns the path of the file that marks a file as uploaded. `wandb sync` or an online tracker creates it."""
+    """Returns the path of the marker that `wandb sync` or an online tracker creates after it has uploaded `file`."""
     return file.with_name(f"{file.name}.synced")
 
 
 @contextlib.contextmanager
 def folders_in(folder: Path, run_id: str, *more: str) -> Iterator[None]:
-    """Makes W&B use `folder` for its own files while the context is open, by setting environment variables.
+    """Sets environment variables so that W&B uses `folder` for its caches and logs while the context is open.
 
-    Only one thread can be in the context at a time. Hides the variables of a W&B sweep whose run is not `run_id`,
-    because W&B would use the sweep's id. `more` contains names of further variables to set to the folder.
+    Only one thread can be in the context at a time. If the process belongs to a W&B sweep whose run is not `run_id`,
+    removes the sweep's variables, because W&B would use the id in them. `more` names further variables to set to
+    `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     hidden = () if run_id == sweep_run_id() else SWEEP_VARIABLES
@@ -189,9 +190,9 @@ def folders_in(folder: Path, run_id: str, *more: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_traces() -> Iterator[Path]:
-    """Keeps W&B's logs and caches that do not belong to a run in a temporary folder, and yields the folder.
+    """Makes W&B write logs and caches to a temporary folder, and yields this folder.
 
-    The folder is removed at the end. If the process is killed, a later process removes it.
+    The folder is removed at the end. If the process is killed, a later process removes the folder.
     """
     directory = short_lived_directory("wandb")
     try:

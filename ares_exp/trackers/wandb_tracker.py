@@ -1,7 +1,7 @@
-"""The tracker for Weights & Biases, in background threads, so that the run never waits for it.
+"""The tracker for Weights & Biases, which works in background threads, so that the run never waits for W&B.
 
-One thread records the numbers, and another thread the table and the artifacts. Online, W&B contacts the service
-before it accepts an artifact. If the service does not respond, the numbers are still written to the disk.
+One thread records the metrics, and another thread records the table and the artifacts. Online, W&B contacts the
+service before it accepts an artifact. If the service does not respond, the metrics are still written to the disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AXES = {
 }
 STEPS_OF_A_SESSION = 10**6  # session n (from 0) starts at n times this W&B step; offline, W&B would start at step 0
 MAX_WAITING = 100
-"""Number of waiting writes above which the runner's samples are dropped, and table rows get no trajectory."""
+"""Maximum number of waiting writes. Above it, the runner's samples are dropped, and table rows get no trajectory."""
 FILES_SHARE, CLOSE_SHARE = 0.4, 0.55
 """Shares of `finish_timeout_sec` for the table and artifacts, and for closing W&B, which must not be interrupted."""
 
@@ -50,11 +50,11 @@ _Megabytes = Annotated[float, pydantic.Field(ge=0)]
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class WandbTracker(TrackerBase):
-    """Records a run with Weights & Biases, online or offline: `docs/trackers.md` lists what it records.
+    """Records a run with Weights & Biases, online or offline. `docs/trackers.md` lists the recorded data.
 
-    All files are in the `wandb` folder of the run directory. An offline run is uploaded later, by `wandb sync`, or with
-    its inputs by `ares-exp wandb sync RUN`. A resumed run continues its W&B run. If the agent of a W&B sweep started
-    the process, the tracker records into the W&B run of the sweep. A tracker records one run.
+    All files are in the `wandb` folder of the run directory. To upload an offline run later, use `wandb sync`, or
+    `ares-exp wandb sync RUN` to include links to its inputs. A resumed run continues its W&B run. If the agent of a W&B
+    sweep started the process, the tracker uses the W&B run of the sweep. A tracker records one run.
 
     Attributes:
         project: W&B project.
@@ -63,15 +63,16 @@ class WandbTracker(TrackerBase):
         job_type: W&B job type. `None` uses the kind of the run: `run`, `replay`, `branch` or `train`.
         name: Display name. `None` uses the name of the run.
         tags: Tags of the W&B run.
-        mode: `auto` follows the environment variable WANDB_MODE. By default, it is `online` if W&B finds a key
-            (WANDB_API_KEY, or the entry that `wandb login` makes in the netrc file), otherwise `offline`.
-        log_artifacts: Whether the task set, trajectories and snapshots become artifacts.
-        log_trajectories: Whether the table of episodes has a readable page of each trajectory.
-        log_code: Whether the source files of this package become an artifact (with `log_artifacts`).
+        mode: `auto` uses the environment variable WANDB_MODE. If the variable is not set, the mode is `online` if W&B
+            finds a key (WANDB_API_KEY, or the entry of `wandb login` in the netrc file), otherwise `offline`.
+        log_artifacts: Whether the task set, trajectories and snapshots are logged as artifacts.
+        log_trajectories: Whether the table of episodes contains a readable page for each trajectory.
+        log_code: Whether the source files of this package are logged as an artifact (requires `log_artifacts`).
         task_set_limit_mb: Maximum size in MB of an uploaded task set. A larger task set is replaced by the tasks'
             digests.
         snapshots_limit_mb: Maximum size in MB of an uploaded snapshot store. A larger store is replaced by a file list.
-        init_timeout_sec: Time limit in seconds for reaching the service. After it, the run is recorded offline.
+        init_timeout_sec: Time limit in seconds for reaching the service. If it is exceeded, the run is recorded
+            offline.
         finish_timeout_sec: Time limit of `finish` in seconds, including uploads. Files that are not uploaded in time
             stay on disk.
     """
@@ -136,7 +137,7 @@ class WandbTracker(TrackerBase):
         self._do_with_files(lambda files: files.add(result, shown))
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Records the load of the runner. Returns immediately."""
+        """Records measurements of the runner. Returns immediately."""
         if self._numbers.waiting < MAX_WAITING:
             self._log(sample, at=time.time())
 
@@ -156,7 +157,7 @@ class WandbTracker(TrackerBase):
         self._numbers.finish(max(deadline - time.monotonic(), 0.0))
 
     def _log(self, row: Mapping[str, Any], *, at: float) -> None:
-        """Logs numbers at a time (epoch seconds)."""
+        """Logs metrics that were measured at the time `at` (epoch seconds)."""
         self._do_with_run(lambda run: run.log({**row, WALL_SEC: max(at - self._began, 0.0)}))
 
     def _do_with_run(self, act: Callable[[wandb.Run], object]) -> None:
@@ -218,7 +219,7 @@ class WandbTracker(TrackerBase):
         return open_run(record, info.run_dir, mode="offline", settings=timeouts, **arguments)
 
     def _log_totals(self, run: wandb.Run, summary: RunSummary) -> None:
-        """Logs histograms, totals and statistics, with the metric that a sweep maximises as `objective`."""
+        """Logs histograms, totals and statistics. Also logs the metric that a sweep maximises as `objective`."""
         import wandb
 
         if values := {name: one for name, one in attempt_values(summary).items() if one}:

@@ -43,13 +43,13 @@ from ares_exp.training.service.bodies import Submitted
 from ares_exp.wrappers.loop_thread import LoopThread
 
 POLL_SEC = 20.0
-"""Maximum time in seconds that the service waits for news before it responds to a poll."""
+"""Maximum time in seconds that the service waits for an episode or a request before it responds to a poll."""
 CANCEL_LIMIT_SEC = 60.0
-"""Time limit in seconds for cancelling a submission whose consumer stopped."""
+"""Time limit in seconds for the cancellation of a submission whose `Client.run` failed or was cancelled."""
 
 FULL = 429
 RETRIED = (None, FULL, 502, 503, 504)
-"""HTTP statuses of a service that is full or restarting; `None` means that the service cannot be reached."""
+"""HTTP statuses after which a call is retried; `None` means that the service cannot be reached."""
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop", "stop_token_ids")
 """Sampling parameters that trainers set."""
@@ -61,19 +61,19 @@ B = TypeVar("B", bound=BaseModel)
 
 
 class Episode(bodies.Episode):
-    """A finished rollout. Fields that this version of the client does not know are ignored."""
+    """The result of a rollout. Fields that this version of the client does not know are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
     @property
     def report(self) -> SequenceReport:
-        """The rows as a report, for `ares_exp.training.verl` and `skyrl`. Untrainable rows have no reward."""
+        """The rows as a report for the modules `verl` and `skyrl`. Rows of an untrainable episode have no reward."""
         rows = tuple(self._sequence(row) for row in self.rows or ())
         return SequenceReport(rows, calls=sum(len(row.steps) for row in rows))
 
     @property
     def sampled_calls(self) -> list[SampledCall]:
-        """The LLM calls with their tokens, if they were requested."""
+        """The LLM calls with their tokens; empty if the submission did not request calls."""
         return [
             SampledCall(
                 step=call.step,
@@ -107,14 +107,14 @@ class Episode(bodies.Episode):
 
 
 class Request(bodies.TokenRequestFacts):
-    """A request of the relay. Fields that this version of the client does not know are ignored."""
+    """An LLM request from the relay. Fields that this version of the client does not know are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 @dataclass(frozen=True)
 class Response:
-    """A response to a request of the relay. `SampledBody` describes the fields."""
+    """The response to an LLM request from the relay. `SampledBody` describes the fields."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -144,8 +144,8 @@ class Client:
 
         Args:
             url: URL of the service, such as `http://127.0.0.1:8300`.
-            key_env: Name of the environment variable that has the service's key; `None` if there is no key.
-            timeout_sec: Time limit for one response from the service, in seconds, in addition to a poll's wait.
+            key_env: Name of the environment variable that contains the service's key; `None` if there is no key.
+            timeout_sec: Time limit for one response from the service, in seconds. For a poll, its wait is added.
             retry_sec: Time limit for the retries of a call while the service is unreachable, in seconds.
             full_sec: Time limit for the retries of a call while the service is full, in seconds.
 
@@ -199,8 +199,8 @@ class Client:
         Args:
             tasks: Names of tasks.
             n: Number of rollouts of each task.
-            rollout_ids: Ids of the rollouts. The service returns the existing rollouts of known ids. By default, the
-                ids are random.
+            rollout_ids: Ids of the rollouts; random by default. If the service already knows the ids, it returns the
+                existing submission.
             submission: Other fields of the submission, such as `policy`, `want`, `limits` and `max_staleness`.
 
         Raises:
@@ -216,12 +216,12 @@ class Client:
     ) -> AsyncGenerator[Episode, None]:
         """Yields the episodes of a submission as they finish, until all have finished.
 
-        After a lost connection, the stream continues.
+        If the connection is lost, the client reconnects and continues with the next episode.
 
         Args:
             submission: The submission.
             after: Cursor of the last episode that the caller already has.
-            acknowledge: Whether to acknowledge each episode when the next one is requested.
+            acknowledge: Whether to acknowledge each episode when the caller requests the next episode.
 
         Raises:
             ServiceError: The service rejected the request, or cannot be reached.
@@ -247,13 +247,13 @@ class Client:
                 await asyncio.sleep(backoff_sec(1, base_sec=2.0, max_sec=2.0, rng=self._rng))
 
     async def ack(self, submission: Submitted, cursor: int) -> None:
-        """Acknowledges the episodes of a submission up to a cursor, so that the service can forget them."""
+        """Acknowledges the episodes of a submission up to a cursor, so that the service can delete them."""
         await self._call("POST", "/v1/ack", body={"submission_id": submission.submission_id, "cursor": cursor})
 
     async def collect(self, submission: Submitted, *, timeout_sec: float | None = None) -> list[Episode]:
         """Returns the episodes of a submission in the order of its rollouts, when all have finished.
 
-        The episodes are acknowledged together, just before the call returns.
+        All episodes are acknowledged just before the call returns.
 
         Raises:
             ServiceError: The service rejected the request or cannot be reached, or an episode was already acknowledged.
@@ -280,7 +280,7 @@ class Client:
         Args:
             tasks: Names of tasks.
             n: Number of rollouts of each task.
-            sample: Samples the responses of the relay, if the policy has the mode `relay`.
+            sample: Function that samples responses. Required if the policy has the mode `relay`.
             submission: Other arguments of `submit`.
 
         Raises:
@@ -310,7 +310,7 @@ class Client:
 
         Args:
             what: The submission, or the id of a rollout.
-            keep: Content of the cancelled episodes: `nothing`, or `calls` for the LLM calls until the cancellation.
+            keep: Content of the cancelled episodes. `calls` keeps the LLM calls until the cancellation.
         """
         path = f"submissions/{what.submission_id}" if isinstance(what, Submitted) else f"rollouts/{what}"
         await self._call("POST", f"/v1/{path}/cancel", body={"keep": keep})
@@ -320,8 +320,8 @@ class Client:
 
         Args:
             version: Name of the version.
-            index: Position of the version, from which ages are computed. Defaults to the number in the name, or the
-                next number.
+            index: Number of the version, from which the ages of responses are computed. Defaults to the number in the
+                name, or the next number.
         """
         return await self._state("POST", "versions", {"version": version, "index": index})
 
@@ -339,20 +339,20 @@ class Client:
         return await self._state("POST", "pause", body, wait_sec=drain_sec)
 
     async def resume(self, scope: str | None = None) -> bodies.ServiceState:
-        """Resumes after `pause`. Without a scope, everything resumes."""
+        """Resumes LLM requests or the start of episodes after `pause`; by default, both."""
         return await self._state("POST", "resume", {"scope": scope})
 
     async def state(self) -> bodies.ServiceState:
-        """Returns the current pauses, the number of LLM requests in flight, and the version of the weights."""
+        """Returns the active pauses, the number of LLM requests in flight, and the version of the weights."""
         return await self._state("GET", "state")
 
     async def _state(self, method: str, path: str, body: Any = None, *, wait_sec: float = 0.0) -> bodies.ServiceState:
         return _as(bodies.ServiceState, await self._call(method, f"/v1/{path}", body=body, wait_sec=wait_sec))
 
     async def requests(self, submission: Submitted, *, limit: int = 64) -> AsyncIterator[Request]:
-        """Yields the requests of the relay for a submission, indefinitely.
+        """Yields the LLM requests that the relay receives from a submission. Never ends.
 
-        A request that gets no response within its lease is yielded again.
+        A request is yielded again if the service receives no response to it within the lease.
         """
         query = {"submission": submission.submission_id, "wait": POLL_SEC, "max": limit}
         while True:
@@ -360,13 +360,13 @@ class Client:
                 yield _as(Request, one)
 
     async def respond(self, request: Request, response: Response) -> None:
-        """Sends the response to a request of the relay. The service ignores a second response."""
+        """Sends the response to a request from the relay. The service ignores a second response to the same request."""
         sampled = {"ids": list(response.ids), "logprobs": list(response.logprobs)}
         body = {"request_id": request.request_id, **sampled, "version": response.version, "stop": response.stop}
         await self._call("POST", "/v1/responses", body=body)
 
     async def relay(self, submission: Submitted, sample: Sample) -> None:
-        """Responds to all requests of a submission, concurrently, until it is cancelled.
+        """Responds to all relay requests of a submission concurrently, until this call is cancelled.
 
         Raises:
             Exception: `sample` raised it.
@@ -439,7 +439,7 @@ class Client:
 
 
 class BlockingClient:
-    """The methods of `Client`, for threads without an event loop. Iterators are ordinary iterators."""
+    """A `Client` whose methods block, for threads without an event loop. Async iterators become ordinary iterators."""
 
     def __init__(self, url: str, **options: Any) -> None:
         """Creates a `Client` with the same arguments, and a thread with an event loop."""
@@ -479,13 +479,13 @@ class BlockingClient:
 
 
 def sampling_of(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sampling parameters of a trainer under their names in chat completions."""
+    """Returns the supported sampling parameters of a trainer, with their names in the Chat Completions API."""
     named = {"max_tokens" if name == "max_new_tokens" else name: value for name, value in params.items()}
     return {name: value for name, value in named.items() if name in SAMPLING and value is not None}
 
 
 def _values(values: Sequence[T] | str, kind: str) -> Sequence[T]:
-    """Decodes base64 into numbers of the array type `kind`. Returns other sequences unchanged."""
+    """Decodes base64 into numbers of the array type `kind`. Returns a sequence of numbers unchanged."""
     if not isinstance(values, str):
         return values
     unpacked: array[Any] = array(kind, base64.b64decode(values))
@@ -500,8 +500,8 @@ def _as(kind: type[B], body: Any) -> B:
         return kind.model_validate(body)
     except ValidationError as error:
         raise ServiceError(
-            f"Expected {kind.__name__} from the rollout service: {explain_validation(error)}. Use the same version of "
-            "ares_exp for the service and the client."
+            f"The rollout service returned an invalid {kind.__name__}: {explain_validation(error)}. Use the same "
+            "version of ares_exp for the service and the client."
         ) from None
 
 

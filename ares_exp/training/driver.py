@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DrivenEpisode:
-    """A finished attempt, with a reward or an error.
+    """The episode of a finished attempt, with a reward or an error.
 
     Attributes:
         result: The episode's recorded result.
@@ -79,7 +79,7 @@ class Staleness:
         episodes: Number of finished episodes.
         behind: Sum of the staleness of all episodes.
         most: Largest staleness of an episode.
-        refused: Number of episodes that were too stale and are run again as new attempts.
+        refused: Number of episodes that were too stale. Each is replaced by a new attempt.
     """
 
     episodes: int = 0
@@ -95,7 +95,7 @@ class Staleness:
 
     @property
     def mean(self) -> float:
-        """The mean staleness of an episode; 0.0 without episodes."""
+        """The mean staleness of the episodes; 0.0 if there are no episodes."""
         return self.behind / self.episodes if self.episodes else 0.0
 
 
@@ -122,7 +122,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
 
     @property
     def pending(self) -> int:
-        """The number of attempts whose episodes the consumer has not yet received."""
+        """The number of attempts whose episode the consumer has not yet received."""
         return len(self._waiting) + len(self._in_progress) + self._finished.qsize()
 
     def __aiter__(self) -> Self:
@@ -159,7 +159,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
             self._driver.execute(planned, self._end)
 
     def _end(self, slot: Slot, episode: DrivenEpisode | None) -> None:
-        """Receives a finished episode. If `episode` is `None` (too stale or never started), plans another."""
+        """Receives a finished episode. If `episode` is `None` (too stale or never started), plans another attempt."""
         self._in_progress.discard(slot)
         if self._cancelled:
             return
@@ -180,7 +180,7 @@ class EpisodeDriver:
     Attributes:
         run: The run that records the episodes.
         version: Version of the current weights.
-        staleness: Statistics of the staleness of episodes.
+        staleness: Statistics of the staleness of finished episodes.
     """
 
     def __init__(self, run: TrainedRun, *, version: str | None = None, max_staleness: int | None = None) -> None:
@@ -189,8 +189,8 @@ class EpisodeDriver:
         Args:
             run: The run that records the episodes.
             version: Version of the policy's weights. `None` uses the version that the policy reports, or `"0"`.
-            max_staleness: Maximum number of versions that the oldest response of a finished episode may be behind. A
-                more stale episode is recorded, and another attempt is run instead. `None` means no limit.
+            max_staleness: Maximum staleness of an episode (see `Staleness`). An episode that exceeds it is recorded
+                but not returned, and another attempt replaces it. `None` means no limit.
         """
         self.run = run
         self.staleness = Staleness()
@@ -216,11 +216,11 @@ class EpisodeDriver:
             UserError: The driver is closed.
         """
         if n < 1:
-            raise ConfigError(f"Expected a number of attempts of at least 1, got {n}.")
+            raise ConfigError(f"Expected at least 1 attempt per task, got {n}.")
         return self._submitted([self.plan(name) for name in task_names for _ in range(n)])
 
     async def submit_again(self, slots: Sequence[Slot]) -> Submission:
-        """Submits attempts of an earlier session. Returns finished attempts from the record, and continues the others.
+        """Submits attempts of an earlier session. Finished attempts are read from the record, and others continue.
 
         Raises:
             ConfigError: The run has no task with this name.
@@ -260,7 +260,7 @@ class EpisodeDriver:
         """Updates the weights of the policy, and returns when they are in use. Running episodes continue.
 
         Args:
-            version: Name of the weights, which was not used before in this run.
+            version: Name of the weights. It must be new in this run.
             weights: The new weights, as for `UpdatablePolicy.update`.
 
         Raises:
@@ -325,7 +325,7 @@ class EpisodeDriver:
 
     def _submitted(self, planned: Sequence[PlannedEpisode]) -> Submission:
         if self._closed:
-            raise UserError("The training has ended or was interrupted, so no more episodes run. Resume its run.")
+            raise UserError("Training has ended or was interrupted, so it runs no more episodes. Resume the run.")
         self._open = {one for one in self._open if one.pending}
         submission = Submission(self, planned)
         self._open.add(submission)
@@ -378,7 +378,7 @@ async def driven(
     config_dirs: Sequence[str | Path] = (),
     quiet: bool = True,
 ) -> AsyncIterator[EpisodeDriver]:
-    """Starts a run, or resumes one (`resume=outputs/first`), for episodes that you submit to its driver.
+    """Starts a run, or resumes a run (`resume=outputs/first`), and yields a driver to which you submit episodes.
 
     ```
     async with ares_exp.driven(["env=harbor", "agent=tools"], policy=my_policy) as driver:
@@ -392,7 +392,7 @@ async def driven(
 
     Args:
         overrides: Overrides as on the command line. `attempts` has no effect.
-        policy: Policy to use instead of an option of `policy`. It is closed at the end of the run.
+        policy: Policy to use instead of an option of the group `policy`. It is closed at the end of the run.
         max_staleness: Maximum staleness of an episode, as for `EpisodeDriver`.
         config_dirs: Folders of options, as for `--config-dir`.
         quiet: Whether to print no progress and no summary.
@@ -401,7 +401,7 @@ async def driven(
         The driver.
 
     Raises:
-        UserError: The overrides are invalid, or a part of the run cannot be used. No container was started.
+        UserError: The overrides are invalid, or a component of the run cannot be used. No container was started.
     """
     from ares_exp.runs.composing import compose_job, run_log
 
@@ -439,7 +439,7 @@ async def _started(running: asyncio.Task[Any], body: Body) -> EpisodeDriver:
 
 
 class Body:
-    """A trainer that provides a driver to the body of the caller's `with` statement."""
+    """A trainer that creates a driver, and closes it at the end of the caller's `with` statement."""
 
     def __init__(self, max_staleness: int | None) -> None:
         self.started = asyncio.Event()

@@ -19,7 +19,7 @@ from ares_exp.training.service.bodies import Submitted
 
 
 class EpisodeSessions:
-    """Creates one session per episode. A task is given by its name, or by a prompt whose last message is the name."""
+    """Creates one session per episode. The argument `task` is a task name, or messages that end with a task name."""
 
     def __init__(
         self, url: str, *, policy: Mapping[str, Any], sampling: Mapping[str, Any] | None = None, **options: Any
@@ -28,7 +28,7 @@ class EpisodeSessions:
 
         Args:
             url: URL of the service.
-            policy: `policy` of the submissions.
+            policy: Field `policy` of the submissions.
             sampling: Sampling parameters from the trainer, which become `policy.sampling`.
             options: `key_env` of the client, and other fields of the submissions, such as `limits`.
         """
@@ -36,7 +36,7 @@ class EpisodeSessions:
         self._fields = {**options, "want": "calls", "policy": {**policy, "sampling": sampling_of(sampling or {})}}
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> EpisodeSession:
-        """Submits a rollout. The same `episode_id` returns the same episode."""
+        """Submits a rollout. If `episode_id` was submitted before, the session has the same episode."""
         name = task if isinstance(task, str) else task[-1]["content"]
         ids = None if episode_id is None else [episode_id]
         client = BlockingClient(self._url, key_env=self._key_env)
@@ -56,27 +56,27 @@ class EpisodeSession:
         self._waiting = threading.Lock()
 
     def initial_messages(self) -> list[dict[str, Any]]:
-        """Returns no messages, because the agent writes its own prompts."""
+        """Returns an empty list, because the agent writes its own prompts."""
         return []
 
     def list_tools(self) -> list[Any]:
-        """Returns no tools, because the agent has its own tools."""
+        """Returns an empty list, because the agent has its own tools."""
         return []
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Rejects the call."""
-        raise NotImplementedError(f"Expected no tool calls, because the agent runs by itself, got {name!r}.")
+        """Raises `NotImplementedError`, because the session offers no tools."""
+        raise NotImplementedError(f"Cannot call the tool {name!r}: the agent runs by itself.")
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
         """Waits until the episode ends. Returns the exit code of the agent: 0 if it finished, otherwise 1.
 
         Raises:
-            TimeoutError: The time limit was exceeded. The episode is cancelled, but its calls so far are available.
+            TimeoutError: The time limit was exceeded. The episode is cancelled, and its LLM calls so far are kept.
         """
         return int(self._ended(timeout_s).state != "finished")
 
     def fetch_training_trace(self) -> Any:
-        """Returns the calls of the episode with their tokens."""
+        """Returns the LLM calls of the episode with their tokens."""
         from openenv.core.harness import TrainingTrace, TrainingTurn
 
         turns = []

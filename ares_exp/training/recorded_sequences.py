@@ -48,7 +48,7 @@ class RecordedSequences:
     """Creates training rows from the recorded episodes of a run. Each episode is used once.
 
     Attributes:
-        counts: Counts of the rows so far.
+        counts: Counts of the rows that were created so far.
         left_out: Number of skipped episodes, by reason.
         first_refusal: Error message of the first episode that cannot be trained on; `None` if there is no such episode.
     """

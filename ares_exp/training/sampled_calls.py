@@ -1,7 +1,7 @@
 """The LLM calls of an episode as token ids: the prompt, the sampled tokens, and their log-probabilities.
 
-A call is rejected if its record does not prove that its tokens were sampled from the policy. Reasons are missing or
-inconsistent ids and log-probabilities, and sampling that was changed by a truncation, a penalty or a grammar. Prompts
+A call is rejected if its record does not prove that its tokens were sampled from the policy. For example, ids or
+log-probabilities are missing or inconsistent, or a truncation, a penalty or a grammar changed the sampling. Prompts
 with media are also rejected, because token ids do not represent media.
 """
 
@@ -51,8 +51,8 @@ class SampledCall:
         logprobs: Log-probability of each sampled token at sampling.
         policy_version: Version of the weights; `None` if unknown.
         finish_reason: Reason why the response ended; `None` if unknown.
-        states_sampling: Whether the record has the temperature, and no sampling parameter is `null` (chosen by the
-            engine).
+        states_sampling: Whether the record contains the temperature, and no sampling parameter is `null`. With
+            `null`, the engine chooses the value.
     """
 
     step: int
@@ -67,7 +67,7 @@ class SampledCall:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The selection of the calls to train on, and the required properties of their sampling.
+    """The conditions on the calls to train on.
 
     Attributes:
         conversations: Names of conversations, or patterns such as `sub-*`.
@@ -140,7 +140,7 @@ class _Reader:
         prompt, completion = self._ids("prompt_token_ids"), self._ids("completion_token_ids")
         logprobs = self._logprobs(len(completion))
         if not prompt or not completion:
-            self._refuse(f"has {len(prompt)} prompt and {len(completion)} sampled tokens, but needs both")
+            self._refuse(f"has {len(prompt)} prompt tokens and {len(completion)} sampled tokens, but needs both")
         if kinds := sorted(set(_media(self.request))):
             self._refuse(f"belongs to a request with content that token ids do not represent ({', '.join(kinds)})")
         recorded = self.action.get("sampling")
@@ -163,7 +163,7 @@ class _Reader:
         if values is None:
             self._refuse(f"has no `{name}`: {GIVEN_BY}")
         if not _is_list(values) or not all(type(value) is int and value >= 0 for value in values):
-            self._refuse(f"has `{name}` that are not a list of ids: {values!r:.60}")
+            self._refuse(f"has invalid `{name}`, which must be a list of ids: {values!r:.60}")
         return tuple(values)
 
     def _logprobs(self, tokens: int) -> tuple[float, ...]:
@@ -171,7 +171,7 @@ class _Reader:
         if values is None:
             self._refuse(f"has no `logprobs`: {GIVEN_BY}")
         if not _is_list(values) or not all(_is_logprob(value) for value in values):
-            self._refuse(f"has `logprobs` that are not a list of log-probabilities: {values!r:.60}")
+            self._refuse(f"has invalid `logprobs`, which must be a list of log-probabilities: {values!r:.60}")
         if len(values) != tokens:
             self._refuse(f"has {tokens} sampled tokens and {len(values)} log-probabilities")
         return tuple(map(float, values))
@@ -189,8 +189,8 @@ class _Reader:
         remedy = "leave it out, or accept such calls with `altered_sampling`"
         if temperature not in (None, 1) and not PROCESSED_LOGPROBS.items() <= sampling.items():
             return (
-                f"was sampled at temperature {temperature}, but its log-probabilities may belong to "
-                "temperature 1. Start vLLM with `--logprobs-mode processed_logprobs`, and use policy=vllm, "
+                f"was sampled at temperature {temperature}, but its log-probabilities may be those "
+                "of temperature 1. Start vLLM with `--logprobs-mode processed_logprobs`, and use policy=vllm, "
                 "which checks it"
             )
         for name, neutral in NEUTRAL.items():
@@ -225,7 +225,7 @@ def _mappings(values: Any) -> list[Mapping[str, Any]]:
 
 
 def _left_to_engine(recorded: Any) -> bool:
-    """Returns whether a request set a sampling parameter to `null`, so that the engine used its own value."""
+    """Returns whether a request set a sampling parameter to `null`, so that the engine chose its value."""
     return isinstance(recorded, Mapping) and any(name in recorded and recorded[name] is None for name in NEUTRAL)
 
 

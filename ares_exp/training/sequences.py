@@ -3,7 +3,7 @@
 ```
 report = sequences_of(episode)     # an EpisodeTrajectory, a StoredEpisode of `load(run)`, or its dict
 report.rows                        # each with ids, mask, logprobs, reward, conversation, …
-report.sentences()                 # the numbers of clean, re-aligned and forked rows, and of skipped calls
+report.sentences()                 # how many rows are clean, re-aligned or forked, and how many calls were skipped
 ```
 
 The invariant: the engine sampled each token with mask 1, with the recorded log-probability, after exactly the preceding
@@ -124,8 +124,7 @@ class SequenceReport:
         calls: Number of LLM calls in the rows.
         untrained_tokens: Number of sampled tokens that are not trained on because of re-alignments.
         other_conversations: Number of calls in each conversation that is not trained on.
-        unstated_sampling: Number of calls whose record has no temperature, or whose parameters were partly left to the
-            engine.
+        unstated_sampling: Number of calls whose record has no temperature, or a parameter that the engine chose.
     """
 
     rows: tuple[TrainingSequence, ...]
@@ -141,7 +140,7 @@ class SequenceReport:
 
     @property
     def made(self) -> Counter[str]:
-        """The number of rows by `made`."""
+        """The number of rows for each value of `TrainingSequence.made`."""
         return Counter(row.made for row in self.rows)
 
     def sentences(self) -> list[str]:
@@ -153,7 +152,7 @@ class SequenceReport:
 
 @dataclass(slots=True)
 class SequenceCounts:
-    """The sums of the counts of several reports. The attributes are described in `SequenceReport`."""
+    """The counts of several reports, added up. `SequenceReport` describes the attributes."""
 
     episodes: int = 0
     rows: int = 0
@@ -216,14 +215,14 @@ def sequences_of(
             trajectory.
         conversations: Names or patterns of the conversations to train on. `["*"]` selects all conversations, including
             sub-agents and background requests.
-        realign_tokens: Maximum number of sampled tokens at the end of a call that may be excluded from training. A row
-            can then continue, instead of forking, if the next prompt tokenizes its end differently.
+        realign_tokens: Maximum number of sampled tokens at the end of a row that may be excluded from training. If the
+            next prompt tokenizes only these tokens differently, the row continues instead of forking.
         temperature: Required sampling temperature of the calls; `None` accepts any.
         altered_sampling: Whether to accept calls whose sampling was changed by a truncation, a penalty or a grammar.
 
     Raises:
-        UntrainableError: A call of these conversations has no ids or log-probabilities, its sampling was altered, or
-            these conversations have no calls. The message names the episode, the step and a fix.
+        UntrainableError: The conversations have no calls, or a call has no ids or log-probabilities, or its sampling
+            was altered. The message contains the episode, the step and a fix.
         TrajectoryFormatError: The stored episode is broken.
         ValueError: `realign_tokens` is negative.
     """
@@ -275,7 +274,7 @@ class _Row:
         self.go_on(call)
 
     def go_on(self, call: SampledCall) -> None:
-        """Appends a call: the rest of its prompt, which must start with this row, and its sampled tokens."""
+        """Appends the rest of a call's prompt, which must start with this row, and the call's sampled tokens."""
         context = call.prompt[len(self.ids) :]
         self.ids += context
         self.mask += [0] * len(context)
@@ -334,7 +333,7 @@ class _ConversationRows:
         )
 
     def _realigned(self, prompt: Sequence[int]) -> _Row | None:
-        """Cuts the row that loses the fewest tokens to become a prefix of the prompt; `None` if too many are lost."""
+        """Cuts a row to its common prefix with the prompt, and returns it; `None` if too many tokens would be lost."""
         shared = [(len(row.ids) - _shared(row.ids, prompt), row) for row in self.rows]
         lost, row = min(shared, key=lambda item: item[0], default=(0, None))
         if row is None or lost > self._realign_tokens or len(row.ids) - lost <= row.starts[-1]:

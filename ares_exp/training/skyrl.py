@@ -7,8 +7,8 @@ class Experiment(BasePPOExp):                          # skyrl.train.entrypoints
         return EpisodeGenerator("http://127.0.0.1:8300", inference_engine_client, model=model)
 ```
 
-The keys match `GeneratorOutput` of SkyRL 0.4. This module does not import SkyRL. If an episode has several rows, they
-become the steps of a trajectory, for `generator.step_wise_trajectories=true`.
+The keys match `GeneratorOutput` of SkyRL 0.4. This module does not import SkyRL. If an episode has several rows, set
+`generator.step_wise_trajectories=true`, so that each row becomes a step of a trajectory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ares_exp.training.sequences import NO_ROW, Lost, SequenceReport
 
 
 class EpisodeGenerator:
-    """A SkyRL generator (`GeneratorInterface`). The column `task` of each prompt has the name of its task."""
+    """A SkyRL generator (`GeneratorInterface`). The data set needs a column `task` with the name of a task."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class EpisodeGenerator:
             key_env: Environment variable with the service's key.
             lost: Treatment of episodes without a reward, as for `generator_output`.
             step_wise: Whether the trainer is configured for step-wise training, as for `generator_output`.
-            submission: Other fields of the submissions, such as `limits`. Fields of `policy` are added.
+            submission: Other fields of the submissions, such as `limits`. Values in `policy` replace defaults.
         """
         self._url, self._engine, self._key_env = url, engine, key_env
         self._lost, self._step_wise = lost, step_wise
@@ -87,9 +87,9 @@ def generator_output(
         trajectory_ids: Trajectory ids of the batch, one per episode. Required for step-wise training.
         step_wise: Whether the trainer is configured for step-wise training. Defaults to `True` if an episode has
             several rows.
-        lost: The rows that get a mask of zeros if an episode has no reward. `group`: the rows of all episodes with
-            the same `instance_id`, as SkyRL's own integration of Harbor does. `mask`: only the rows of this episode,
-            whose reward of 0.0 still counts in the mean of its group. Without trajectory ids, both mean `mask`.
+        lost: Treatment of an episode without a reward. `group` masks the rows of all episodes with the same
+            `instance_id`, as SkyRL's own integration of Harbor does. `mask` masks only the rows of this episode, but
+            its reward of 0.0 counts in the mean of the group. Without trajectory ids, `group` works like `mask`.
 
     Raises:
         UntrainableError: An episode has several rows although the training is not step-wise.
@@ -99,9 +99,9 @@ def generator_output(
     step_wise = several is not None if step_wise is None else step_wise
     if several is not None and not step_wise:
         raise UntrainableError(
-            f"Expected one row of episode {several.episode_id} ({several.task}), got more, because the "
-            "agent rewrote its history. Train step-wise (`generator.step_wise_trajectories=true`), or "
-            "prevent the agent from rewriting its history."
+            f"Episode {several.episode_id} ({several.task}) has several rows, because the agent rewrote its history. "
+            "Train step-wise (`generator.step_wise_trajectories=true`), or prevent the agent from rewriting its "
+            "history."
         )
     if (step_wise or trajectory_ids is not None) and len(trajectory_ids or ()) != len(reports):
         raise ValueError(f"Expected {len(reports)} trajectory ids, got {len(trajectory_ids or ())}")

@@ -5,7 +5,7 @@
 ```
 
 `ares.yaml` has the key `ares_exp`, with the `url` of the service, and optionally `key_env`, `policy` and other fields
-of the submissions. Each row of the data set has the name of its task in `metadata.task`. Written for slime 0.3.1.
+of the submissions. `metadata.task` in each row of the data set is the name of a task. Written for slime 0.3.1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ABORT_POLL_SEC = 0.5
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> list[Any]:
-    """Runs an episode, and returns one sample per row. Ends when slime aborts the step."""
+    """Runs an episode, and returns one sample per row. Cancels the episode if slime aborts the training step."""
     from slime.rollout.sglang_rollout import GenerateState
 
     state = GenerateState(args)
@@ -51,7 +51,7 @@ def samples_of(episode: Episode | None, sample: Any) -> list[Any]:
 
     Args:
         episode: The episode; `None` if slime aborted it.
-        sample: The sample of slime, which is copied.
+        sample: The sample from slime, which is copied for each row.
     """
     report = None if episode is None else episode.report
     lost = report is None or report.is_lost

@@ -2,12 +2,12 @@
 
 `python -m ares_exp.training.toy FOLDER [SEED]` writes:
 
-- `FOLDER/model`: a model with two layers, random weights and about thirty tokens. The last tokens each stand for a
+- `FOLDER/model`: a model with two layers, random weights and about thirty tokens. Each of the last tokens represents a
   complete call of the tool `bash`, so that one token is one reply (`policy.max_output_tokens=1`).
 - `FOLDER/tasks/two-words`: a task of two turns. Its reward is 0.5 if the first line of a file is correct, and 1 if both
   lines are correct.
 
-One of these tokens also solves the sample task `write-greeting`.
+The model can also solve the sample task `write-greeting`, with a single token.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ COMMANDS = (
     "echo beta >> /app/words",
     "echo gamma >> /app/words",
 )
-"""Commands of `bash`. Each has a token that is a complete reply with this command."""
+"""Shell commands. For each command, the vocabulary has one token: a complete reply that calls `bash` with it."""
 
 WORDS = ("user", "assistant", "tool", "Create", "the", "file", "It", "must", "hold", "line", "returncode", "output")
-"""Words that the tokenizer keeps. All other words of a prompt are dropped."""
+"""Words in the vocabulary. The tokenizer drops all other words of a prompt."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages if message.role != 'system' -%}
@@ -64,7 +64,7 @@ network_mode = "no-network"
     "solution/solve.sh": "#!/usr/bin/env bash\nprintf 'alpha\\nbeta\\n' > /app/words\n",
     "tests/test.sh": """\
 #!/usr/bin/env bash
-# Reward 1 for both lines, 0.5 for the first alone, or with another behind it, else 0.
+# The reward is 1 if both lines are correct, 0.5 if only the first line is correct, otherwise 0.
 
 reward=0
 [ "$(head -n 1 /app/words 2>/dev/null)" != alpha ] || reward=0.5
@@ -75,7 +75,7 @@ echo "$reward" > /logs/verifier/reward.txt
 
 
 def call_of(command: str) -> str:
-    """Formats a call of `bash` in the format of the Hermes models."""
+    """Formats a call of the tool `bash` as the Hermes models write it."""
     return f"<tool_call>{json.dumps({'name': 'bash', 'arguments': {'command': command}})}</tool_call>"
 
 
@@ -121,7 +121,7 @@ def toy_model(tokenizer: Any, *, seed: int = 0, num_layers: int = 2, width: int 
 
 
 def write_model(folder: Path, replies: Sequence[str], *, seed: int = 0) -> Path:
-    """Writes a model that has one token for each of these replies. Returns its folder."""
+    """Writes a model whose tokenizer has one token for each of `replies`. Returns the folder of the model."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -132,7 +132,7 @@ def write_model(folder: Path, replies: Sequence[str], *, seed: int = 0) -> Path:
 
 
 def write_task(folder: Path) -> Path:
-    """Writes the task of two turns. Returns its folder."""
+    """Writes the task of two turns. Returns the folder of the task."""
     for name, text in _FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ The service runs the episodes. The trainer samples all responses with its own mo
 python -m ares_exp.training.trl --url http://127.0.0.1:8300 --model toy/model --output_dir checkpoints --max_steps 20
 ```
 
-All arguments of TRL's `GRPOConfig` are options. The training continues from the newest checkpoint in `output_dir`.
+All arguments of TRL's `GRPOConfig` are options. Training continues from the newest checkpoint in `output_dir`, if any.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LEASE_SEC = 60.0
 
 
 def columns_of(episodes: Sequence[Episode], pad: int) -> dict[str, list[Any]]:
-    """Returns the columns of a `rollout_func`: for each episode, the row with the most trained tokens.
+    """Returns the columns that a `rollout_func` returns. For each episode, uses the row with the most trained tokens.
 
-    An episode that cannot be used for training has no reward, and one row with one token and mask 0.
+    An episode that cannot be trained on has no reward, and a row of one token with mask 0.
 
     Raises:
         UserError: No episode can be trained on.
@@ -52,7 +52,7 @@ def columns_of(episodes: Sequence[Episode], pad: int) -> dict[str, list[Any]]:
 
 
 def episode_reward(episode_reward: list[float | None], **_: Any) -> list[float | None]:
-    """Returns the rewards of the episodes, as a reward function for TRL."""
+    """A reward function for TRL, which returns the rewards of the episodes."""
     return episode_reward
 
 
@@ -107,7 +107,7 @@ class _Sampler:
 
 
 def generate(trainer: Any, requests: Sequence[Request]) -> list[Response]:
-    """Samples responses. A prompt that is longer than the model's context gets a response without tokens. Blocking."""
+    """Samples responses. Returns no tokens for a prompt that is longer than the model's context. Blocking."""
     context = trainer.model.config.get_text_config().max_position_embeddings
     version = str(trainer.state.global_step)
     fitting = [one for one in requests if len(one.prompt_ids) < context]
@@ -161,7 +161,7 @@ class Arguments:
 
     url: str = field(metadata={"help": "URL of the rollout service."})
     model: str = field(metadata={"help": "Directory of a saved model, or its name on the hub."})
-    key_env: str | None = field(default=None, metadata={"help": "Variable with the key of the service."})
+    key_env: str | None = field(default=None, metadata={"help": "Environment variable with the key of the service."})
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""An environment for the package verifiers that runs episodes of ares_exp: a taskset, a harness and their environment.
+"""An environment for the package verifiers, with a taskset and a harness. Its rollouts are episodes of ares_exp.
 
 ```
 # file: greetings.py
@@ -10,9 +10,9 @@ __all__ = ["Greetings", "GreetingsHarness", "GreetingsEnv"]
 
 verifiers finds the plugin by its name: `vf.load_environment(vf.SingleAgentEnvConfig(taskset={"id": "greetings"}, …))`.
 While verifiers serves the environment, one run (`ares_exp.driven`) executes and records all rollouts. Each rollout is
-an episode with the reward of the episode. The agent sends its LLM calls to the endpoint of the rollout, where verifiers
-records the tokens. Code runs in containers of ares_exp, so that the rollout can use the runtime `subprocess`. Requires
-verifiers 0.4 (`import verifiers.v1`).
+an episode and gets its reward. The agent sends its LLM calls to the endpoint of the rollout, where verifiers records
+the tokens. The agent's commands run in containers of ares_exp, so that a rollout can use the runtime `subprocess`.
+Requires verifiers 0.4 (`import verifiers.v1`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ares_exp.training.driver import DrivenEpisode, EpisodeDriver, driven
 
 
 class _ServedRun(Policy):
-    """The run that executes the rollouts. It is also the run's policy, which uses the endpoint of each rollout."""
+    """The run that executes the rollouts. It also is the policy of the run, which calls each rollout's endpoint."""
 
     def __init__(self, overrides: Sequence[str], config_dirs: Sequence[Path]) -> None:
         self._overrides = overrides
@@ -48,7 +48,7 @@ class _ServedRun(Policy):
         self._endpoints: dict[Slot, RolloutEndpoint] = {}
 
     async def start(self) -> None:
-        """Starts the run, whose limits apply to all rollouts together."""
+        """Starts the run. Limits of the run, such as its budget, apply to all rollouts together."""
         self._driver = await self._open.enter_async_context(
             driven(self._overrides, policy=self, config_dirs=self._config_dirs)
         )
@@ -66,14 +66,14 @@ class _ServedRun(Policy):
         return self._endpoints[episode.task_name, episode.attempt]
 
     async def execute(self, task: str, endpoint: RolloutEndpoint) -> DrivenEpisode | None:
-        """Runs one attempt at a task. Returns `None` if the run ended before the episode.
+        """Runs one attempt at a task. Returns `None` if the run ended before the attempt did.
 
         If the caller is cancelled, the containers of the attempt are released first.
         """
         if self._driver is None:
             raise ConfigError(
-                "Expected the environment of the plugin to be served, but only its harness is used. Export "
-                "all three classes of `make_plugin` in `__all__`."
+                "The harness of the plugin requires its environment, which is not served. Export all three classes "
+                "of `make_plugin` in `__all__`."
             )
         submission = self._driver.submit([task])
         [slot] = submission.slots
@@ -104,7 +104,7 @@ def make_plugin(
     try:
         import verifiers.v1 as vf
     except ImportError:
-        raise ConfigError("An environment of verifiers needs the package: `pip install 'verifiers>=0.4'`.") from None
+        raise ConfigError("The environment needs the package verifiers: `pip install 'verifiers>=0.4'`.") from None
     run = _ServedRun(overrides, [Path(folder) for folder in config_dirs])
 
     class EpisodeState(vf.State):  # type: ignore[misc]
@@ -145,7 +145,7 @@ def make_plugin(
             policy = RolloutEndpoint(endpoint, secret, ctx.model, request_timeout_sec)
             episode = await run.execute(data.name, policy)
             if episode is None:
-                return vf.ProgramResult(exit_code=1, stdout="", stderr="The run ended before the episode.")
+                return vf.ProgramResult(exit_code=1, stdout="", stderr="The run ended before the episode did.")
             trace.state.episode_reward = episode.reward
             if episode.reward is not None:
                 return vf.ProgramResult(exit_code=0, stdout=str(episode.result.outcome), stderr="")

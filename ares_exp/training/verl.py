@@ -28,7 +28,7 @@ ABORTED = ("aborted", "abort")
 class EpisodeAgentLoop:
     """An agent loop (`AgentLoopBase`) that samples the tokens of an episode with verl's own server manager.
 
-    Each row of the data set has the name of its task in the column `task`.
+    The data set needs a column `task` with the name of a task.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class EpisodeAgentLoop:
 
 
 def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_step: int | None = None) -> dict[str, Any]:
-    """Returns the fields of the single output of an episode whose history was not rewritten.
+    """Returns the fields of the only output of an episode whose history was not rewritten.
 
-    Takes the same arguments as `agent_loop_outputs`.
+    The arguments are described in `agent_loop_outputs`.
 
     Raises:
         UntrainableError: The episode has several rows. Use `agent_loop_outputs` for several rows.
@@ -93,8 +93,8 @@ def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_ste
     if len(outputs) > 1:
         row = report.rows[0]
         raise UntrainableError(
-            f"Expected one row of episode {row.episode_id} ({row.task}), got {len(outputs)}, "
-            f"{report.made['forked']} of them forked. If the trainer accepts a list, return all rows with "
+            f"Expected episode {row.episode_id} ({row.task}) to have one row, got {len(outputs)} rows, of which "
+            f"{report.made['forked']} forked. If the trainer accepts a list, return all rows with "
             "`agent_loop_outputs`. Otherwise, prevent the agent from rewriting its history."
         )
     return outputs[0]
@@ -108,17 +108,18 @@ def agent_loop_outputs(
     Args:
         report: The rows of an episode.
         lost: Treatment of an episode without a reward. `mask` returns its rows with a mask of zeros; their reward
-            of 0.0 still counts in the mean of verl's prompt group. `group` raises, so that verl drops the whole group.
-        global_step: The trainer's step, for rows whose policy versions are unknown. verl counts the age of rows from
-            it.
+            of 0.0 still counts in the mean of verl's prompt group. `group` raises an error, so that verl drops the
+            whole group.
+        global_step: The trainer's step, which replaces a missing policy version. verl computes the age of a row from
+            the policy version.
 
     Raises:
-        UntrainableError: The episode has no reward and `lost` is `group`. Or the policy versions of a row are not
-            integers, or unknown without a `global_step`.
+        UntrainableError: The episode has no reward and `lost` is `group`, or a policy version is not an integer, or a
+            trained row has no policy version and `global_step` is `None`.
     """
     if report.is_lost and lost == "group":
         name = f"Episode {report.rows[0].episode_id} ({report.rows[0].task})" if report.rows else "The episode"
-        raise UntrainableError(f'{name} has no reward. To mask it instead of dropping its group, use lost="mask".')
+        raise UntrainableError(f'{name} has no reward, so its group is dropped. To mask its rows, use lost="mask".')
     rows = [row.untrained() for row in report.rows or (NO_ROW,)] if report.is_lost else report.rows
     return [_fields(row, global_step) for row in rows]
 
@@ -129,12 +130,12 @@ def _fields(row: TrainingSequence, global_step: int | None) -> dict[str, Any]:
     except ValueError:
         raise UntrainableError(
             f"Expected the policy versions of episode {row.episode_id} ({row.task}) to be global steps of verl, got "
-            f"{', '.join(row.policy_versions)}. Let the endpoint report the step as `policy_version`."
+            f"{', '.join(row.policy_versions)}. Make the endpoint report the step as `policy_version`."
         ) from None
     if not steps and global_step is None and any(row.mask):
         raise UntrainableError(
-            f"Expected the policy versions of episode {row.episode_id} ({row.task}), got none. Let the endpoint report "
-            "the step as `policy_version`, or pass `global_step`."
+            f"Episode {row.episode_id} ({row.task}) has no policy versions. Make the endpoint report the step as "
+            "`policy_version`, or pass `global_step`."
         )
     steps = steps or [global_step or 0]
     return {

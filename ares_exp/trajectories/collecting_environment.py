@@ -37,9 +37,9 @@ from ares_exp.trajectories.records import (
 )
 
 END_TIMEOUT_SEC = 10.0
-"""Seconds that a cancelled caller waits for the collectors to finish writing."""
+"""Maximum time in seconds that a cancelled caller waits until the collectors have finished writing."""
 ENDED_AT_ONCE = 4
-"""Maximum number of threads that end episodes. With few threads, more syncs to disk can be combined."""
+"""Maximum number of threads that end episodes. If there are few threads, each thread can combine more disk syncs."""
 
 
 class EpisodeListener(Protocol):
@@ -50,10 +50,10 @@ class EpisodeListener(Protocol):
         ...
 
     def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
-        """Handles an exception of a collector, and returns whether to end the run. May be called in any thread.
+        """Handles an exception of a collector, and returns whether the run ends. May be called in any thread.
 
-        An error that ends the run is neither counted nor logged. `is_at_end` means that the collector failed while
-        ending the episode, so that it has not stored the episode.
+        An error that ends the run is neither counted nor logged. If `is_at_end` is true, the collector failed in
+        `end_episode`, so that it has not stored the episode.
         """
         ...
 
@@ -62,14 +62,14 @@ class EpisodeListener(Protocol):
 
         Args:
             trajectory: The episode; `None` if every collector failed or did not finish in time.
-            failures: Number of collector calls that have raised so far.
+            failures: Number of collector calls that have raised an exception so far.
             end_time: Epoch seconds.
         """
         ...
 
 
 class EpisodeEnds(GatheredCalls["_Ending"]):
-    """Ends episodes in threads, because collectors may write files. Episodes that end together share one sync."""
+    """Ends episodes in threads, because collectors may write files. Episodes that end together share one disk sync."""
 
     def __init__(self) -> None:
         """Creates the queue, which all environments of an event loop may share."""
@@ -78,7 +78,7 @@ class EpisodeEnds(GatheredCalls["_Ending"]):
 
 @dataclass(slots=True)
 class _Ending:
-    """The end of an episode: one function per collector that ends the episode, and the returned trajectories."""
+    """The end of an episode: functions that each end the episode in one collector, and the returned trajectories."""
 
     ends: Sequence[tuple[CollectorGuard, Callable[[], EpisodeTrajectory | None]]]
     kept: list[EpisodeTrajectory] = field(default_factory=list)
@@ -99,8 +99,8 @@ def _end_together(endings: Sequence[_Ending]) -> None:
 class TrajectoryCollectingEnvironment(EnvironmentWrapper):
     """Wraps any `Environment`, and records every episode, including failed and abandoned episodes.
 
-    The failure of a collector is logged and counted in `collector_failures`. It affects neither the episode nor the
-    other collectors.
+    A failure of a collector is logged and counted in `collector_failures`. Such a failure affects neither the episode
+    nor the other collectors.
 
     Attributes:
         trajectory: The last episode that ended; `None` before the first end, or if every collector failed.
@@ -129,7 +129,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             start_time: Start of the first episode, in epoch seconds; by default the time of `reset()`.
             metadata: JSON-ready metadata of each episode, for collectors that accept metadata.
             listener: Object to notify when an episode ends.
-            ends: Queue that ends the episodes, which several environments may share.
+            ends: Queue that ends episodes. Several environments may share it.
             clock: Function that returns epoch seconds.
 
         Raises:
@@ -153,7 +153,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
     @property
     def collector_failures(self) -> int:
-        """Number of collector calls that raised."""
+        """Number of collector calls that raised an exception."""
         return sum(sink.failures for sink in self._sinks)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
@@ -175,7 +175,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return time_step
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Steps the environment and records the step. A restored episode is recorded from its start."""
+        """Steps the environment and records the step. If the episode was restored, also records the earlier steps."""
         started = time.perf_counter()
         if not self._active:
             self._adopt()
@@ -238,7 +238,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             self._record(self._record_of(one.time_step, one.action, spent, one.activity, one.timestamp))
 
     def _start(self, start_time: float) -> None:
-        """Opens an episode in all collectors. Called after the environment's reset, which chooses the task."""
+        """Opens an episode in all collectors. Must be called after the environment's reset, which selects the task."""
         self._step_index, self.trajectory, self._active = 0, None, True
         episode_id, self._episode_id = self._episode_id, None
         report = self.report()
@@ -307,7 +307,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         rewards: Mapping[str, float] | None = None,
         end_time: float | None = None,
     ) -> None:
-        """Ends the running episode, if any. Collectors may write files, so they are called in a thread."""
+        """Ends the running episode, if any. Calls the collectors in a thread, because they may write files."""
         if not self._active:
             return
         self._active = False
@@ -330,7 +330,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
 
 class _Unfinished(NamedTuple):
-    """Placeholder for the time step of a `reset()` or `step()` that raised."""
+    """Placeholder for the time step of a `reset()` or `step()` that raised an exception."""
 
     step_type: StepType
     reward: None = None
@@ -344,7 +344,7 @@ def _number(value: Any) -> float | None:
 
 
 def _serialize(value: Any) -> Mapping[str, Any] | None:
-    """Returns an observation or action as frozen, JSON-ready data. Other values are stored as their `repr`."""
+    """Converts an observation or action to immutable, JSON-ready data. Values that JSON lacks become their `repr`."""
     if isinstance(value, LLMRequest):
         return serialize_llm_request(value)
     if isinstance(value, LLMResponse):

@@ -27,9 +27,9 @@ class EpisodeHandle:
 
     Attributes:
         episode_id, task_name, start_time, metadata: Fields of `EpisodeTrajectory`.
-        steps: Steps recorded so far. Equal messages are the same objects.
+        steps: Steps recorded so far. Steps with an equal message share one message object.
         encoder: Encoder of the steps.
-        unwritten: Error that prevented steps from being written to the collector's file; `None` if it has all steps.
+        unwritten: Error that prevented writing a line to the collector's file; `None` if all lines were written.
     """
 
     episode_id: str
@@ -43,7 +43,7 @@ class EpisodeHandle:
 
 @runtime_checkable
 class TrajectoryCollector(Protocol):
-    """Stores episodes. Only the arguments below are required. `CollectorBase` defines optional arguments."""
+    """Stores episodes. These methods and arguments are required. `CollectorBase` defines optional arguments."""
 
     def begin_episode(self, *, task_name: str) -> object:
         """Opens an episode and returns its handle."""
@@ -59,17 +59,17 @@ class TrajectoryCollector(Protocol):
 
 
 class CollectorBase(TrajectoryCollector):
-    """Base class with all arguments of a collector. Other collectors get only the keyword arguments that they accept.
+    """Base class with all optional arguments. Other collectors receive only the keyword arguments that they accept.
 
     One instance can serve concurrent environments: `begin_episode` returns a handle, which is passed to `record_step`
-    and `end_episode` as `episode=`. Without this argument, they use the only open episode.
+    and `end_episode` as `episode=`. Without this argument, these methods use the only open episode.
     """
 
     @property
     def keeps_apart(self) -> bool:
-        """Whether concurrent episodes can be recorded. If not, `concurrency=1` is required. Default: yes.
+        """Whether concurrent episodes can be recorded. If false, `concurrency=1` is required. Default: true.
 
-        For a collector that does not inherit from this class, the value is true if `record_step` takes `episode`.
+        For a collector that does not inherit from this class, the value is true if `record_step` accepts `episode`.
         """
         return True
 
@@ -113,7 +113,7 @@ class CollectorBase(TrajectoryCollector):
             outcome: Outcome of the episode; by default truncated or completed, depending on `truncated`.
             error: The error, or the limit that was reached.
             end_time: Epoch seconds; by default the current time.
-            unfinished_step: Partial record of the `reset()` or `step()` that raised and so ended the episode.
+            unfinished_step: Partial record of a `reset()` or `step()` that raised an exception and ended the episode.
             rewards: Rewards of the verifier and the scorers by name; empty by default.
             episode: The handle from `begin_episode`.
 
@@ -130,7 +130,7 @@ class EpisodeCollector(CollectorBase):
     """Base class of the collectors of this package. Keeps open episodes in memory. Thread-safe.
 
     Subclasses store an episode when it starts (`_started`), at each step (`_recorded`) and when it has ended
-    (`_ended`). If these methods raise, the data in memory stays complete.
+    (`_ended`). If one of these methods raises an exception, the data in memory is still complete.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
@@ -208,20 +208,20 @@ class EpisodeCollector(CollectorBase):
         return trajectory
 
     def _started(self, handle: EpisodeHandle) -> None:
-        """Stores a new episode. An exception rejects the episode."""
+        """Stores the start of an episode. If this method raises an exception, the episode is not opened."""
 
     def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
-        """Stores a new step; `step_encoding` defines the form of `encoded`."""
+        """Stores a step. `encoded` is the result of `StepEncoder.encode`."""
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
         """Stores an episode that has ended."""
 
     def _append(self, handle: EpisodeHandle, path: Path | str, line: str) -> None:
-        """Appends the line of a step to the episode's file, unless the file lacks earlier lines.
+        """Appends the line of a step to the episode's file, unless an earlier line of the episode is missing.
 
         Raises:
-            OSError: The line, or the line that opens the episode, could not be written. Raised once per episode. If
-                another process has removed the file, no error is raised, because `_ended` writes the whole episode.
+            OSError: This line or the first line of the episode could not be written. Raised at most once per episode,
+                and not if the file was removed. `_ended` then writes the whole episode.
         """
         try:
             if handle.unwritten is None:
@@ -253,19 +253,19 @@ logger = logging.getLogger(__name__)
 
 
 class CollectorGuard:
-    """Protects the episodes of one environment from failures of a collector, which may be third-party.
+    """Catches the exceptions of a collector, so that they do not affect the episodes of an environment.
 
-    A failure is counted, and the first failure of each method is logged as a warning. A failure that ends the run is
+    Failures are counted, and the first failure of each method is logged as a warning. A failure that ends the run is
     neither counted nor logged, because the run reports it.
 
     Attributes:
-        failures: Number of calls of the collector that raised.
+        failures: Number of collector calls that raised an exception.
     """
 
     def __init__(self, name: str, collector: TrajectoryCollector, ends_run: Callable[..., bool] | None = None) -> None:
         """Wraps `collector`, which several environments may share.
 
-        `name` is for messages. `ends_run` returns whether an error ends the run; see `EpisodeListener`.
+        `name` is the collector's name in messages. `ends_run` is `EpisodeListener.collector_failed`.
         """
         self.failures = 0
         self._name = name
@@ -286,7 +286,7 @@ class CollectorGuard:
             self.failed("begin_episode", error)
 
     def record(self, record: StepRecord) -> None:
-        """Records a step of the open episode. Does nothing without an open episode."""
+        """Records a step of the open episode. Does nothing if no episode is open."""
         if self._active:
             try:
                 self._collector.record_step(record, episode=self._episode)
@@ -297,8 +297,8 @@ class CollectorGuard:
         """Closes the open episode, so that it accepts no further steps. `more` is passed to `end_episode`.
 
         Returns:
-            A function that ends the episode in the collector, and can be called in any thread. It returns the stored
-            trajectory; `None` if no episode was open, or if the collector failed.
+            A function that ends the episode in the collector. It can be called in any thread. It returns the stored
+            trajectory, or `None` if no episode was open or the collector failed.
         """
         if not self._active:
             return lambda: None
@@ -328,7 +328,7 @@ class CollectorGuard:
 
 
 def as_collector(collector: TrajectoryCollector) -> CollectorBase:
-    """Returns `collector` as a `CollectorBase`, which drops keyword arguments that `collector` does not accept."""
+    """Converts a collector to a `CollectorBase`, which omits keyword arguments that the collector does not accept."""
     return collector if isinstance(collector, CollectorBase) else _ForeignCollector(collector)
 
 
@@ -358,7 +358,7 @@ class _ForeignCollector(StandIn, CollectorBase):
 
 
 def _known(given: Mapping[str, Any], method: Callable[..., Any]) -> Mapping[str, Any]:
-    """Returns the arguments in `given` that `method` takes."""
+    """Returns the arguments in `given` that `method` accepts."""
     names = _keywords_of(method.__func__ if inspect.ismethod(method) else method)
     return given if names is None else {name: value for name, value in given.items() if name in names}
 

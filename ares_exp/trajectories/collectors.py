@@ -29,7 +29,7 @@ class NullTrajectoryCollector(EpisodeCollector):
 
 
 class MemoryTrajectoryCollector(EpisodeCollector):
-    """Keeps finished episodes in `episodes`, in the order in which they ended. For notebooks, trainers and tests."""
+    """Keeps finished episodes in `episodes`, in the order in which they ended. Use it in notebooks and trainers."""
 
     @validate_call
     def __init__(
@@ -57,9 +57,9 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 class JsonTrajectoryCollector(EpisodeCollector):
     """Writes each episode to a file `{output_dir}/{episode_id}.json`.
 
-    Each step is written as soon as it is recorded (see `episode_file`), so `kill -9` loses no step. When the episode
-    has ended, the file is one JSON document. While episodes are open, the collector holds a shared lock on the
-    directory, so that readers can distinguish running episodes from lost episodes.
+    Each step is written as soon as it is recorded (see `episode_file`), so that no step is lost after `kill -9`. When
+    the episode has ended, the file is one JSON document. While episodes are open, the collector holds a shared lock on
+    the directory, so that readers can distinguish running episodes from lost episodes.
     """
 
     @validate_call
@@ -83,7 +83,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
         self._directory = WriterLock()
 
     def _started(self, handle: EpisodeHandle) -> None:
-        """Creates the file of an episode. The episode's id must be a valid file name that is not in use."""
+        """Creates the file of an episode. The id of the episode must be a valid file name, and the file must be new."""
         episode_id, path = handle.episode_id, self._path(handle)
         if not SAFE_NAME.fullmatch(episode_id) or episode_id.startswith("."):
             raise ValueError(
@@ -158,7 +158,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
             handle.unwritten = error
 
     def _make_file(self, handle: EpisodeHandle) -> None:
-        """Creates the file if it is missing. If it was deleted, marks all other open episodes as incomplete."""
+        """Creates the file if it is missing. If it existed before, marks the other open episodes as not written."""
         with self._making:
             if self.path.exists():
                 return

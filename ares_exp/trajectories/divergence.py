@@ -1,8 +1,8 @@
 """The first difference between two recorded episodes.
 
-The comparison covers requests, replies, commands with their exit codes, rewards, discounts, and how the episode ended.
-It ignores ids (of episodes and of tool calls), times, durations, token counts, prices, log-probabilities, reasoning and
-the model's name, because these differ between two runs of the same task.
+The comparison includes requests, replies, commands with their exit codes, rewards, discounts, and how the episode
+ended. It ignores the ids of episodes and tool calls, times, durations, token counts, costs, log-probabilities,
+reasoning and the model's name, because these differ between two runs of the same task.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MARK_CHARS = 8
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first difference between two episodes: after `step` equal steps, or in how the episodes ended."""
+    """The first difference between two episodes. `step` is the number of equal steps before the difference."""
 
     step: int
     difference: Difference
 
 
 def find_divergence(old: EpisodeTrajectory, new: EpisodeTrajectory) -> Divergence | None:
-    """Finds the first difference between two episodes; `None` if they are equal."""
+    """Returns the first difference between two episodes; `None` if they are equal."""
     same_ids = _CallNames(), _CallNames()
     for step, (was, has) in enumerate(zip_longest(old.steps, new.steps)):
         if was is None or has is None:
@@ -56,7 +56,7 @@ def find_divergence(old: EpisodeTrajectory, new: EpisodeTrajectory) -> Divergenc
 def step_marks(episode: EpisodeTrajectory) -> list[list[str]]:
     """Returns digests of the compared parts of each step: reply, commands, outcome and observation.
 
-    Two digests are equal if `find_divergence` finds no difference between the parts.
+    The digests of two parts are equal if `find_divergence` finds no difference between the parts.
     """
     names, known, marks = _CallNames(), _Marks(), list[list[str]]()
     for step in episode.steps:
@@ -71,7 +71,7 @@ def _mark(value: Any) -> str:
 
 
 class _Marks:
-    """Computes digests of the requests of one episode. The digest of a message is cached for later requests."""
+    """Computes digests of the requests in one episode. Caches the digest of each message."""
 
     def __init__(self) -> None:
         self._messages: dict[int, tuple[Any, str]] = {}
@@ -114,7 +114,7 @@ def _between(was: StepRecord, has: StepRecord, old_names: _CallNames, new_names:
 
 
 def _said(names: _CallNames, step: StepRecord) -> Any:
-    """Returns the compared parts of an action."""
+    """Returns the parts of a step's action that are compared."""
     if not step.action:
         return step.action
     said = {name: value for name, value in step.action.items() if name not in MEASURED}
@@ -143,14 +143,14 @@ def _text(value: Any) -> str | None:
 
 
 class _CallNames:
-    """Replaces the random ids of tool calls with names in the order of the calls, so that episodes can be compared."""
+    """Replaces the random ids of tool calls with `call 0`, `call 1`, …, so that episodes can be compared."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._plain: dict[int, tuple[Any, Any]] = {}
 
     def plain(self, value: Any) -> Any:
-        """Returns `value` with names instead of the ids of tool calls."""
+        """Returns a copy of `value` in which the ids of tool calls are replaced."""
         if isinstance(value, tuple | list):
             return tuple([self.plain(item) for item in value])
         if not isinstance(value, Mapping):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTotals:
-    """Sums over the steps of an episode. A sum is `None` if no step has the value.
+    """The sums of values over the steps of an episode. A sum is `None` if no step has the value.
 
     Attributes:
         prompt_tokens, generated_tokens: Token counts that the policy reported.
@@ -63,7 +63,7 @@ class EpisodeTotals:
 
 
 def _sum(values: Any) -> Any:
-    """Adds up the values that are numbers, because files may contain other values; `None` if no value is a number."""
+    """Adds up the numbers among `values`, because files may contain other types; `None` if there is no number."""
     numbers = [value for value in values if is_number(value)]
     return sum(numbers) if numbers else None
 
@@ -75,7 +75,7 @@ MODEL_FIELDS = ("model", "policy_version", "sampling")
 
 
 class EpisodePrinter:
-    """Prints parts of one episode."""
+    """Prints the header, the steps and the result of one episode."""
 
     def __init__(self, console: Console, trajectory: EpisodeTrajectory, *, full: bool = False) -> None:
         self._console = console
@@ -84,7 +84,7 @@ class EpisodePrinter:
         self._model: Mapping[str, Any] = {}
 
     def header(self, path: Path, outcome: Outcome | None) -> None:
-        """Prints the facts about the whole episode. `None` as outcome means that the episode is running."""
+        """Prints facts about the whole episode. The outcome `None` means that the episode is running."""
         episode, totals = self._trajectory, EpisodeTotals.of(self._trajectory)
         self._line(f"Episode {one_line(episode.episode_id)}", style="bold")
         reward = f"reward {number(episode.total_reward)}{by_name(episode.rewards)}"
@@ -122,12 +122,12 @@ class EpisodePrinter:
             self._line(one_line(f"$ {command.command}", width - 20) + f"  {ended(command)}", 6, style=style)
 
     def unfinished_step(self) -> None:
-        """Prints the step that raised, if any."""
+        """Prints the step that raised an exception, if any."""
         if (step := self._trajectory.unfinished_step) is not None:
             self._done(step, "not finished")
 
     def result(self, verifier_output: Mapping[str, str]) -> None:
-        """Prints the reward, and the verifier's output, which maps names of files to their contents."""
+        """Prints the reward and the verifier's output. `verifier_output` maps file names to file contents."""
         episode = self._trajectory
         self._line("")
         self._line(f"reward {number(episode.total_reward)}{by_name(episode.rewards)}", style="bold cyan")
@@ -292,7 +292,7 @@ def piece_text(piece: Any) -> str:
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """Formats the text of a message, its tool calls and its other fields."""
+    """Formats a message as text: the content, the tool calls and other fields."""
     content, parts = message.get("content"), []
     if isinstance(content, str):
         parts.append(content)
@@ -312,38 +312,38 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def number(value: Any) -> str:
-    """Formats a number in the shortest form; `–` for `None`."""
+    """Formats a number as briefly as possible; returns `–` for `None`."""
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def by_name(rewards: Mapping[str, float]) -> str:
-    """Formats the rewards in parentheses; empty if the only reward is `reward`."""
+    """Formats rewards in parentheses; returns an empty string if the only reward is `reward`."""
     if not rewards.keys() - {"reward"}:
         return ""
     return f" ({', '.join(f'{one_line(name)} {number(value)}' for name, value in rewards.items())})"
 
 
 def seconds(value: float) -> str:
-    """Formats seconds with about three digits, and at most two decimals."""
+    """Formats a duration in seconds with about three digits, of which at most two are decimals."""
     return f"{value:.0f} s" if abs(value) >= 100 else f"{round(value, 2):g} s" if abs(value) < 1 else f"{value:.1f} s"
 
 
 def spent(source: StepRecord | EpisodeTotals) -> list[str]:
-    """Describes the seconds of the policy, the environment and the container, without unknown times."""
+    """Describes the known durations of the policy, the environment and the container."""
     names = ("policy", "environment", "container")
     known = ((name, getattr(source, f"{name}_sec")) for name in names)
     return [f"{name} {seconds(value)}" for name, value in known if value is not None]
 
 
 def usage(prompt: Any, generated: Any, reasoning: Any = None) -> list[str]:
-    """Describes token counts; empty if they are unknown or 0."""
+    """Describes token counts. Returns an empty list if they are unknown or 0."""
     numbers = [value for value in (prompt, generated) if isinstance(value, int)]
     thought = f" ({reasoning:,} of reasoning)" if isinstance(reasoning, int) and reasoning else ""
     return [f"{numbers[0]:,} + {numbers[1]:,} tokens{thought}"] if len(numbers) == 2 and any(numbers) else []
 
 
 def price(cost: Any) -> list[str]:
-    """Describes a cost in US dollars; empty if it is unknown or 0."""
+    """Describes a cost in US dollars. Returns an empty list if it is unknown or 0."""
     return [f"${cost:.4g}"] if is_number(cost) and cost else []
 
 
@@ -356,6 +356,6 @@ def moment(epoch_seconds: float) -> str:
 
 
 def asked_in(background_request: BackgroundRecord) -> str:
-    """Returns the text of the last message of a background request; empty if there is no message."""
+    """Returns the text of the last message in a background request; `""` if there is no message."""
     request = background_request.request
     return message_text(request["messages"][-1]) if is_request(request) and request["messages"] else ""

@@ -1,7 +1,7 @@
-"""The recorded responses from an episode, which resume, replay and branches pass to the agent again.
+"""The recorded responses of an episode, which resume, replay and branches pass to the agent again.
 
-Each of these three features passes the recorded responses to the agent up to a step, and compares the agent's requests
-with the recorded requests. The features differ in the step, and in how they handle a difference.
+These three features pass recorded responses to the agent up to a certain step, and compare the agent's requests with
+the recorded requests. They differ in the choice of this step, and in the handling of differences.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Exchange(NamedTuple):
 
     Attributes:
         request: The request, as `serialize_llm_request` returns it.
-        response: The response; `None` if the environment's time limit passed before the response.
+        response: The response; `None` if the environment reached its time limit before the response.
         stage: Number of finished stages of the task.
-        is_pending: Whether the record ends with this request.
+        is_pending: Whether this request is the last entry of the record, and has no response.
     """
 
     request: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Exchange(NamedTuple):
 
 
 def responses(exchanges: Iterable[Exchange]) -> list[LLMResponse]:
-    """Returns the responses of exchanges. Exchanges without a response are skipped."""
+    """Returns the responses in `exchanges`. Skips exchanges without a response."""
     return [exchange.response for exchange in exchanges if exchange.response is not None]
 
 
@@ -53,7 +53,7 @@ def recorded_exchanges(episode: EpisodeTrajectory) -> list[Exchange]:
 
 
 def background_exchanges(episode: EpisodeTrajectory) -> Iterator[Exchange]:
-    """Yields the background requests of a trajectory, which are not steps."""
+    """Yields the background requests of a trajectory and their responses."""
     unfinished = (episode.unfinished_step,) if episode.unfinished_step is not None else ()
     for step in (*episode.steps, *unfinished):
         for background_request in step.background_requests:
@@ -63,14 +63,14 @@ def background_exchanges(episode: EpisodeTrajectory) -> Iterator[Exchange]:
 class RecordedResponses:
     """The recorded responses that have not been used yet.
 
-    Each time an agent runs, its concurrent conversations may be in a different order. Responses are therefore only
-    ordered within a conversation.
+    Each time an agent runs, its concurrent conversations may send their requests in a different order. Each
+    conversation therefore has its own queue of responses.
     """
 
     def __init__(
         self, exchanges: Iterable[Exchange], *, used: int = 0, normalisers: Sequence[Normaliser] | None = None
     ) -> None:
-        """Sorts the recorded exchanges by conversation. The first `used` exchanges were used before.
+        """Groups the recorded exchanges by conversation, and skips the first `used` exchanges.
 
         If `normalisers` is `None`, the built-in normalisers are used.
         """
@@ -90,10 +90,11 @@ class RecordedResponses:
         return bool(self._left)
 
     def next_for(self, request: Mapping[str, Any]) -> Exchange | None:
-        """Returns the next exchange of a request's conversation; `None` if no exchange of the conversation is left.
+        """Returns the next exchange in the conversation of `request`; `None` if no exchange is left.
 
-        A conversation is identified by its name or, if the name was not recorded, by its first request. If the first
-        request differs and the agent offers no tools, the agent's first conversation is the recorded main conversation.
+        The recorded conversation with the same name is used or, if there is none, the recorded conversation with the
+        same first request. If there is also none and the agent offers no tools, its first conversation is matched with
+        the recorded main conversation.
         """
         conversation = conversation_of(request)
         if conversation not in self._names:
@@ -112,11 +113,11 @@ class RecordedResponses:
         return self._left[queue[0]] if queue else None
 
     def compare(self, exchange: Exchange, request: Mapping[str, Any], step: int) -> StepComparison:
-        """Compares the request of a step with a recorded request. A changed message counts only at its first step."""
+        """Compares a request with a recorded request. A changed message only counts in the first step that has it."""
         return self._comparison.compare(step, exchange.request, request)
 
     def are_same(self, recorded: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-        """Returns whether two whole requests are equal after normalising."""
+        """Returns whether two requests are equal after normalising, including all messages."""
         return RequestComparison(self._normalisers).compare(0, recorded, request).is_same
 
     def use(self, request: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ from ares_exp.records.validation import Flag, Integer, Number, Table, Text, vali
 
 
 def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
-    """Converts a request to a frozen, JSON-ready mapping. Fields with their default value are left out."""
+    """Converts a request to an immutable, JSON-ready mapping. Omits fields that have their default value."""
     data: dict[str, Any] = {"messages": request.messages}
     for name, default in REQUEST_DEFAULTS.items():
         if (value := getattr(request, name)) != default:
@@ -64,8 +64,8 @@ def conversation_of(request: Mapping[str, Any]) -> str:
 def _with_main(steps: Sequence[StepRecord], *, is_whole: bool) -> tuple[StepRecord, ...]:
     """Names the first conversation `main` if no conversation has this name.
 
-    A conversation without tools may be a request for a title. Only the whole episode shows that the agent never offers
-    tools. If the episode was cut off, the conversation has to be longer than its first request.
+    A first conversation without tools could be a background request, such as a request for a title. In an incomplete
+    episode (`is_whole` is false), it is therefore only renamed if it has grown after its first request.
     """
     requests = [step.observation for step in steps if step.observation is not None]
     names = [conversation_of(request) for request in requests]
@@ -84,7 +84,7 @@ def _with_main(steps: Sequence[StepRecord], *, is_whole: bool) -> tuple[StepReco
 
 
 def serialize_llm_response(response: LLMResponse) -> Mapping[str, Any]:
-    """Converts a response to a frozen, JSON-ready mapping. Optional fields that are `None` are left out."""
+    """Converts a response to an immutable, JSON-ready mapping. Omits optional fields that are `None`."""
     data = {
         "data": FrozenList([Message(piece_to_dict(piece)) for piece in response.data]),
         "cost": response.cost,
@@ -108,7 +108,7 @@ def deserialize_llm_response(data: Mapping[str, Any]) -> LLMResponse:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRecord:
-    """A background request from the agent and its response, which are not a step.
+    """A background request from the agent and the response. Background requests are not steps.
 
     Attributes:
         request: The request, as `serialize_llm_request` returns it.
@@ -138,7 +138,7 @@ class StepRecord:
     """One time step and the action that led to it.
 
     Attributes:
-        step_index: 0 for FIRST, then counting up.
+        step_index: Index of the step, starting at 0 for FIRST.
         step_type: `"FIRST"`, `"MID"` or `"LAST"`.
         observation: The pending request, as `serialize_llm_request` returns it; `None` on LAST.
         action: The response that led to this step, as `serialize_llm_response` returns it; `None` on FIRST.
@@ -149,7 +149,7 @@ class StepRecord:
             unknown.
         environment_sec: Seconds of wall-clock time of the environment's `reset()` or `step()`; `None` if unknown.
         container_sec: Part of `environment_sec` for container calls: start and set-up, the agent's commands and
-            transfers, and the verifier. Times of concurrent calls are added. `None` if unknown.
+            transfers, and the verifier. The times of concurrent calls are added up. `None` if unknown.
         commands: Commands that the agent ran in the container, in the order in which they ended.
         background_requests: Background requests since the previous time step.
     """
@@ -197,23 +197,23 @@ def command_to_dict(command: CommandRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTrajectory:
-    """One whole episode.
+    """One complete episode.
 
     Attributes:
         episode_id: Unique id.
         task_name: The task.
         steps: Records of all time steps, including FIRST.
         start_time, end_time: Epoch seconds.
-        total_reward: Sum of the steps' rewards. `None` if the episode did not reach a LAST step, or if it has no
-            reward: LAST has no reward, and the rewards of the other steps are 0.0.
+        total_reward: Sum of the steps' rewards. `None` if there is no LAST step, or if LAST has no reward and the
+            rewards of all other steps are 0.0.
         num_steps: Number of records, including FIRST.
         truncated: Whether a limit ended the episode.
         outcome: Outcome of the episode.
-        error: The error, or the limit that truncated the episode; otherwise `None`.
+        error: The error that ended the episode, or the limit that truncated it; otherwise `None`.
         metadata: JSON-ready metadata, such as attempt, seed and agent.
-        unfinished_step: Partial record of the `reset()` or `step()` that raised and so ended the episode: its action,
-            commands and times. `None` if no call raised.
-        rewards: All rewards of the verifier by key, and of the scorers by name; may be empty.
+        unfinished_step: Partial record (action, commands and times) of a `reset()` or `step()` that raised an exception
+            and ended the episode; otherwise `None`.
+        rewards: All rewards of the verifier and of the scorers, by name; may be empty.
     """
 
     episode_id: Text
@@ -238,22 +238,22 @@ class EpisodeTrajectory:
 
     @property
     def limit(self) -> str | None:
-        """The limit that truncated the episode; `None` if no limit did."""
+        """The limit that truncated the episode; `None` if the episode was not truncated."""
         return self.error.limit if self.error is not None else None
 
     @property
     def is_of_oracle(self) -> bool:
-        """Whether responses came from `policy=oracle`, which runs the task's own solution."""
+        """Whether any response came from `policy=oracle`, which runs the solution in the task."""
         return any(step.action is not None and step.action.get("model") == ORACLE_MODEL for step in self.steps)
 
     @property
     def step_count(self) -> int:
-        """Number of steps after FIRST, including a step that raised: `num_steps` of the row in `episodes.jsonl`."""
+        """Number of steps after FIRST, including an unfinished step. It is `num_steps` in `episodes.jsonl`."""
         unfinished = self.unfinished_step
         return max(self.num_steps - 1, 0) + (unfinished is not None and unfinished.step_type != "FIRST")
 
     def returns_to_go(self, discount: float = 1.0) -> tuple[float | None, ...]:
-        """Returns the sum of the later rewards at each step, discounted.
+        """Returns the discounted return for each action: the sum of the rewards from its step to the end.
 
         Args:
             discount: Factor per step, in [0, 1].
@@ -308,9 +308,9 @@ class EpisodeTrajectory:
 
 
 def total_reward(steps: Sequence[StepRecord]) -> float | None:
-    """Adds up the rewards of an episode. Returns `None` if there is no LAST step, or if no reward was given.
+    """Adds up the rewards of an episode. Returns `None` if there is no LAST step, or if the episode has no reward.
 
-    A MID step has the reward 0.0 by default. If LAST has no reward and all other rewards are 0.0, the sum is `None`.
+    MID steps have the reward 0.0 by default. If LAST has no reward and all other rewards are 0.0, there is no reward.
     """
     if not steps or steps[-1].step_type != "LAST":
         return None
@@ -319,7 +319,7 @@ def total_reward(steps: Sequence[StepRecord]) -> float | None:
 
 
 BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
-"""Exceptions that a broken or hostile record can raise when it is read. They become a `TrajectoryFormatError`."""
+"""Exceptions that reading an invalid record can raise. They are converted to a `TrajectoryFormatError`."""
 
 
 def what_broke(error: BaseException) -> str:
@@ -330,7 +330,7 @@ def what_broke(error: BaseException) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Returns whether a value from a file is a float or an integer of a usable size."""
+    """Returns whether a value from a file is a float, or an integer that is not too large for a float."""
     is_integer = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**1000
     return is_integer or isinstance(value, float)
 
@@ -355,7 +355,7 @@ def ending(
     """Determines how an episode ended.
 
     Args:
-        last: The LAST time step or its record (any object with `reward` and `discount`); `None` if it was not reached.
+        last: The LAST time step or its record (an object with `reward` and `discount`); `None` without a LAST step.
         failure: The exception that ended the episode, if any. Ignored if the episode reached LAST.
         limit: The limit that ended the episode, if known.
         note: Details about this limit.

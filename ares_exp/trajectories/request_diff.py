@@ -1,17 +1,18 @@
-"""Comparison of two requests from an agent, which finds the first difference.
+"""The comparison of two requests from an agent, which finds the first difference.
 
 Resume, replay, branches and `ares-exp compare` use the same rules. Requests are compared message by message and setting
 by setting. Each part is equal, equal after normalising (see `BUILT_IN`), or different. Known secrets are masked, as in
-the records. Resume and branches normalise values that come from the clock, the kernel or random generators. The config
-of a replay sets its normalisers, and `ares-exp compare` does not normalise. An agent that is replayed from its journal
-is compared exactly, by digests of the same parts (`agents.runtime.call_identity`), because it gets the recorded times.
+the records. Resume and branches normalise values that come from the clock, the kernel or random generators. A replay
+uses the normalisers in its config, and `ares-exp compare` uses none. The requests of an agent that is replayed from its
+journal must be exactly equal, because the agent gets the recorded times. They are compared by the digests of the same
+parts (`agents.runtime.call_identity`).
 
-The origin of a request (`origin`) is not compared. Reasoning that an agent keeps in its messages is not compared
-either, because it comes from the model and is part of a replayed response. Requests that came over HTTP are also equal
-if they have the same canonical form (see `llms.canonical`).
+The origin of a request (`origin`) and the reasoning in its messages are not compared. Reasoning comes from the model
+and is part of a replayed response. Requests that came over HTTP are also equal if they have the same canonical form
+(see `llms.canonical`).
 
-A request repeats the conversation so far, so a changed message is also in all later requests. The change only counts at
-the step in which it first appears. Otherwise, one random number at the start would make all later steps different.
+A request repeats the conversation so far, so a changed message is also in all later requests. The change only counts in
+the first step that contains it. Otherwise, one random number at the start would make all later steps different.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class UserNormaliser(BaseModel):
     """A user-defined normaliser, such as `{pattern: 'port [0-9]+', replacement: 'port <n>'}`.
 
     Attributes:
-        pattern: A regular expression for Python's `re`. Patterns with exponential run time are not rejected.
-        replacement: Text that replaces each match. A backslash followed by 1 inserts the first group.
+        pattern: A regular expression for Python's `re`. It is not checked whether the run time can be exponential.
+        replacement: Text that replaces each match. A backslash followed by 1 inserts the first group of the pattern.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -97,7 +98,7 @@ class UserNormaliser(BaseModel):
             re.compile(self.pattern).sub(self.replacement, "")
         except (re.error, IndexError, OverflowError, RecursionError) as error:
             raise ValueError(
-                f"expected a regular expression and its replacement, got {self.pattern!r}: {error}"
+                f"invalid regular expression {self.pattern!r}, or invalid replacement for it: {error}"
             ) from None
         return self
 
@@ -134,12 +135,12 @@ def with_own(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
 
 
 def compiled(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
-    """Compiles an agent's normalisers. `own` maps each name to a pattern and a replacement."""
+    """Compiles normalisers. `own` maps the name of each normaliser to a pattern and a replacement."""
     return tuple(Normaliser(name, re.compile(pattern), replacement) for name, (pattern, replacement) in own.items())
 
 
 def normalise(value: Any, normalisers: Iterable[Normaliser], used: set[str]) -> Any:
-    """Normalises every text in JSON-like `value`, and adds the names of the applied normalisers to `used`.
+    """Normalises every string in a JSON value, and adds the names of the applied normalisers to `used`.
 
     Known secrets are masked, because they are masked in the recorded text.
     """
@@ -158,11 +159,11 @@ def normalise(value: Any, normalisers: Iterable[Normaliser], used: set[str]) -> 
 
 
 SPELLING = "spelling"
-"""Name in `StepComparison.normalisers` for requests that only have the same canonical form."""
+"""Entry of `StepComparison.normalisers` for requests that are equal only in their canonical form."""
 DIFF_LINES = 12
 LINE_CHARS = 160
 COMPARED_LINES = 400
-"""Number of lines, from the first differing line on, that are compared for a diff."""
+"""Number of lines that are compared for a diff, starting near the first difference."""
 
 
 class Match(StrEnum):
@@ -184,9 +185,9 @@ class StepComparison:
         match: `exact`: equal except for known secrets. `normalised`: equal after normalising. `different`: not equal.
             `not reached`: the episode ended before this step. `extra`: the record has no request for this step.
         where: The first message or setting that differs, in words; `None` if the requests are exactly equal.
-        normalisers: For `normalised`: names of the normalisers that made the requests equal.
-        diff: For `different`: lines of a short diff of the part in `where`, after normalising. `-` is the recorded
-            text, and `+` the current text.
+        normalisers: For `normalised`, the names of the normalisers that made the requests equal.
+        diff: For `different`, the lines of a short diff of the message or setting in `where`, after normalising. `-`
+            marks recorded text, and `+` marks current text.
     """
 
     step: int
@@ -248,7 +249,7 @@ class RequestComparison:
 
 
 class Difference(NamedTuple):
-    """The location of a difference, such as `message 3 (user)`, with its old and new text, or `None` without text."""
+    """The location of a difference, such as `message 3 (user)`, with the old and the new text, which may be `None`."""
 
     where: str
     old: str | None
@@ -267,13 +268,13 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Differen
 
 
 def apart(was: str, now: str, *, width: int, before: int) -> tuple[int, str, str]:
-    """Returns the start of two excerpts, up to `before` characters before the first difference, and the excerpts."""
+    """Returns the start index of two excerpts around the first difference of two strings, and both excerpts."""
     start = max(0, _first_difference(was, now) - before)
     return start, was[start : start + width], now[start : start + width]
 
 
 def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the name, the old value and the new value of each message and setting; `None` for a missing value."""
+    """Yields the name, the old value and the new value of each message and setting. A missing value is `None`."""
     for index, (was, has) in enumerate(zip_longest(compared_messages(old), compared_messages(new))):
         message = has if was is None else was
         role = message.get("role") if isinstance(message, Mapping) else None
@@ -283,7 +284,7 @@ def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def compared_messages(request: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields the messages of a request without the reasoning in them."""
+    """Yields the messages of a request, without the reasoning that they contain."""
     for message in request.get("messages", ()):
         has_some = isinstance(message, Mapping) and any(name in message for name in REASONING_FIELDS)
         if has_some and message.get("role") == "assistant":
@@ -313,7 +314,7 @@ def _key(value: Any) -> object:
 
 
 def short_diff(old: Any, new: Any) -> tuple[str, ...]:
-    """Returns a diff with one line of context, of at most `DIFF_LINES` lines of at most `LINE_CHARS` characters."""
+    """Returns a diff with one line of context. Has at most `DIFF_LINES` lines of at most `LINE_CHARS` characters."""
     was, now = _lines(old), _lines(new)
     same = _first_difference(was, now)
     if same < min(len(was), len(now)):
@@ -324,7 +325,7 @@ def short_diff(old: Any, new: Any) -> tuple[str, ...]:
     diff = list(unified_diff(was[start:end], now[start:end], n=1, lineterm=""))[2:]  # without the names of files
     lines = [_window(line) for line in diff if not line.startswith("@@")]
     if len(lines) > DIFF_LINES:
-        lines = [*lines[: DIFF_LINES - 1], f"… {len(lines) - DIFF_LINES + 1} lines more"]
+        lines = [*lines[: DIFF_LINES - 1], f"… {len(lines) - DIFF_LINES + 1} more lines"]
     return tuple(lines)
 
 
@@ -349,8 +350,8 @@ def _window(line: str, at: int = 0) -> str:
 
 
 MAX_COMPARISONS = 4_000_000
-"""Limit on the number of removed messages times the number of added messages. Above it, the messages are not
-aligned, and all of them are shown as removed and added."""
+"""Maximum product of the numbers of old and new messages that are compared with each other. Above it, all old messages
+are shown as removed, and all new messages as added."""
 
 Message = Mapping[str, Any]
 
@@ -360,11 +361,12 @@ class RequestChange:
     """The changes of a request relative to an earlier request.
 
     Attributes:
-        base: The step whose request is the earlier request; `None` for the first request of a conversation.
+        base: Step of the earlier request; `None` for the first request of a conversation.
         is_previous: Whether `base` is the step of the previous request.
         kept: Number of unchanged messages at the start.
-        edits: Later messages in order: `("-", message)` is removed, `("+", message)` added, `(" ", message)` kept.
-        settings: Name, old value and new value of each changed setting; `None` for a missing setting.
+        edits: The messages after them, in order: removed `("-", message)`, added `("+", message)` or unchanged
+            `(" ", message)`.
+        settings: Name, old value and new value of each changed setting. The value of a missing setting is `None`.
     """
 
     base: int | None
@@ -375,13 +377,13 @@ class RequestChange:
 
 
 def is_request(observation: Any) -> bool:
-    """Returns whether an observation has the fields of a code agent's request."""
+    """Returns whether an observation is a request from a code agent, which has `messages`."""
     messages = observation.get("messages") if isinstance(observation, Mapping) else None
     return isinstance(messages, tuple) and all(isinstance(message, Mapping) for message in messages)
 
 
 def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
-    """Returns the changes in the request of step `number`. Its observation must be a request (`is_request`)."""
+    """Returns how the request of a step differs from an earlier request. The step `number` must have a request."""
     request = steps[number].observation or {}
     asked = [index for index in reversed(range(number)) if is_request(steps[index].observation)]
     last = (steps[asked[0]].observation or {}) if asked else {}

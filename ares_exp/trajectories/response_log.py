@@ -1,19 +1,19 @@
 """The response log, which contains the requests and responses of a running episode.
 
-Each response is written before it is passed to the agent, so `kill -9` loses no response that was paid for. The run
-directory has one file per episode, independent of collectors. The file is deleted when the attempt has its result. A
+Each response is written before it is passed to the agent, so that no paid response is lost after `kill -9`. The run
+directory contains one file per episode, independent of collectors. The file is deleted when the attempt has a result. A
 resumed run continues from the remaining files.
 
 Each line is a JSON object. The first line identifies the episode (`LoggedEpisode`). Most other lines are exchanges,
 encoded like a step (`step_encoding`): the request is the `observation`, and the response is the `action`. The `action`
-is `null` if the environment's time limit passed without a response. In a task with several stages, `stage` is the
-number of finished stages; it is omitted if it is 0. After the end of the episode, the last line has its result
-(`{"result": …}`). If the process dies before the row of the episode is written, this result becomes the row.
+is `null` if the environment reached its time limit before the response. In a task with several stages, `stage` is the
+number of finished stages; it is omitted if it is 0. After the end of the episode, the last line contains the result
+(`{"result": …}`). If the process dies before it writes the row of the episode, this result becomes the row.
 
 If an agent has several pending requests, the run also requests responses for requests that are not the current
-observation. Such a prefetched response has a line with a number (`"ahead": 3`). The line `{"applied": 3}` means that it
-was used as the next exchange. A prefetched response of an earlier episode that this episode continues has
-`"taken_over": true`.
+observation. The line of such a prefetched response has a number (`"ahead": 3`). The line `{"applied": 3}` means that
+this response was used in the next exchange. Prefetched responses from an earlier episode that this episode continues
+have `"taken_over": true`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,7 +50,7 @@ from ares_exp.trajectories.records import (
 SUFFIX = ".jsonl"
 SCHEMA_VERSION = 3
 _CONTENT = {"exchanges", "ahead", "ahead_taken_over", "result"}
-"""Fields of a `LoggedEpisode` that are not in the first line."""
+"""Fields of a `LoggedEpisode` that are not in the first line of the log."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ class LoggedEpisode:
         parent: Id of the earlier episode that this episode continues, if any.
         taken_over: Number of exchanges from the earlier episode at the start of `exchanges`.
         exchanges: Requests and responses in order, one for each time step.
-        ahead: Exchanges with prefetched responses that were not used yet.
-        ahead_taken_over: Prefetched responses from the earlier episode, both used and unused.
+        ahead: Exchanges with prefetched responses that have not been used yet.
+        ahead_taken_over: Prefetched responses from the earlier episode, including used responses.
         result: Result of the episode; `None` if it has not ended.
     """
 
@@ -126,7 +127,7 @@ class LoggedEpisode:
                         continue
                     number = data["ahead"]
                     if type(number) is not int or exchange.response is None or number in waiting:
-                        raise ValueError("expected the number of a response that was requested in advance")
+                        raise ValueError("expected a new number in `ahead`, and a response")
                     waiting[number] = exchange
                     if data.get("taken_over") is True:
                         taken_over.append(exchange.response)
@@ -140,7 +141,7 @@ _HEAD_FIELDS = tuple(field.name for field in fields(LoggedEpisode) if field.name
 
 
 class ResponseLog:
-    """Writes the log of one episode. A line that cannot be written ends the run."""
+    """Writes the log of one episode. If a line cannot be written, the run ends."""
 
     def __init__(self, folder: Path, episode: LoggedEpisode, storage: RunStorage) -> None:
         """Creates the log of an episode in `folder`, but not its file yet."""
@@ -155,14 +156,14 @@ class ResponseLog:
 
     @property
     def episode_id(self) -> str:
-        """Id of the episode that the log belongs to."""
+        """Id of the logged episode."""
         return self._episode.episode_id
 
     def start(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> None:
-        """Creates or replaces the file, with the responses of an earlier episode that this episode continues. Blocking.
+        """Creates or replaces the file, and writes the responses of the earlier episode, if any. Blocking.
 
         Args:
-            taken_over: The earlier exchanges, which are the first time steps of this episode.
+            taken_over: Exchanges of the earlier episode, which are the first time steps of this episode.
             ahead: Exchanges with prefetched responses from the earlier episode. Their numbers for `apply` are 0, 1, …
 
         Raises:
@@ -178,10 +179,11 @@ class ResponseLog:
         self._exists = True
 
     def _make(self, text: str, *, has_responses: bool) -> None:
-        """Creates the file. A file with responses is synced to disk; responses that are appended later are not."""
-        if not has_responses and not os.path.exists(self._path):  # noqa: PTH110 - for each episode
-            append_text(self._path, text, flags=os.O_CREAT)
-            return
+        """Creates the file. Syncs a file that contains responses to disk. Later lines are not synced."""
+        if not has_responses:
+            with suppress(FileExistsError):
+                append_text(self._path, text, flags=os.O_CREAT | os.O_EXCL)
+                return
         path = Path(self._path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path, sync=has_responses) as whole:
@@ -194,26 +196,26 @@ class ResponseLog:
             raise self._storage.fail(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), self._path)
 
     def append(self, request: LLMRequest, response: LLMResponse | None, *, stage: int = 0) -> None:
-        """Appends an exchange, which then survives `kill -9`. Raises `StorageError` if it could not be written."""
+        """Appends an exchange, which then survives `kill -9`. Raises `StorageError` if the write fails."""
         self._append(self._line(Exchange(serialize_llm_request(request), response, stage)))
 
     def append_ahead(self, request: LLMRequest, response: LLMResponse, *, stage: int = 0) -> int:
-        """Appends a prefetched response, which is used later, like `append`. Returns its number for `apply`."""
+        """Appends a prefetched response, with the same guarantees as `append`. Returns its number for `apply`."""
         number = self._ahead
         self._ahead += 1
         self._append(self._line(Exchange(serialize_llm_request(request), response, stage), ahead=number))
         return number
 
     def apply(self, number: int) -> None:
-        """Records that a prefetched response was used as the response of the next exchange, like `append`."""
+        """Appends a line which states that prefetched response `number` was used in the next exchange."""
         self._append(dump_json({"applied": number}))
 
     def end(self, row: str) -> None:
-        """Appends the row of the episode, a line of JSON, like `append`."""
+        """Appends the row of the episode, which is a line of JSON."""
         self._append(f'{{"result": {row}}}')
 
     def read(self) -> LoggedEpisode | None:
-        """Reads the log; `None` if it was discarded or cannot be read. Blocking."""
+        """Reads the log. Returns `None` if the log was discarded or cannot be read. Blocking."""
         try:
             return LoggedEpisode.read(Path(self._path)) if not self._discarded else None
         except (OSError, ValueError, RecursionError, StopIteration) as error:
@@ -223,7 +225,8 @@ class ResponseLog:
     def discard(self) -> None:
         """Removes the file. Later writes are ignored."""
         self._discarded = True
-        Path(self._path).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)  # noqa: PTH108 - for each episode
 
     def _append(self, line: str) -> None:
         if self._discarded:
@@ -254,23 +257,23 @@ def logged_episodes(folder: Path) -> list[LoggedEpisode]:
 
 
 def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
-    """Parses an exchange, and validates its numbers, because the file is untrusted."""
+    """Parses an exchange, and validates its numbers, because the file may contain any data."""
     (request, action), stage = decoder.unpack(data), data.get("stage", 0)
     response = deserialize_llm_response(freeze(action)) if action is not None else None
     if not isinstance(request, Mapping) or type(stage) is not int or not 0 <= stage < MAX_COUNT:
-        raise ValueError("expected a request and the number of a stage")
+        raise ValueError("expected a request and a valid `stage`")
     if response is not None and not is_countable(response):
-        raise ValueError("expected numbers of tokens and a cost")
+        raise ValueError("expected valid token counts and a valid cost")
     return Exchange(freeze(request), response, stage)
 
 
 def _result(data: Any, head: Mapping[str, Any]) -> EpisodeResult:
-    """Parses the result, and checks that it belongs to the episode of the first line (`head`)."""
+    """Parses the result, and checks that it belongs to the episode in `head`, the first line."""
     result = checked_result(data)
     if result.outcome not in RESPONSES_USED_UP or any(
         getattr(result, name) != head[name] for name in ("episode_id", "task_name", "attempt", "retry", "seed")
     ):
-        raise ValueError("expected a result of this episode, found a result of another episode")
+        raise ValueError("the result does not belong to this episode")
     return result
 
 

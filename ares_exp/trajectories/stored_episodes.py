@@ -1,4 +1,4 @@
-"""Recorded episodes on disk, which can be found, filtered, and loaded one at a time. Steps are read only on request."""
+"""Recorded episodes on disk. You can find, filter and load them one at a time. Steps are read only on request."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Outcomes = str | Collection[str]
 
 @dataclass(frozen=True, slots=True)
 class StoredEpisode:
-    """One episode whose steps are still on disk. The object can be pickled, for the workers of a data loader.
+    """One episode whose steps have not been read. The object can be pickled, for the workers of a data loader.
 
     Attributes:
         path: The file that contains the episode.
         episode_id, task_name, total_reward, num_steps, start_time, end_time, error, metadata: Fields of
             `EpisodeTrajectory`.
         outcome: Outcome as in `EpisodeTrajectory`; `None` while the episode is running.
-        step_count: Number of steps after FIRST, including a step that raised, as in `EpisodeTrajectory`.
+        step_count: Number of steps after FIRST, including an unfinished step, as in `EpisodeTrajectory`.
     """
 
     path: Path
@@ -60,7 +60,7 @@ class StoredEpisode:
         return self._read()
 
     def row(self) -> dict[str, Any]:
-        """Returns a row for a table. Each plain value of the metadata has a column `metadata.…`."""
+        """Returns a row for a table. Each string, number or null in the metadata has a column `metadata.…`."""
         row: dict[str, Any] = {name: getattr(self, name) for name in _COLUMNS}
         row["outcome"] = None if self.outcome is None else self.outcome.value
         row["duration_sec"] = self.end_time - self.start_time
@@ -75,11 +75,11 @@ _HEADER = (*_COLUMNS, "error", "metadata")
 
 
 def read_headers(path: Path, *, is_written: bool, broken: list[str] | None) -> Iterator[StoredEpisode]:
-    """Yields the episodes of a file. For episodes that have ended, the steps are not read.
+    """Yields the episodes of a file without reading the steps of episodes that have ended.
 
     Args:
         path: The file.
-        is_written: Whether a process is writing the file. If not, an episode without an end is lost.
+        is_written: Whether a process is writing the file. If false, an episode without an end has the outcome `lost`.
         broken: See `problems` of `find_episodes`.
 
     Raises:
@@ -154,13 +154,13 @@ def load(
 
 
 class HeaderCache:
-    """A cache of the headers of ended episodes. An entry is valid until the file's time stamp or size changes."""
+    """A cache of the headers of ended episodes. An entry is valid until the size or time stamp of its file changes."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, int], tuple[StoredEpisode, ...]]] = {}
 
     def headers(self, path: Path, *, is_written: bool) -> tuple[StoredEpisode, ...]:
-        """Returns the episode of a JSON file. Raises the same errors as `read_headers`."""
+        """Returns the header of the episode in a JSON file. Raises the same errors as `read_headers`."""
         found = path.stat()
         stamp = found.st_mtime_ns, found.st_size
         if (known := self._known.get(path)) is None or known[0] != stamp:
@@ -177,7 +177,7 @@ def _has_ended(episode: StoredEpisode) -> bool:
 def _of_one_run(
     files: Sequence[Path], cache: HeaderCache | None, *, running: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """Returns the episodes in `files`. If several have the same id, prefers the first one that has ended."""
+    """Returns the episodes in `files`. If several episodes have the same id, prefers the first that has ended."""
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:
@@ -234,7 +234,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
         return len(self._episodes)
 
     def __repr__(self) -> str:
-        """Describes the collection by its numbers of episodes and tasks."""
+        """Returns a string with the number of episodes and the number of tasks."""
         tasks = len({episode.task_name for episode in self})
         return f"<{count_of(len(self), 'episode')} of {count_of(tasks, 'task')}>"
 
@@ -247,7 +247,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
         max_reward: float | None = None,
         where: Callable[[StoredEpisode], bool] | None = None,
     ) -> StoredEpisodes:
-        """Returns the episodes that meet every given condition.
+        """Returns the episodes that match all given conditions.
 
         Args:
             task: Name of the task, or a pattern, as in `load`.
@@ -311,8 +311,8 @@ def find_files(path: Path) -> list[list[Path]]:
     """Finds the episode files at `path`.
 
     Returns:
-        One list of files for each run, and one list for files directly in a folder. Several files of a list may contain
-        the same episode. The first file in which the episode has ended takes precedence.
+        One list of files for each run, and one list of the files that are directly in the folder. If several files in a
+        list contain the same episode, the first file in which the episode has ended takes precedence.
 
     Raises:
         TrajectoryFormatError: The path does not exist or cannot be read.
@@ -325,7 +325,7 @@ def find_files(path: Path) -> list[list[Path]]:
                 )
             return [[path]]
         if path.exists() and not path.is_dir():
-            raise TrajectoryFormatError(f"{path}: expected a file or a folder, found a pipe or a device.")
+            raise TrajectoryFormatError(f"{path}: expected a file or a folder, but it is a pipe or a device.")
         if is_run(path):
             return [_in_run(path)]
         own = [] if (path / SWEEP_RECORD).is_file() else _in_folder(path)  # JSON files of a sweep are not episodes
@@ -335,12 +335,12 @@ def find_files(path: Path) -> list[list[Path]]:
 
 
 def suffix_of(path: Path) -> str | None:
-    """Returns the end of a file's name that identifies its format, such as `.json.zst`; `None` for another file."""
+    """Returns the suffix that identifies the format of a file, such as `.json.zst`; `None` for an unknown format."""
     return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix) and path.name != suffix), None)
 
 
 def runs_below(folder: Path, depth: int, seen: set[Path] | None = None) -> Iterator[Path]:
-    """Yields each run directory at most `depth` levels below a folder once, sorted by name."""
+    """Yields the run directories at most `depth` levels below a folder, sorted by name. Yields each only once."""
     seen = set() if seen is None else seen
     for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."):
         below = (folder / name).resolve()
@@ -366,11 +366,11 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _in_order(files: list[Path]) -> list[Path]:
-    """Sorts files by precedence: JSON before JSON Lines, then compressed files first, because these are complete."""
+    """Sorts files by precedence: JSON before JSON Lines, then compressed files first, because they are complete."""
     return sorted(files, key=lambda path: (is_shared(path), path.suffix != ZSTD, path))
 
 
-HELP = f"a file, a run directory, or either followed by /ID or the start of an id (TASK__1 is attempt 1); {MEANING}"
+HELP = f"a file or run directory, optionally with /ID or the start of an id (TASK__1 is attempt 1); {MEANING}"
 
 
 def chosen_episodes(path: Path) -> StoredEpisodes:
@@ -400,7 +400,7 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
 
 
 def chosen_episode(path: Path) -> StoredEpisode:
-    """Finds the only episode at `path`, or the last of several episodes of one attempt; see `chosen_episodes`."""
+    """Finds the only episode at `path`. If all episodes belong to one attempt, returns the last one."""
     episodes = chosen_episodes(path)
     if len({attempt_of(episode.episode_id) for episode in episodes}) == 1:
         return max(episodes, key=lambda episode: episode.start_time)
@@ -414,5 +414,5 @@ def chosen_episode(path: Path) -> StoredEpisode:
 
 
 def path_of_one(path: Path, episodes: StoredEpisodes) -> Path:
-    """Returns the path of the first episode in `episodes`, the result of `chosen_episodes(path)`."""
+    """Returns a path that names the first episode of `episodes`, which `chosen_episodes(path)` has returned."""
     return (path if path.exists() else path.parent) / episodes[0].episode_id

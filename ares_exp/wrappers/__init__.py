@@ -2,7 +2,7 @@
 
 Imports runs and environments. `ares_exp.gym`, commands and user code import it.
 
-Each name is imported on first use, because most of them import gymnasium.
+Each name is imported on first use, because most of the modules import gymnasium.
 """
 
 from __future__ import annotations

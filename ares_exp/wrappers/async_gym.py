@@ -1,7 +1,7 @@
-"""`AsyncGymWrapper`, which gives an asynchronous environment Gymnasium's interface as coroutines.
+"""`AsyncGymWrapper`, which adds Gymnasium's interface, with coroutines as methods, to an asynchronous environment.
 
-This module defines the whole Gymnasium interface. `GymWrapper` runs the same coroutines for callers that are not
-asynchronous. Gymnasium is only imported when one of the two spaces is first accessed.
+This module defines the whole Gymnasium interface. `GymWrapper` runs these coroutines for callers that are not
+asynchronous. Gymnasium is imported only on the first access to a space.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class UsageInfo(TypedDict):
-    """Tokens and US dollars of the actions since `reset`. Tokens are 0 if the policy reported none."""
+    """Tokens and US dollars of the actions since `reset`. Token counts that the policy did not report are 0."""
 
     prompt_tokens: int
     generated_tokens: int
@@ -38,11 +38,12 @@ class EpisodeInfo(TypedDict):
         task: Name of the task; `None` if the environment has no tasks.
         step: Number of actions since `reset`: 0 after `reset`.
         usage: Tokens and cost of these actions.
-        outcome: Outcome as in the rows of a run: after the last step `"completed"`, `"truncated"`, or `"errored"` (if
-            the reward is not finite); `None` before the last step.
-        limit: The limit that truncated the episode (`"steps"`, `"time"`, `"tokens"`, `"cost"`, …); `"unknown"` if the
-            environment does not report it; `None` if the episode was not truncated.
-        rewards: All rewards of the verifier by key; empty before the end of the episode, or without a verifier.
+        outcome: After the last step: `"completed"`, `"truncated"`, or `"errored"` (the reward is not finite), as in the
+            rows of a run. Before the last step: `None`.
+        limit: Limit that truncated the episode (`"steps"`, `"time"`, `"tokens"`, `"cost"`, …); `"unknown"` if the
+            environment does not report the limit; `None` if the episode was not truncated.
+        rewards: All rewards from the verifier, by key; empty before the last step, or if the environment has no
+            verifier.
     """
 
     time_step: Any
@@ -55,7 +56,7 @@ class EpisodeInfo(TypedDict):
 
 
 def info_of(time_step: Any, env: EnvironmentBase, task: str | None, usage: EpisodeUsage) -> EpisodeInfo:
-    """Creates the `info` of the time step that `env` has just returned. `usage` covers all actions since `reset`."""
+    """Creates the `info` for the time step that `env` has just returned. `usage` includes all actions since `reset`."""
     info: EpisodeInfo = {
         "time_step": time_step,
         "task": task,
@@ -79,7 +80,7 @@ def info_of(time_step: Any, env: EnvironmentBase, task: str | None, usage: Episo
 
 
 NO_REQUEST = LLMRequest(messages=())
-"""The observation after the end of an episode: no request is pending, but Gymnasium requires a member of the space."""
+"""Observation after the end of an episode. No request is pending then, but Gymnasium requires a member of the space."""
 
 RENDER_MODES = ("ansi",)
 
@@ -87,7 +88,7 @@ GymStep: TypeAlias = tuple[Any, float, bool, bool, EpisodeInfo]
 
 
 class AsyncGymWrapper:
-    """Gives an environment Gymnasium's interface with asynchronous methods. `async with` closes the environment.
+    """Adds Gymnasium's interface, with asynchronous methods, to an environment. `async with` closes the environment.
 
     Attributes:
         environment: The wrapped environment.
@@ -98,7 +99,7 @@ class AsyncGymWrapper:
 
         Args:
             env: The environment.
-            render_mode: `"ansi"` makes `render` return the last exchange as text. `None` makes it return `None`.
+            render_mode: With `"ansi"`, `render` returns the last exchange as text. With `None`, it returns `None`.
 
         Raises:
             ValueError: The render mode is unknown.
@@ -135,8 +136,8 @@ class AsyncGymWrapper:
 
         Args:
             seed: Seed for the environment's choice of tasks; `None` keeps the current seed. If the environment's
-                `reset()` does not accept a seed, the seed is ignored, which is logged once.
-            options: For example `{"task": name_or_index}`. An empty mapping is ignored.
+                `reset()` does not accept a seed, the seed is ignored with one log message.
+            options: Options for the environment's `reset()`, for example `{"task": name_or_index}`.
 
         Returns:
             The first observation, and the `EpisodeInfo`.
@@ -167,7 +168,7 @@ class AsyncGymWrapper:
         return self.rendering()
 
     def rendering(self) -> str | None:
-        """Returns the result of `render` without awaiting.
+        """Returns the result of `render`. Unlike `render`, it is not a coroutine.
 
         Before the first `reset`, the text is empty. After `reset`, it contains the first observation. After `step`, it
         contains the response, the next observation and, if the episode has ended, the reward.
@@ -188,7 +189,7 @@ class AsyncGymWrapper:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Passes the exception to the wrapped environment's `__aexit__`, which closes the environment."""
+        """Closes the wrapped environment by calling its `__aexit__` with the exception, if any."""
         await self._env.__aexit__(exc_type, exc, traceback)
 
 
@@ -202,7 +203,7 @@ def to_gym(time_step: TimeStep[Any]) -> tuple[Any, float, bool, bool]:
         truncated: Whether a limit ended the episode (LAST with a discount above 0).
 
     Raises:
-        ValueError: The time step breaks the contract: an unknown step type, or LAST without a discount.
+        ValueError: The time step is invalid: its step type is unknown, or a LAST step has no discount.
     """
     step_type, discount = time_step.step_type, time_step.discount
     terminated = truncated = False
@@ -243,16 +244,16 @@ def wrap_as_gym(
     render_mode: str | None = None,
     allow_running_loop: bool = False,
 ) -> GymWrapper | AsyncGymWrapper:
-    """Gives an environment Gymnasium's interface.
+    """Wraps an environment in an object with Gymnasium's interface.
 
     Args:
-        env: The environment, which the wrapper then owns: closing the wrapper also closes the environment.
+        env: The environment. The wrapper owns it, so closing the wrapper also closes the environment.
         async_mode: Whether the methods are asynchronous (`AsyncGymWrapper`) or block (`GymWrapper`).
-        render_mode: `"ansi"` makes `render()` return the last exchange as text.
-        allow_running_loop: Whether calls of a `GymWrapper` may block a running event loop, as in a notebook.
+        render_mode: With `"ansi"`, `render()` returns the last exchange as text.
+        allow_running_loop: Whether calls to a `GymWrapper` may block a running event loop. Set it in notebooks.
 
     Returns:
-        The wrapper; both classes are context managers.
+        The wrapper. Both classes are context managers.
 
     Raises:
         ValueError: `allow_running_loop` is set together with `async_mode`, or the render mode is unknown.
@@ -267,10 +268,10 @@ def wrap_as_gym(
 
 
 class GymDriver(EnvironmentWrapper):
-    """Runs an environment through its Gymnasium wrapper, and returns the environment's own time steps."""
+    """Drives an environment through its Gymnasium wrapper, but returns the original time steps of the environment."""
 
     def __init__(self, gym: AsyncGymWrapper | GymInThread) -> None:
-        """Stores `gym`, which the driver closes."""
+        """Stores `gym`. The driver owns it, and closes it in `close`."""
         super().__init__(gym.environment)
         self._gym = gym
 
@@ -295,7 +296,7 @@ class GymDriver(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Passes the exception to the environment's `__aexit__`, which closes the environment."""
+        """Closes the environment by calling its `__aexit__` with the exception, if any."""
         await self._gym.__aexit__(exc_type, exc, traceback)
 
 

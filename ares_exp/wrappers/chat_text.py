@@ -1,7 +1,7 @@
 """Formatting of chat requests and responses as plain text, for `render()` and for libraries that need strings.
 
-The functions accept requests of any class that has `messages`, also from other packages. Other objects are formatted
-with `str`.
+The functions accept requests of any class with an attribute `messages`, even from other packages. They format other
+objects with `str`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The last exchange of an episode: the response (`None` after `reset`), and the step that followed."""
+    """The last exchange of an episode: the response (`None` after `reset`), and the time step after it."""
 
     action: Any
     observation: Any
@@ -25,7 +25,7 @@ class Exchange:
     truncated: bool = False
 
     def __str__(self) -> str:
-        """Formats the exchange for a terminal: roles are headings, and control characters are replaced."""
+        """Formats the exchange for a terminal. Roles become headings, and control characters are replaced."""
         sections = [] if self.action is None else [section("assistant", response_text(self.action))]
         sections += [section(_role(message), message_text(message)) for message in new_messages(self.observation)]
         if self.terminated or self.truncated:
@@ -49,12 +49,12 @@ def conversation_text(observation: Any) -> str:
 
 
 def news_text(observation: Any) -> str:
-    """Formats the messages since the policy's last response, without headings."""
+    """Formats the messages after the policy's last response, without headings."""
     return "\n\n".join(message_text(message) for message in new_messages(observation))
 
 
 def new_messages(observation: Any) -> list[Any]:
-    """Returns the messages since the policy's last response; all messages if there is no response."""
+    """Returns the messages after the policy's last response, or all messages if there is no response."""
     found = messages_of(observation)
     for index in range(len(found) - 1, -1, -1):
         if _role(found[index]) == "assistant":
@@ -71,7 +71,7 @@ def messages_of(observation: Any) -> Sequence[Any]:
 
 
 def message_text(message: Any) -> str:
-    """Formats the content of a message (a text or a list of parts), followed by its tool calls, one per line."""
+    """Formats the content of a message, which is a text or a list of parts, and then its tool calls, one per line."""
     if not isinstance(message, Mapping):
         return str(message)
     return "\n".join([*_content(message.get("content")), *_tool_calls(message.get("tool_calls") or ())])

@@ -1,11 +1,11 @@
 """An event loop in a daemon thread, for callers that are not asynchronous.
 
-The loop runs between calls, because an environment's agent is a running coroutine. A separate loop for each call would
-cancel the agent.
+The loop also runs between calls, because an environment's agent is a running coroutine. If each call had its own loop,
+the agent would be cancelled at the end of the call.
 
-The caller's thread passes a `LoopCall` to the loop (`call_soon_threadsafe`) and waits for the lock of the call. The
-loop runs the coroutine in a separate task, and then releases the lock. The caller gets the original results and
-exceptions. (Futures of `concurrent.futures` would be slower, and would replace a `TimeoutError`.)
+The calling thread passes a `LoopCall` to the loop (`call_soon_threadsafe`) and waits for the lock of the call. The loop
+runs the coroutine in a separate task, and then releases the lock. The caller gets the original result or exception.
+(Futures of `concurrent.futures` would be slower, and would replace a `TimeoutError`.)
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 CANCEL_GRACE_SEC = 5.0
-"""Seconds that a cancelled coroutine has to unwind. After this time, its caller stops waiting."""
+"""Maximum time in seconds for which a caller waits until a cancelled coroutine has ended."""
 SIGNAL_CHECK_SEC = 1.0
-"""Interval in seconds at which a waiting thread checks for Ctrl-C. A Ctrl-C may not interrupt a wait for a lock."""
+"""Interval in seconds at which a waiting thread checks for Ctrl-C, which may not interrupt a wait for a lock."""
 
 
 class LoopCall(Generic[T]):
@@ -34,7 +34,7 @@ class LoopCall(Generic[T]):
     __slots__ = ("_coroutine", "_done", "_error", "_finished", "_timer", "_value", "task")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        """Stores the coroutine. At the end, the waiting thread must call `drop`."""
+        """Stores the coroutine. The waiting thread must call `drop` after all other methods."""
         self._coroutine = coroutine
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -62,7 +62,7 @@ class LoopCall(Generic[T]):
             loop.call_soon(self.task.cancel)  # deferred, because a task that never starts does not call `finish`
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Releases the waiting thread, whose `result` raises `error`, if given."""
+        """Releases the waiting thread. If `error` is given, `result` will raise it."""
         if not self._finished:
             self._finished = True
             self._error = error
@@ -79,13 +79,13 @@ class LoopCall(Generic[T]):
         return False
 
     def give_up(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancels the call and waits until it has unwound or the grace period is over. Called in the waiting thread."""
+        """Cancels the call, and waits at most `CANCEL_GRACE_SEC` for its end. Called in the waiting thread."""
         with suppress(RuntimeError):  # the loop and the call have ended
             loop.call_soon_threadsafe(self.cancel)
             self.wait(CANCEL_GRACE_SEC)
 
     def drop(self) -> None:
-        """Closes the coroutine if it was never started. Called in the waiting thread, as the last method."""
+        """Closes the coroutine if it was never started. Called last, in the waiting thread."""
         if self.task is None:
             self._coroutine.close()
 
@@ -111,11 +111,11 @@ class LoopCall(Generic[T]):
 logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_SEC = 30.0
-"""Time limit in seconds of the `farewell` of `LoopThread.close`."""
+"""Time limit in seconds for the coroutine `farewell` of `LoopThread.close`."""
 
 
 class LoopThread:
-    """Runs coroutines of other threads on one event loop. Its thread starts at the first call and ends in `close`."""
+    """Runs coroutines for other threads on one event loop. The loop's thread starts at the first call."""
 
     def __init__(self, name: str = "event loop") -> None:
         self._name = name
@@ -136,13 +136,13 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
         """Runs `coroutine` on the loop and waits for it. Returns its result or raises its original exception.
 
-        An exception in the waiting thread, such as `KeyboardInterrupt`, cancels the coroutine. The thread waits for it
-        to unwind (at most `CANCEL_GRACE_SEC`), and the exception propagates.
+        An exception in the waiting thread, such as `KeyboardInterrupt`, cancels the coroutine. The thread waits for the
+        end of the coroutine, at most `CANCEL_GRACE_SEC`, and then raises the exception.
 
         Raises:
             TimeoutError: The coroutine took longer than `timeout` seconds, and was cancelled.
             asyncio.CancelledError: Another thread called `interrupt()` or `close()`.
-            RuntimeError: The loop thread is closed, was started by another process, or is the calling thread itself.
+            RuntimeError: The loop thread was closed, was started by another process, or is the calling thread.
         """
         call = LoopCall(coroutine)
         self._calls.add(call)
@@ -166,7 +166,7 @@ class LoopThread:
             call.drop()
 
     def interrupt(self) -> None:
-        """Cancels the running calls, and every later call until `resume()`. Call it from another thread."""
+        """Cancels the running calls, and all later calls until `resume()`. Call it from another thread."""
         self._interrupted = True
         loop = self._loop
         if loop is not None and not self._is_inherited():
@@ -179,10 +179,11 @@ class LoopThread:
         self._interrupted = False
 
     def close(self, farewell: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Cancels the running calls, awaits `farewell`, cancels the loop's other tasks, and ends the loop and thread.
+        """Cancels the running calls, awaits `farewell`, cancels all other tasks, and ends the loop and its thread.
 
-        Every part has a time limit (`CLOSE_LIMIT_SEC` for `farewell`, whose errors propagate). A second call and a call
-        in a forked process have no effect. A call on the loop's own thread (in garbage collection) does not wait.
+        Each of these steps has a time limit, which is `CLOSE_LIMIT_SEC` for `farewell`. Errors of `farewell` propagate.
+        A second call, or a call in a forked process, has no effect. A call on the thread of the loop (during garbage
+        collection) does not wait.
         """
         if self._closed or self._is_inherited():
             return
@@ -234,7 +235,7 @@ class LoopThread:
 
 
 def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: set[LoopCall[Any]]) -> None:
-    """Runs the loop in the thread until `stop` is done, then cancels the other tasks. Always releases every caller."""
+    """Runs the loop until `stop` is done, then cancels the other tasks. Releases all callers, even after an error."""
     try:
         while not stop.done():
             with suppress(SystemExit, KeyboardInterrupt):  # of a task (an agent's `sys.exit()`), passed to its caller
@@ -249,7 +250,6 @@ def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: s
 async def _wind_up(
     calls: set[LoopCall[Any]], farewell: Callable[[], Awaitable[None]] | None, stop: asyncio.Future[None] | None
 ) -> None:
-    """Cancels the running calls, awaits `farewell`, and ends the loop."""
     in_progress = list(calls)
     try:
         for call in in_progress:
@@ -273,7 +273,6 @@ async def _cancel_rest() -> None:
 
 
 async def _wait(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    """Waits for cancelled tasks to unwind, at most for the grace period."""
     pending = {task for task in tasks if task is not None}
     if pending:
         await asyncio.wait(pending, timeout=CANCEL_GRACE_SEC)

@@ -1,4 +1,4 @@
-"""`PresetGym`, which creates a `gymnasium.Env` from a preset and plain arguments. All Gymnasium ids use it."""
+"""`PresetGym`, a `gymnasium.Env` that runs a preset. All Gymnasium ids of this package use it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _checked_agent(value: Any) -> Any:
 
 
 def _explained(init: Callable[Concatenate[PresetGym, P], None]) -> Callable[Concatenate[PresetGym, P], None]:
-    """Converts pydantic's errors about invalid arguments of `init` to one `ConfigError`."""
+    """Wraps `init`, so that it raises one `ConfigError` for invalid arguments instead of pydantic's errors."""
 
     @functools.wraps(init)
     def checked(self: PresetGym, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -116,26 +116,26 @@ class PresetGym(GymWrapper):
         """Reads the task set, without starting anything.
 
         Args:
-            preset: A preset for `ares_exp.make`: an option of `env` or a registered preset, optionally with a selector
-                (`name:5`, `name:0:10`, `name@2/8`). The arguments from `agent` to `seed`, and `options`, require a
-                preset that is an option of `env`.
-            container: An option of the `container` group (`"local"`, `"docker"`), or a custom factory, which the caller
-                must close.
+            preset: A preset as for `ares_exp.make`: an option of `env`, or a registered preset, optionally with a
+                selector (`name:5`, `name:0:10`, `name@2/8`). For a preset that was registered in Python, do not set the
+                arguments from `agent` to `seed` and `options`.
+            container: An option of the `container` group (`"local"`, `"docker"`), or a factory that the caller must
+                close.
             agent: An option of the `agent` group (`"shell"`, `"tools"`), or a factory of code agents; `None` for the
                 default.
             step_limit: Number of LLM responses after which the episode is truncated and its current state is scored.
                 Gymnasium's `max_episode_steps` truncates without a score.
             token_limit: Limit on the prompt and generated tokens of an episode.
             cost_limit: Limit on the cost of an episode in US dollars.
-            agent_timeout_sec: Time limit of the agent in seconds, instead of the tasks' own limits.
+            agent_timeout_sec: Time limit of the agent in seconds. It replaces the time limits of the tasks.
             verify_on_truncation: Whether a truncated episode is scored.
-            provide_solution: Whether the task's solution is put into the container, for a policy that runs it.
-            seed: Seed for choosing tasks until `reset(seed=…)` sets another seed.
+            provide_solution: Whether the task's solution is copied into the container, for a policy that runs it.
+            seed: Seed for the choice of tasks. `reset(seed=…)` replaces it.
             trajectory_dir: Directory where every episode is stored as a JSON file.
             collector: Custom collector of the episodes.
-            render_mode: `"ansi"` makes `render()` return the last exchange as text.
-            allow_running_loop: Whether calls inside a running event loop may block it. For notebooks.
-            options: Values of the option of `env`.
+            render_mode: With `"ansi"`, `render()` returns the last exchange as text.
+            allow_running_loop: Whether calls inside a running event loop may block the loop. Set it in notebooks.
+            options: Values for the keys of the `env` option.
 
         Raises:
             ConfigError: An argument has an invalid value, or no task is selected.
@@ -163,8 +163,8 @@ class PresetGym(GymWrapper):
             )
         elif options or agent is not None or limits != EpisodeLimits() or seed or provide_solution:
             raise ConfigError(
-                f"Expected only `container`, `collector` and `render_mode` with the preset `{asked.name}`, "
-                "which was registered in Python: its function has no other arguments."
+                f"The preset `{asked.name}` was registered in Python, so it does not support the arguments `agent`, "
+                "`seed` and `provide_solution`, limits of the episode, or options of `env`. Remove these arguments."
             )
         environment = spec.get_env(selector=asked, container_factory=container_factory(container))
         if trajectory_dir is not None:
@@ -176,7 +176,7 @@ class PresetGym(GymWrapper):
     def step(self, action: LLMResponse) -> GymStep:  # type: ignore[override]
         """Applies `action`; see `GymWrapper.step`.
 
-        Raises `TypeError` for `None`, which means a timeout of the policy.
+        Raises `TypeError` for the action `None`, which would mean that the policy timed out.
         """
         if action is None:
             raise TypeError("Expected an LLMResponse as the action, got None. Use `LLMResponse.from_text(text)`.")

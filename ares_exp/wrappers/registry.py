@@ -1,8 +1,9 @@
 """Presets, which create environments by name: `make("harbor:0")`, `info()`, `list_presets()`, and custom presets.
 
-Every option of the `env` group, also from plugins, is a preset, such as `harbor`, and runs the default agent. To choose
-another option of the `agent` group, add its name: `harbor-shell`. `name:5`, `name:0:10`, `name:5:`, `name::10` and
-`name@2/8` (the third of eight shards) select tasks. In Python, you can register further presets.
+Every option of the `env` group, even from a plugin, is a preset, for example `harbor`. It runs the default agent. To
+select another agent, append the name of an option of the `agent` group: `harbor-shell`. `name:5`, `name:0:10`,
+`name:5:`, `name::10` and `name@2/8` (the third of eight shards) select tasks. In Python, you can register further
+presets.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 Selector = Callable[[Sequence[Any]], list[Any]]
-"""A function that selects tasks of a preset, in order. Raises `LookupError` if no task is selected."""
+"""Function that selects some of a preset's tasks, in order. Raises `LookupError` if it would select no task."""
 
 RESERVED = ":@"
 _ID = re.compile(
@@ -48,14 +49,14 @@ _ID = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PresetId:
-    """The name of a preset, and an index `5`, a slice `0:10` or a shard `@2/8` of its tasks (empty for all)."""
+    """The name of a preset and a selector: an index `5`, a slice `0:10`, a shard `@2/8`, or empty for all tasks."""
 
     name: str
     position: str = ""
 
     @classmethod
     def parse(cls, text: str) -> PresetId:
-        """Parses a preset id. Raises `PresetError` for other texts."""
+        """Parses a preset id. Raises `PresetError` if the text is not a valid id."""
         match = _ID.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise PresetError(
@@ -71,7 +72,7 @@ class PresetId:
         return found
 
     def __call__(self, tasks: Sequence[Any]) -> list[Any]:
-        """Selects tasks, so that this object is a `Selector`. Raises `PresetLookupError` if no task is selected."""
+        """Selects tasks as a `Selector`. Raises `PresetLookupError` if no task is selected."""
         try:
             picked = parse_position(self.position)(tasks) if self.position else list(tasks)
         except LookupError as error:
@@ -94,8 +95,8 @@ class EnvironmentInfo:
 
     Attributes:
         name: Name for `make`.
-        description: One line of description.
-        num_tasks: Number of tasks; `None` if it is unknown, for example because counting them needs a network.
+        description: Description in one line.
+        num_tasks: Number of tasks; `None` if it is unknown, for example because the count would require network access.
     """
 
     name: str
@@ -121,10 +122,10 @@ class ConfiguredPreset:
         agent: Option of the `agent` group, or a factory of agents; `None` for the default option.
         overrides: Further overrides, as on the command line: `env.path=…`, `agent.command_timeout_sec=…`.
         config_dirs: Folders with your options, as with `--config-dir`.
-        options: Values for keys of the option of `env`, as Python objects.
+        options: Values for the keys of the `env` option, as Python objects.
         limits: Limits of an episode.
         seed: Seed for choosing tasks.
-        provide_solution: Whether the task's solution is put into the container.
+        provide_solution: Whether the task's solution is copied into the container.
     """
 
     env: str
@@ -138,11 +139,11 @@ class ConfiguredPreset:
 
     @property
     def name(self) -> str:
-        """Name of the preset: `env`, or `env-agent` with an option of `agent`."""
+        """Name of the preset: the `env` option, or `ENV-AGENT` if `agent` is an option."""
         return f"{self.env}-{self.agent}" if isinstance(self.agent, str) else self.env
 
     def get_info(self) -> EnvironmentInfo:
-        """Returns the name, the description and, if counting needs no network, the number of tasks."""
+        """Returns the name, the description, and the number of tasks if it can be counted without network access."""
         described = {option.name: option.description for option in find_options("env", self.config_dirs)}
         description = described.get(self.env, "")
         with_agent = f"{description}; agent {self.agent}" if isinstance(self.agent, str) else description
@@ -156,7 +157,7 @@ class ConfiguredPreset:
     def get_env(
         self, *, selector: Selector, container_factory: ContainerFactory, tracker: Tracker | None = None
     ) -> Environment:
-        """Creates the environment. Reads the task set. The tracker receives every ended episode.
+        """Reads the task set and creates the environment. The tracker receives every ended episode.
 
         Raises:
             UserError: An option is missing or invalid, the task set cannot be read, or no task is selected.
@@ -182,7 +183,7 @@ class ConfiguredPreset:
         return TrackedEnvironment(environment, tracker)
 
     def count_tasks(self) -> int | None:
-        """Counts the tasks; `None` if this needs a network. A source from a plugin can raise any exception."""
+        """Counts the tasks. Returns `None` if this requires a network. Sources of plugins may raise any exception."""
         source = self._source(self._compose())
         return len(source.load(lambda warning: None)) if source.loads_offline else None
 
@@ -227,12 +228,12 @@ class EnvironmentSpec(Protocol):
     def get_env(
         self, *, selector: Selector, container_factory: ContainerFactory, tracker: Tracker | None = None
     ) -> Environment:
-        """Makes the environment.
+        """Creates the environment.
 
         Args:
             selector: Function that selects the tasks to run: `selector(tasks) -> list`.
             container_factory: Factory of the containers.
-            tracker: Tracker that receives every ended episode; may be `None`.
+            tracker: Tracker that receives every ended episode, or `None`.
         """
         ...
 
@@ -249,7 +250,7 @@ def make(
     tracker: Tracker | None = None,
     trajectory_collector: TrajectoryCollector | Mapping[str, TrajectoryCollector] | None = None,
 ) -> Environment:
-    """Creates the environment of a preset. Reads the task set, but does not start anything before `reset()`.
+    """Creates the environment of a preset. Reads the task set. Nothing is started before `reset()`.
 
     Args:
         preset_id: Name of the preset, optionally with a selector: `name`, `name:5`, `name:0:10`, `name:5:`,
@@ -289,10 +290,10 @@ def info(preset_id: str) -> EnvironmentInfo: ...
 
 
 def info(preset_id: str | None = None) -> EnvironmentInfo | list[EnvironmentInfo]:
-    """Describes a preset, or every preset if no id is given.
+    """Returns the description of a preset, or of every preset if no id is given.
 
     Args:
-        preset_id: Id as for `make`. A selector is ignored, so the number of tasks is the number in the whole preset.
+        preset_id: Id as for `make`. Its selector is ignored, so `num_tasks` is the number of all tasks of the preset.
 
     Raises:
         ValueError, LookupError: See `make`.
@@ -303,7 +304,7 @@ def info(preset_id: str | None = None) -> EnvironmentInfo | list[EnvironmentInfo
 
 
 def list_presets() -> list[str]:
-    """Lists the names of all presets in alphabetical order. The names `env-agent` are also valid, but not listed."""
+    """Lists the names of all presets in alphabetical order. Names with an agent (`harbor-shell`) are not included."""
     log_problems()
     return sorted({*_registered, *_configured()})
 
@@ -362,8 +363,6 @@ def register_env(
 
 @dataclass(frozen=True, slots=True)
 class _FunctionSpec:
-    """A preset that `register_env` creates from a function."""
-
     about: EnvironmentInfo
     function: Callable[..., Environment]
 
@@ -377,7 +376,6 @@ class _FunctionSpec:
 
 
 def _info(name: str) -> EnvironmentInfo:
-    """Returns the description of a preset, whose `name` is its name for `make`."""
     return replace(find_preset(name).get_info(), name=name)
 
 
@@ -403,7 +401,6 @@ def find_preset(name: str) -> EnvironmentSpec:
 
 
 def _configured() -> list[str]:
-    """Lists the options of `env` that are presets."""
     return [option.name for option in find_options("env") if _ENV_NAME.fullmatch(option.name)]
 
 

@@ -1,14 +1,14 @@
 """Gymnasium spaces of chat requests (observations), chat responses (actions) and strings, and wrappers for strings.
 
 Importing this module imports gymnasium and numpy. `contains` only checks types, so its cost does not depend on the
-length of a request. The spaces cannot be flattened into numbers or put into shared memory (`AsyncVectorEnv` needs
-`shared_memory=False`), and do not support sampling masks. For libraries that need plain strings:
+length of a request. The spaces do not support sampling masks, flattening or shared memory. `AsyncVectorEnv` therefore
+requires `shared_memory=False`. For libraries that need plain strings:
 
 ```python
 env = TextAction(TextObservation(gymnasium.make("ares_exp.gym:ares_exp/Harbor-v0", path="tasks")))
 ```
 
-The full request stays available as `info["time_step"].observation`.
+`info["time_step"].observation` still contains the full request.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ MemberT = TypeVar("MemberT", LLMRequest, LLMResponse, str)
 
 
 class _TypeSpace(gymnasium.Space[MemberT]):
-    """Base class of the spaces, each of which contains all values of a type."""
+    """Base class of the spaces. Each space contains all values of one type."""
 
     def __init__(self, *, seed: int | numpy.random.Generator | None = None) -> None:
         super().__init__(shape=None, dtype=None, seed=seed)
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Always False: text has no fixed size."""
+        """Always `False`, because text has no fixed size."""
         return False
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether both spaces have the same class. The state of their random generators is ignored."""
+        """Returns whether both spaces have the same class. Ignores the states of their random generators."""
         return type(self) is type(other)
 
     __hash__ = None  # type: ignore[assignment]  # like Gymnasium's own spaces
@@ -68,7 +68,7 @@ class _TypeSpace(gymnasium.Space[MemberT]):
 
 
 class LLMRequestSpace(_TypeSpace[LLMRequest]):
-    """Space of all chat requests, which are the observations. Also contains other objects with a list of `messages`."""
+    """Space of all chat requests, which are the observations. It also contains other objects with a list `messages`."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMRequest:
         """Samples a request of one user message with 1 to 64 random characters. Raises `ValueError` for a mask."""
@@ -85,7 +85,7 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
         return [asdict(LLMRequest(**one)) for one in values]
 
     def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMRequest]:
-        """Converts the result of `to_jsonable` to requests, which all have the class `LLMRequest`."""
+        """Converts the result of `to_jsonable` to `LLMRequest`s, even if the original requests had another class."""
         return [LLMRequest(**request) for request in sample_n]
 
 
@@ -146,8 +146,9 @@ class TextObservation(gymnasium.ObservationWrapper[str, Any, LLMRequest], Record
 
         Args:
             env: Environment whose observations are chat requests.
-            content: `"conversation"` for the system prompt and all messages, separated by empty lines, each under a
-                line `[role]`. `"news"` for only the messages since the policy's last response, without `[role]` lines.
+            content: `"conversation"` formats the system prompt and all messages, each after a line `[role]`, and
+                separated by empty lines. `"news"` formats only the messages after the policy's last response, without
+                `[role]` lines.
 
         Raises:
             ValueError: `content` has another value.
@@ -165,7 +166,7 @@ class TextObservation(gymnasium.ObservationWrapper[str, Any, LLMRequest], Record
 
 
 class TextAction(gymnasium.ActionWrapper[Any, str, LLMResponse], RecordConstructorArgs):
-    """Converts each action from a string to an `LLMResponse` without usage or cost."""
+    """Converts each action from a string to an `LLMResponse`. Its usage and cost are 0."""
 
     def __init__(self, env: gymnasium.Env[Any, LLMResponse]) -> None:
         """Wraps `env`, whose actions are chat responses."""
@@ -174,7 +175,7 @@ class TextAction(gymnasium.ActionWrapper[Any, str, LLMResponse], RecordConstruct
         self.action_space = TextSpace()
 
     def action(self, action: str) -> LLMResponse:
-        """Wraps the string in a response. Raises `TypeError` for other actions."""
+        """Converts the string to a response. Raises `TypeError` if the action is not a string."""
         if not isinstance(action, str):
             raise TypeError(f"Expected a string for TextAction, got {type(action).__name__}. To pass an "
                             "LLMResponse, remove the wrapper.")  # fmt: skip

@@ -2,7 +2,7 @@
 
 It runs the coroutines of `AsyncGymWrapper` on an event loop in a separate thread. Vector environments also work:
 `SyncVectorEnv`, and `AsyncVectorEnv` with `shared_memory=False`, because shared memory cannot contain chat requests.
-Pass them a factory that makes the environment, because a running environment cannot move to another process.
+Pass them a factory that creates the environment, because a running environment cannot move to another process.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Outcome = tuple[Any, BaseException | None]
 
 
 class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
-    """Gives an environment the interface of `gymnasium.Env`. `with` closes the environment.
+    """A `gymnasium.Env` that runs an asynchronous environment. `with` closes the environment.
 
-    From the first call until `close()`, the environment runs on one event loop in one thread. A wrapper that was used
-    but not closed closes itself when it is garbage-collected or the interpreter exits.
+    From the first call until `close()`, the environment runs on one event loop in one thread. If you do not close a
+    wrapper, it closes itself when it is garbage-collected or when the interpreter exits.
     """
 
     # Gymnasium requires frames per second for every render mode; text has one frame per step.
@@ -47,7 +47,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         Args:
             env: The environment, which must not have been used on another event loop.
             render_mode: See `AsyncGymWrapper`.
-            allow_running_loop: Whether calls inside a running event loop may block it. For notebooks.
+            allow_running_loop: Whether calls inside a running event loop may block the loop. Set it in notebooks.
 
         Raises:
             ValueError: The render mode is unknown.
@@ -91,7 +91,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         return self._gym.rendering()
 
     def close(self) -> None:
-        """Cancels calls of other threads, closes the environment, and ends the loop. Idempotent."""
+        """Cancels running calls of other threads, closes the environment, and ends the loop. Idempotent."""
         self._end(self._gym.close)
 
     def __enter__(self) -> GymWrapper:
@@ -106,7 +106,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """Passes the exception to the wrapped environment's `__aexit__`, which closes the environment."""
+        """Closes the wrapped environment by calling its `__aexit__` with the exception, if any."""
         self._end(lambda: self._gym.__aexit__(exc_type, exc, traceback))
         return False
 
@@ -137,7 +137,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
 
 def _close_used(loop_thread: LoopThread, gym: AsyncGymWrapper) -> None:
-    """Closes the environment if it was used. Starts no thread, which would fail at the exit of the interpreter."""
+    """Closes the environment if it was used. Starts no thread, because this would fail when the interpreter exits."""
     if loop_thread.is_started:
         loop_thread.close(gym.close)
 
@@ -145,12 +145,12 @@ def _close_used(loop_thread: LoopThread, gym: AsyncGymWrapper) -> None:
 class GymInThread:
     """Asynchronous versions of the methods of a `GymWrapper`.
 
-    If the awaiting task is cancelled, the environment's coroutine is also cancelled, and may take `CANCEL_GRACE_SEC` to
-    unwind.
+    If the task that awaits a method is cancelled, the coroutine of the environment is also cancelled. This may take up
+    to `CANCEL_GRACE_SEC`.
     """
 
     def __init__(self, gym: GymWrapper) -> None:
-        """Stores `gym`, which this object closes."""
+        """Stores `gym`. This object owns it, and closes it in `close`."""
         self._gym = gym
         self._is_closed = False
 
@@ -188,7 +188,7 @@ class GymInThread:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Passes the exception to the environment's `__aexit__`, which closes the environment."""
+        """Closes the environment by calling its `__aexit__` with the exception, if any."""
         await self._end(lambda: self._gym.__exit__(exc_type, exc, traceback))
 
     async def _end(self, farewell: Callable[[], object]) -> None:
@@ -229,7 +229,7 @@ class GymInThread:
 
 
 def _result(job: asyncio.Future[Outcome]) -> Any:
-    """Returns the function's result, or raises its original exception object."""
+    """Returns the result of a function that ran in a thread, or raises the original exception of the function."""
     value, error = job.result()
     if error is not None:
         try:
@@ -240,7 +240,7 @@ def _result(job: asyncio.Future[Outcome]) -> Any:
 
 
 class ThreadedGymDriver(GymDriver):
-    """Runs an environment on another event loop, where its pending requests cannot be accessed."""
+    """Drives an environment on another event loop. The caller therefore cannot access its pending requests."""
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
         """Returns an empty tuple, so that the policy gets one request at a time."""
@@ -253,9 +253,9 @@ class ThreadedGymDriver(GymDriver):
 
 
 def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
-    """Creates a driver that runs the environment through `GymWrapper`, for `wrapper=sync`.
+    """Creates a driver that runs the environment through `GymWrapper`. The option `wrapper=sync` uses it.
 
-    The environment runs on the wrapper's event loop. Objects that it shares with other environments must not be bound
-    to an event loop.
+    The environment runs on the wrapper's event loop. Objects that the environment shares with other environments must
+    not be bound to an event loop.
     """
     return ThreadedGymDriver(GymInThread(GymWrapper(environment)))

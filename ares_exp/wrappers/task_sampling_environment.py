@@ -1,4 +1,4 @@
-"""The task sampling environment, which chooses a task of an `EnvironmentSource` at each `reset()`."""
+"""The task sampling environment, which chooses a task from an `EnvironmentSource` at each `reset()`."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ logger = logging.getLogger(__name__)
 
 
 class TaskSamplingEnvironment(EnvironmentWrapper):
-    """Runs tasks of a source. The source makes a new environment for each episode.
+    """Runs tasks from a source, which creates a new environment for each episode.
 
     The first `reset()` checks that the container backend works and can run the tasks.
 
     Attributes:
         task_names: Names of the tasks from which `reset()` chooses.
-        attempt: Number of this attempt at the task, starting at 0. It restarts when the choice of tasks is seeded.
-        episode_seed: Seed of the episode. A run with the same `seed` uses the same value for this attempt.
+        attempt: Number of the current attempt at the task, starting at 0. A new seed for the choice of tasks resets the
+            numbers.
+        episode_seed: Seed of the episode. It is the same as in a run with the same `seed`, for the same attempt.
     """
 
     def __init__(self, source: EnvironmentSource, task_names: Sequence[str], parts: EpisodeParts) -> None:
         """Creates the environment, without starting anything.
 
-        The tasks of `source` are already loaded, and this environment closes it. Tasks are chosen from `task_names`.
-        `parts.seed` is the seed for the choice. Raises `ConfigError` if `task_names` is empty.
+        `source` must have loaded its tasks. This environment closes the source. Tasks are chosen from `task_names`,
+        with the seed `parts.seed`. Raises `ConfigError` if `task_names` is empty.
         """
         if not task_names:
             raise ConfigError("Expected at least one task for the environment, got none.")
@@ -62,11 +63,11 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
 
     @property
     def current_task(self) -> Any:
-        """The task that the episode's environment exposes, or its name; `None` before the first `reset()`."""
+        """Current task, as the episode's environment exposes it, or its name; `None` before the first `reset()`."""
         return super().current_task or self._task_name
 
     def report(self) -> EpisodeReport:
-        """Returns the episode's report, with its task, attempt and seed."""
+        """Returns the report of the episode's environment, and adds the task, the attempt and the seed."""
         report = super().report()
         if self._task_name is None:
             return report
@@ -82,7 +83,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
 
         Raises:
             UserError: The container backend does not work or cannot run the tasks, or the task does not exist.
-            EpisodeError: The episode could not start. Nothing is left running.
+            EpisodeError: The episode could not start. All of its resources were released.
         """
         with self._calls.during("reset()"):
             closed = self._closed
@@ -112,7 +113,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
             return await self._env.step(action)
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Makes the environment end its episode, if the environment supports it."""
+        """Makes the environment end the episode, if it supports this."""
         with self._calls.during("truncate()"):
             return await super().truncate(limit)
 
@@ -133,7 +134,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
         self._ran: Counter[str] = Counter()
 
     async def _check(self) -> None:
-        """Performs the checks of the start of a run. Only the first call has an effect."""
+        """Performs the same checks as the start of a run. Does nothing after the first successful call."""
         if self._checked:
             return
         await self._source.preflight()
@@ -145,8 +146,6 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
 
 
 class _NotReset:
-    """Placeholder for an episode's environment before `reset()`."""
-
     async def reset(self) -> TimeStep[Any]:
         raise no_episode(ended=False)
 

@@ -1,4 +1,4 @@
-"""A wrapper that reports each episode of an environment to a tracker. Data passes through unchanged."""
+"""A wrapper that reports each episode of an environment to a tracker. It does not change observations or actions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ares_exp.trackers.tracker import Tracker
 
 
 class TrackedEnvironment(EnvironmentWrapper):
-    """Reports every ended or failed episode to a tracker: one `log_episode` call without a trajectory.
+    """Reports every episode that ended or failed to a tracker, with one `log_episode` call without a trajectory.
 
-    The caller starts the tracker with the run of these episodes, and finishes it. Exceptions of the tracker do not
-    affect the episode.
+    The caller must start the tracker before the first episode, and finish it at the end. Exceptions of the tracker do
+    not affect the episode.
     """
 
     def __init__(self, env: MinimalEnvironment, tracker: Tracker) -> None:
-        """Wraps `env`, which the wrapper then owns, without starting anything."""
+        """Wraps `env`, which the wrapper then owns. Starts nothing."""
         super().__init__(env)
         self._tracker = SeveralTrackers({"tracker": tracker})
         self._events: EpisodeEvents | None = None
@@ -63,7 +63,7 @@ class TrackedEnvironment(EnvironmentWrapper):
         return self._seen(time_step)
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Makes the environment end its episode, if the environment supports it, and reports the episode."""
+        """Makes the environment end the episode, if it supports this, and reports the episode."""
         try:
             last = await super().truncate(limit)
         except EpisodeStateError:
@@ -90,7 +90,7 @@ class TrackedEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the environment. If an episode is running, reports it with the exception, or as closed."""
+        """Closes the environment. If an episode is running, reports it with the exception, if any, or as closed."""
         self._end(Outcome.CLOSED if exc is None else None, failure=exc)
         await super().__aexit__(exc_type, exc, traceback)
 
@@ -99,7 +99,6 @@ class TrackedEnvironment(EnvironmentWrapper):
             self._events.usage.add(action)
 
     def _end(self, outcome: Outcome | None = None, *, failure: BaseException | None = None) -> None:
-        """Reports the running episode, if any."""
         events, self._events = self._events, None
         if events is None:
             return

@@ -85,7 +85,7 @@ def test_reasoning_is_recorded_shown_exported_and_replayed(tmp_path: Path, endpo
 def rows_for_trainers(here: Path, out: str, *options: str) -> list[dict[str, Any]]:
     done = command(here, "ares_exp", "export", "run", out, "--to", "sft", *options)
     assert done.returncode == 0, done.stderr
-    assert ("Left out: 3 replies' reasoning" in done.stdout) is (not options)
+    assert ("Left out: 3 blocks of reasoning" in done.stdout) is (not options)
     return [json.loads(line) for line in (here / out).read_text().splitlines()]
 
 

@@ -66,7 +66,7 @@ REPEATED: list[tuple[list[str], str]] = [
         (["policy=replay"], "policy.trajectory"),
         ([*CHAT], "OPENAI_API_KEY"),
         (["--no-such-flag"], "--no-such-flag"),
-        (["policy.model=m"], "`policy=openai` or another one. Choose this option"),
+        (["policy.model=m"], "`policy=openai` or another option. Choose this option"),
         (["collector=null"], "Options: json, jsonl, memory, none."),
         (["budget=5"], "Set `budget.KEY=…`"),
         (["hydra.run.dir=/proc/none/run"], "hydra.run.dir=…"),

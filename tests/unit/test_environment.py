@@ -233,7 +233,7 @@ async def test_concurrent_calls_are_refused() -> None:
 
     stepping = asyncio.create_task(step())
     await asyncio.sleep(0)
-    with pytest.raises(EpisodeStateError, match=r"reset\(\) while step\(\) is running"), calls.during("reset()"):
+    with pytest.raises(EpisodeStateError, match=r"was called while step\(\) is running"), calls.during("reset()"):
         pass
     go_on.set()
     await stepping

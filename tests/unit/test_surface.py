@@ -75,7 +75,7 @@ def test_help_fits_on_a_page() -> None:
     [
         (["policy"], "    openai_responses         "),
         (["env=harbor"], "  env.path=null\n"),
-        (["limits"], "  limits.steps=250\n      LLM responses per episode\n"),
+        (["limits"], "  limits.steps=250\n      maximum number of LLM responses per episode\n"),
         (["timeouts"], "  timeouts.agent_multiplier=null\n"),
         (["branch"], "  branch.response=null\n"),
         (["budget"], "  budget.sweep.cost=null\n"),

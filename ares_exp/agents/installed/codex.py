@@ -74,7 +74,7 @@ class CodexRecipe(PackagedRecipe):
 
     @property
     def conversation_headers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Header with the id of Codex's thread, which is a conversation. Empty without subagents (only one thread)."""
+        """Header that identifies the Codex thread. Each thread is one conversation. Empty if subagents are disabled."""
         return ("thread-id",) if self.subagents else ()
 
     def command(self, launch: Launch) -> LaunchedCommand:
@@ -117,7 +117,7 @@ def _mcp_table(server: McpServer) -> str:
 
 
 def _toml(value: object) -> str:
-    """Returns a string or a list of strings in TOML, which has the escapes of JSON."""
+    """Formats a string or a list of strings as TOML, which uses the same escapes as JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -141,8 +141,8 @@ class CodexFactory(InstalledAgentFactory):
 
         Args:
             model_name: Model name that Codex sends in its requests. Any name works, but Codex selects its prompts and
-                tools by the name. `None`: `policy`.
-            subagents: Whether Codex may start subagents (`agents.enabled`). Each subagent is a conversation.
+                tools by the name. With `None`, the name is `policy`.
+            subagents: Whether Codex may start subagents (`agents.enabled`). Each subagent has its own conversation.
             idle_timeout_ms: Number of milliseconds that Codex waits for an event in a response before it repeats the
                 request (`stream_idle_timeout_ms`). Keepalives count as events.
             extra_args: Additional arguments of `codex exec`, such as `-c key=value`.

@@ -26,10 +26,10 @@ from ares_exp.trajectories.request_diff import UserNormaliser
 MOUNT_TARGET = "/opt/ares_exp/agent"
 """Path of the `agent.mount` directory in the container."""
 MAX_FILLED_BYTES = 100_000
-"""Maximum size in bytes of a file with variables to replace. The text is passed in an environment variable."""
+"""Maximum size in bytes of a file in which variables are replaced. Its text is passed in an environment variable."""
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _CONTEXT_VARIABLES = {"mcp_servers": "ARES_MCP_FILE", "skills_dir": "ARES_SKILLS"}
-"""Variable for each part of a task. A program supports a part if the options of the program contain the variable."""
+"""Variable for each part of a task. A command supports a part if its options contain the variable."""
 
 
 class FileOption(BaseModel, extra="forbid", frozen=True):
@@ -55,12 +55,12 @@ class FileOption(BaseModel, extra="forbid", frozen=True):
 
 
 class CommandRecipe:
-    """A recipe made from options; see `CommandAgentFactory`.
+    """A recipe that runs a user-defined command. `CommandAgentFactory` describes the options.
 
     Attributes:
-        version: Name, version and digest of the package, and a digest of the files and the mounted directory; `None`
-            without package, files and mounted directory.
-        supports: Parts of a task whose variable occurs in the options.
+        version: Name, version and digest of the package, and a digest of the files and the mounted directory; `None` if
+            the agent has no package, no files and no mounted directory.
+        supports: Names of the parts of a task whose variables occur in the options.
     """
 
     version: str | None = None
@@ -97,7 +97,7 @@ class CommandRecipe:
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """Mounts of the user's directory and of the package, if set."""
+        """Mount of the directory `agent.mount` and mount of the package, if these options are set."""
         return (*self._mounts, *(self._package.mounts if self._package is not None else ()))
 
     async def preflight(self) -> None:
@@ -121,8 +121,8 @@ class CommandRecipe:
                 raise PreflightError(f"Expected `agent.files` to name text files, got {file.path}: {error}") from None
             if file.fill and (size := len(self._texts[target].encode())) > MAX_FILLED_BYTES:
                 raise PreflightError(
-                    f"Expected a file with `fill: true` to have at most {MAX_FILLED_BYTES} bytes, got {size} in "
-                    f"{target}. Leave out `fill`."
+                    f"The file {target} in `agent.files` has {size} bytes, but with `fill: true` the limit is "
+                    f"{MAX_FILLED_BYTES}. Remove `fill`, or shorten the file."
                 )
         if self._mount is not None:
             if not self._mount.is_dir():
@@ -136,7 +136,7 @@ class CommandRecipe:
             self.version = f"sha256:{whole.hexdigest()[:16]}"
 
     async def find_program(self, container: AgentContainer) -> str:
-        """Returns the path of the package; an empty string if no package is set.
+        """Returns the path of the package in the container, or an empty string if no package is set.
 
         Raises:
             AgentInstallError: The package does not run in the container.
@@ -191,18 +191,18 @@ class CommandAgentFactory(InstalledAgentFactory):
 
         Args:
             command: Shell source, run in the container as the agent's user. Its standard input is the instruction. Its
-                variables are `ARES_LLM_URL`, `ARES_LLM_KEY`, `ARES_MODEL`, `ARES_INSTRUCTION_FILE`, `ARES_AGENT_DIR`
-                (saved as `files/<episode>/agent/`), `ARES_MCP_FILE` (a JSON file with the task's MCP servers),
-                `ARES_SKILLS` (the directory of the task's skills) and, with `mount`, `ARES_AGENT_MOUNT`.
+                environment contains `ARES_LLM_URL`, `ARES_LLM_KEY`, `ARES_MODEL`, `ARES_INSTRUCTION_FILE`,
+                `ARES_AGENT_DIR` (saved as `files/<episode>/agent/`), `ARES_MCP_FILE` (a JSON file with the task's MCP
+                servers), `ARES_SKILLS` (the directory of the task's skills) and, with `mount`, `ARES_AGENT_MOUNT`.
             env: Additional environment variables. `$ARES_LLM_URL` and the other variables are replaced by their values.
             files: Text files to create in the container: path in the container → path on the host, or
                 `{text, path, fill, mode}`. `text` is the content, or `path` a file on the host. With `fill: true`,
                 `$ARES_LLM_URL` and the other variables in the content are replaced. `mode: "600"` sets the mode.
             mount: Host directory to mount read-only at `$ARES_AGENT_MOUNT`.
-            package: Name of a package (`ares-exp agents list`). It is mounted read-only, and its programs are the first
-                on `PATH`. A missing package of ares_exp is packed at the start of the run.
+            package: Name of a package (`ares-exp agents list`). It is mounted read-only, and its programs precede all
+                others on `PATH`. A package of ares_exp is packed at the start of the run if it is missing.
             name: Name of the agent in records.
-            model_name: Model name that the agent sends in its requests. `None`: `policy`.
+            model_name: Model name that the agent sends in its requests. With `None`, the name is `policy`.
             conversation_headers: Names of request headers whose values identify the conversation.
             ok_exit_codes: Exit codes that count as success. Default: only 0.
             normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in patterns
@@ -240,5 +240,5 @@ class CommandAgentFactory(InstalledAgentFactory):
 
 
 def _filled(text: str, values: Mapping[str, Any]) -> str:
-    """Replaces the variables of the episode by their values. Other variables are left for the shell."""
+    """Replaces the variables of the episode with their values. Other variables remain unchanged for the shell."""
     return _VARIABLE.sub(lambda found: str(values.get(found[1] or found[2], found[0])), text)

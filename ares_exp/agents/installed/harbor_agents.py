@@ -51,7 +51,7 @@ _PROVIDERS = {
     "anthropic_messages": "anthropic",
     "google_generate_content": "gemini",
 }
-"""Provider in the model name of each served API."""
+"""Provider that the model name contains, for each served API."""
 _KEY_VARIABLE = "ARES_LLM_KEY"
 _PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
 """Variable that stops litellm from downloading its price list, in this process and in the container."""
@@ -66,7 +66,7 @@ _PACKAGES = {
     "kimi-code": "kimi_code",
     "pi": "pi",
 }
-"""Default package of each agent of Harbor."""
+"""Default package for each Harbor agent that has one."""
 _LINKS = {
     "deerflow": "/opt/harbor-deerflow-venv",
     "langgraph": "/opt/harbor-langgraph-venv",
@@ -88,14 +88,14 @@ _Result = TypeVar("_Result")
 
 
 class HarborEnvironment:
-    """The methods of Harbor's `BaseEnvironment` that its agents use, over an `AgentContainer`.
+    """Implements the methods of Harbor's `BaseEnvironment` that Harbor's agents use, for an `AgentContainer`.
 
     Attributes:
         default_user: User of the agent's commands; `None` for root.
-        env: Variables of every command.
-        task_env_config: Its `workdir` is the working directory.
-        session_id: A constant, so that the requests of all runs are equal.
-        failure: First error of the container, which Harbor's classes may replace by their own errors.
+        env: Environment variables of every command.
+        task_env_config: Object whose `workdir` is the working directory; `None` for the container's default.
+        session_id: Constant id, so that all runs send the same requests.
+        failure: First error of the container. Harbor's classes may catch it and raise another error.
     """
 
     session_id = "ares"
@@ -138,7 +138,7 @@ class HarborEnvironment:
         timeout_sec: float | None = None,
         user: User | None = None,
     ) -> HarborResult:
-        """Runs a command. Omits variables that contain secrets of this machine, except variables from the config."""
+        """Runs a command. Removes variables that contain secrets of this machine, unless the config sets them."""
         from harbor.environments.base import ExecResult as HarborResult
 
         await self._upload_logs()
@@ -172,14 +172,14 @@ class HarborEnvironment:
         return bool((await self.exec(f"test -d {shlex.quote(path)}", user=user)).return_code == 0)
 
     async def _upload_logs(self) -> None:
-        """Uploads the files that the class has created in its log directory, which Harbor mounts."""
+        """Uploads new files from the class's log directory. Harbor itself would mount this directory."""
         new = {path for path in self._logs.iterdir() if path.is_file()} - self._uploaded
         for path in new:
             self._uploaded.add(path)
             await self.upload_file(path, f"{AGENT_DIR}/{path.name}")
 
     async def _watched(self, call: Coroutine[Any, Any, _Result]) -> _Result:
-        """Awaits a call to the container. After a cancellation, rejects further calls, such as a class's cleanup."""
+        """Awaits a call to the container. After a cancellation, rejects later calls, such as cleanup by the class."""
         if self._cancelled:
             call.close()
             raise asyncio.CancelledError
@@ -247,7 +247,7 @@ class HarborAgent(InstalledAgent):
         self._judge(ExecResult(error, 1 if error else 0, 0.0))
 
     async def _run(self, agent: BaseAgent, task: str, root: str, logs: Path) -> str:
-        """Runs the class, and returns the text of its error, if any. Raises the errors of the container."""
+        """Runs the class. Returns the text of the error that it raised, or `""`. Raises the errors of the container."""
         from harbor.models.agent.context import AgentContext as HarborContext
 
         context, error = HarborContext(), ""
@@ -291,7 +291,7 @@ class HarborAgentFactory(InstalledAgentFactory):
         forward_sampling: bool = False,
         background_requests: BackgroundRequests = "observe",
     ) -> None:
-        """Validates the options. They have the meaning of the same options of Harbor.
+        """Validates the options. Options with the same name in Harbor have the same meaning.
 
         Args:
             name: Name of an agent of Harbor (`harbor run --agent NAME`), or the import path of a class.
@@ -380,7 +380,7 @@ def _class_of(name: str) -> type[BaseAgent]:
 
 
 def _api_format(name: str, found: type[BaseAgent]) -> ApiFormat:
-    """Returns the first API that a class supports. Raises `ConfigError` for no supported API or no URL option."""
+    """Returns the first API that a class supports. Raises `ConfigError` if it has no such API or no URL option."""
     spec = found.MODEL_CONNECTION
     if spec is None or not found.capabilities.base_url:
         raise ConfigError(f"Harbor's agent `{name}` has no option for the URL of its LLM. Use another agent.")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 INSTRUCTION_FILE = f"{AGENT_DIR}/instruction.md"
 OUTPUT_FILE = f"{AGENT_DIR}/output.txt"
 SHOWN_BYTES = 4000
-"""Number of bytes at the end of the program's output that are kept after its exit."""
+"""Maximum number of bytes from the end of the program's output that are stored after its exit."""
 SHOWN_LINES = 20
 POLICY = "policy"
 """Model name for agents without a configured model name."""
@@ -49,7 +49,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """Options of the LLM endpoint of an installed agent, as in `PackagedAgentFactory`."""
+    """Options of the LLM endpoint of an installed agent. `PackagedAgentFactory` describes them."""
 
     model_name: str = POLICY
     port: int = FORWARDED_PORT
@@ -61,7 +61,7 @@ class EndpointOptions:
 class InstalledAgentFactory(AgentFactoryBase):
     """Creates agents from a recipe.
 
-    These agents cannot be run again from a journal, because their programs are not controlled.
+    These agents cannot be run again from a journal, because their programs do not run on the deterministic event loop.
     """
 
     deterministic = False
@@ -95,7 +95,7 @@ class InstalledAgentFactory(AgentFactoryBase):
 
     @property
     def responds_in_background(self) -> bool:
-        """Whether the options mark background requests."""
+        """Whether the option `background_requests` is `answer`."""
         return self._endpoint_options.background_requests == "answer"
 
     @property
@@ -128,7 +128,7 @@ class InstalledAgent:
         self._version: str | None = None
 
     def set_context(self, context: AgentContext) -> None:
-        """Passes the context to the recipe, as a `ContextualAgent`."""
+        """Stores the context, which `run` passes to the recipe."""
         self._context = context
 
     @property
@@ -197,7 +197,7 @@ class InstalledAgent:
             await finish(_close(forwarded_port, endpoint, line))
 
     async def _make_files(self, files: Mapping[str, AgentFile]) -> None:
-        """Creates files in the container that belong to the agent's user. Their contents are not recorded."""
+        """Creates files in the container, owned by the agent's user. Their contents are not recorded."""
         staging = f"{AGENT_DIR}/.files"
         folders = " ".join([AGENT_DIR, staging, *([NO_SKILLS] if "skills_dir" in self._recipe.supports else [])])
         await self._succeed(f"mkdir -p {folders} && chmod 777 {folders}", user="root")
@@ -251,7 +251,7 @@ class InstalledAgent:
 
 
 def last_lines(result: ExecResult) -> str:
-    """Returns a message with the last lines of a program's output."""
+    """Returns a sentence that quotes the last lines of a program's output."""
     lines = result.output.strip().splitlines()[-SHOWN_LINES:]
     return "It printed last:\n" + "\n".join(lines) if lines else "It printed nothing."
 

@@ -46,13 +46,13 @@ class MiniSweAgentRecipe(PackagedRecipe):
     variables = ("model.model_kwargs.api_base", "OPENAI_API_KEY")
 
     def program(self, placed: Placed) -> str:
-        """Returns the interpreter, the launcher, and the directory of the packages."""
+        """Returns the shell words with the interpreter, the launcher and the directory of the packages."""
         return shlex.join([placed.python, "-I", "-c", _LAUNCH, placed.path("site")])
 
     def check(self, placed: Placed) -> str:
         """Returns a command that prints the version.
 
-        `--version` creates a settings directory, so the command sets a separate one.
+        Even `--version` creates a settings directory, so the command uses a temporary one.
         """
         quiet = "MSWEA_SILENT_STARTUP=1 MSWEA_GLOBAL_CONFIG_DIR=/tmp/ares_exp-mini"
         return f"{quiet} {self.program(placed)} --version"

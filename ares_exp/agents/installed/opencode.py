@@ -36,7 +36,7 @@ class OpencodeRecipe(PackagedRecipe):
     def check(self, placed: Placed) -> str:
         """Returns a command that prints the version.
 
-        `--version` creates directories in the home, so the command uses a temporary home.
+        Even `--version` creates directories in the home directory, so the command uses a temporary one.
         """
         home = " ".join(f"{name}={_HOME_OF_CHECK}" for name in ("HOME", *_XDG))
         return f"{home} {self.program(placed)} --version; code=$?; rm -rf {_HOME_OF_CHECK}; exit $code"

@@ -20,7 +20,7 @@ from ares_exp.errors import AgentExitError
 LibcChoice = Literal["auto", "glibc", "musl"]
 
 LONGEST_WAIT_MS = 24 * 3600 * 1000
-"""Time limit of the agents' HTTP clients in milliseconds, so long that only the run's own limits apply."""
+"""Time limit of the agents' HTTP clients in milliseconds. It is so high that only the limits of the run apply."""
 
 
 class PackagedRecipe:
@@ -29,7 +29,7 @@ class PackagedRecipe:
     Attributes:
         package_name: Name of the package.
         ok_exit_codes: Exit codes that count as success.
-        subagents: Whether the agent, if it supports subagents, may start them.
+        subagents: Whether the agent may start subagents. It has no effect on agents without subagents.
     """
 
     package_name: ClassVar[str]
@@ -117,7 +117,7 @@ class PackagedRecipe:
 
 
 class PackagedAgentFactory(InstalledAgentFactory):
-    """Creates agents of one package by the recipe `recipe_type`, with the options that most packages share."""
+    """Creates agents of one package with the recipe `recipe_type`. Its options are common to most packages."""
 
     recipe_type: ClassVar[type[PackagedRecipe]]
 
@@ -139,8 +139,8 @@ class PackagedAgentFactory(InstalledAgentFactory):
 
         Args:
             model_name: Model name that the agent sends in its requests. Any name works, but the agent may select its
-                prompts and tools by the name, and show it to the model. `None`: `policy`.
-            subagents: Whether the agent may start subagents. Each subagent is a conversation.
+                prompts and tools by the name, and show the name to the model. With `None`, the name is `policy`.
+            subagents: Whether the agent may start subagents. Each subagent has its own conversation.
             extra_args: Additional arguments of the program.
             env: Additional environment variables of the program.
             libc: Build to install: `glibc`, `musl` (for images without glibc, if available), or `auto`, which uses the

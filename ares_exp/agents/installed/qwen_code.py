@@ -64,7 +64,7 @@ class QwenCodeRecipe(PackagedRecipe):
 
 
 def _mcp(entry: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entry of an MCP server in qwen-code's format, where the name of the URL field sets the transport."""
+    """Converts an `mcp_json` entry to qwen-code's format, in which the name of the URL field selects the transport."""
     if entry.pop("type") == "http":
         entry["httpUrl"] = entry.pop("url")
     return entry

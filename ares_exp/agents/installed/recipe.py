@@ -33,7 +33,7 @@ class Launch:
         instruction_file: Path of the file with the task's instruction.
         directory: Directory for session files, `AGENT_DIR`. The directory exists, is writable for the agent, and is
             saved.
-        program: Result of `AgentRecipe.find_program`.
+        program: Return value of `AgentRecipe.find_program`.
         context: Parts of the task for the agent in addition to the instruction.
     """
 
@@ -47,7 +47,7 @@ class Launch:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables of every agent's command. The recipe may add others."""
+        """Environment variables that the command of every agent gets. The recipe may add more variables."""
         return {
             "ARES_LLM_URL": self.url,
             "ARES_LLM_KEY": self.key,
@@ -88,7 +88,7 @@ class LaunchedCommand:
     Attributes:
         command: Shell source, run as the agent's user in the container's working directory. Its standard input is the
             instruction, and its environment includes `Launch.variables`.
-        env: Additional environment variables. Put the key here and not into `command`, which is recorded.
+        env: Additional environment variables. Put the key here, not into `command`, because the command is recorded.
         files: Text files to create before the start, as the agent's user, by path. A path is absolute or starts with
             `~/`.
     """
@@ -134,7 +134,7 @@ class AgentRecipe(Protocol):
             run. A request without these headers belongs to the main conversation.
         normalisers: Patterns for the parts of requests that differ in every run: name → (pattern, replacement), as in
             `ares_exp.trajectories.request_diff`.
-        variables: Names of the variables or options that set the program's LLM, for messages.
+        variables: Names of the variables or options that set the program's LLM. Error messages contain them.
         supports: Names of the supported parts of `AgentContext`.
     """
 
@@ -168,9 +168,10 @@ class AgentRecipe(Protocol):
         ...
 
     async def find_program(self, container: AgentContainer) -> str:
-        """Finds the program in this container and checks that it runs there.
+        """Finds the program in this container, and checks that it runs there.
 
-        Returns an empty string if no program is needed.
+        Returns the shell words or the path of the program, for `Launch.program`, or an empty string if the recipe needs
+        no program.
 
         Raises:
             AgentInstallError: The program does not run in the container. The message names the missing part.

@@ -1,10 +1,10 @@
 """The endpoint: an HTTP server with the wire formats of LLM providers, for connections from forwarded ports.
 
 The server does not listen on a port. An agent's request becomes a call of its episode's `Line`, and the response is
-returned in the wire format of the request. Until the response is available, the endpoint keeps the client from giving
-up. A stream starts immediately and sends an event at regular intervals. If the client did not request a stream, the
-endpoint starts to send spaces after half a minute. JSON parsers ignore leading spaces. The end of a response is sent
-only when the response is recorded.
+returned in the wire format of the request. Until the response is available, the endpoint sends keepalives, so that the
+client does not time out. A stream starts immediately, and its keepalives are events. If the client did not request a
+stream, the endpoint sends spaces after half a minute, because JSON parsers ignore leading spaces. The end of a response
+is sent only after the response was recorded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WIRES: tuple[Wire, ...] = (ChatCompletionsWire(), ResponsesWire(), MessagesWire(
 
 
 def wire_at(path: str) -> Wire | None:
-    """Returns the wire with this request path or token-count path, or `None`."""
+    """Returns the wire that handles requests to `path`, or `None` if there is no such wire."""
     return next((wire for wire in WIRES if path in (wire.path, wire.count_path)), None)
 
 
@@ -59,8 +59,8 @@ class Connection(web.RequestHandler):
         line: Line of the agent.
         request: Request that is being handled.
         is_half_closed: Whether the client has finished sending, but may still read the response.
-        served: Last call whose response was written completely to the connection.
-        waits_for: Call whose response the client waits for.
+        served: Last call whose complete response was written to the connection.
+        waits_for: Call whose response the client waits for; `None` if it does not wait.
     """
 
     def __init__(self, server: web.Server, line: Line) -> None:
@@ -103,7 +103,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Rejects a malformed HTTP request in the format of a wire, without a traceback in the log."""
+        """Rejects a malformed HTTP request in the error format of the first wire. Logs no traceback."""
         if status >= 500:
             return super().handle_error(request, status, exc, message)
         found = (message or "").strip().partition("\n")[0].replace(self.line.key, "***").partition(". Please")[0]
@@ -116,8 +116,8 @@ class Connection(web.RequestHandler):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keeps the connection open for the response if the client has sent its request completely.
 
-        The endpoint cannot distinguish a client that only finished sending from a client that disconnected. Neither
-        counts as waiting, and their responses do not count as delivered.
+        The endpoint cannot know whether the client still reads the response or has disconnected. In both cases, the
+        client no longer counts as waiting, and the response does not count as delivered.
         """
         self.is_half_closed = self.request is not None and self.request.content.is_eof()
         if self.is_half_closed:
@@ -125,7 +125,7 @@ class Connection(web.RequestHandler):
         return self.is_half_closed
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Stops counting the client as waiting. If the connection was cut, marks the last response as not delivered."""
+        """Stops counting the client as waiting. If the connection broke, marks its last response as not delivered."""
         self._wait_no_more()
         if exc is not None and self.served is not None:
             self.served.is_delivered = False
@@ -323,7 +323,7 @@ class _Exchange:
         await out.write(data)
 
     async def _end(self, out: web.StreamResponse) -> None:
-        """Ends the HTTP response. The response then counts as delivered, unless the client cuts the connection."""
+        """Ends the HTTP response. The response then counts as delivered, unless the connection breaks later."""
         await out.write_eof()
         if self._request.transport is not None and not self._connection.is_half_closed:
             self._turn.is_delivered = True
@@ -331,7 +331,6 @@ class _Exchange:
 
 
 def _joined(events: list[bytes]) -> Iterator[bytes]:
-    """Joins small events into larger writes."""
     chunk: list[bytes] = []
     size = 0
     for event in events:
@@ -345,14 +344,14 @@ def _joined(events: list[bytes]) -> Iterator[bytes]:
 
 
 def client_keys(headers: Mapping[str, str], query: Mapping[str, str]) -> list[str]:
-    """Returns the keys in all headers that clients of LLM providers use for keys, and in `?key=`."""
+    """Returns the API keys from all headers in which LLM clients send keys, and from the query parameter `key`."""
     named = [headers.get(name) for name in ("x-api-key", "x-goog-api-key", "api-key")]
     keys = [bearer(headers), *named, query.get("key")]
     return [key for key in keys if key]
 
 
 def _route(request: web.BaseRequest) -> tuple[str, dict[str, Any]]:
-    """Returns the path, with `/v1` added if the client omitted it, and the body fields that are in the path."""
+    """Returns the path, which starts with `/v1`, and the body fields that Google's clients send in the path."""
     path = request.path.rstrip("/") or "/"
     if path != "/" and not path.startswith("/v1"):
         path = f"/v1{path}"
@@ -360,7 +359,7 @@ def _route(request: web.BaseRequest) -> tuple[str, dict[str, Any]]:
 
 
 async def _body(request: web.BaseRequest) -> Any:
-    """Reads a JSON body with bounded size and time. Raises `_RefusedError` or `WireFormatError` for other bodies."""
+    """Reads a JSON body of limited size in limited time. Raises `_RefusedError` or `WireFormatError` if this fails."""
     try:
         async with asyncio.timeout(IDLE_SEC):
             raw = await request.read()

@@ -1,7 +1,7 @@
-"""The line: the connection between one agent and its LLM. It distinguishes new calls from retries of the HTTP client.
+"""The line: the connection between one agent and its LLM. It detects requests that are retries of an HTTP client.
 
-Clients of providers repeat a request if they did not get the complete response: after a timeout, a lost connection, or
-a stream that ended early. The headers do not always identify such a retry, so the line applies these rules:
+LLM clients repeat a request if they did not get the complete response, for example after a timeout or a lost
+connection. The headers do not always identify a retry, so the line applies these rules:
 
 - While a call is pending, the same request in the same conversation waits for the same response.
 - If a response was not delivered, the same request gets the same response. A response is delivered if it was written
@@ -77,11 +77,11 @@ class Conversation:
     """One conversation of an agent.
 
     Attributes:
-        name: `"main"`, or `sub-…` or `side-…` with the start of its first request's fingerprint. Equal conversations
-            have equal names, independent of the order in which they started. A background conversation (`side-…`)
-            offers its LLM no tools. If no request of an episode offers tools, the records name the first conversation
-            `main`.
-        key: Name from the client; empty if the client sends none.
+        name: `main`; `side-…` for a background conversation, which offers the LLM no tools; or `sub-…` for any other
+            conversation. `…` is the start of the first request's fingerprint, so the name does not depend on the order
+            in which conversations start. If no request of an episode offers tools, the records name the first
+            conversation `main`.
+        key: Name that the client sends in a header; empty if it sends no name.
         has_tools: Whether its requests offer tools.
         last: Digests of the conversation's last request.
         turns: Calls that may be retried, by the fingerprints of their requests.
@@ -94,7 +94,7 @@ class Conversation:
     turns: dict[str, Turn] = field(default_factory=dict)
 
     def is_repeated_by(self, request: LLMRequest) -> bool:
-        """Returns whether the request repeats the last response. False if the request or the conversation has tools."""
+        """Returns whether the request repeats the last response, and neither it nor the conversation has tools."""
         turn = self.turns.get(self.last.fingerprint)
         if self.has_tools or request.tools or turn is None or not turn.call.done() or turn.call.cancelled():
             return False
@@ -142,7 +142,7 @@ class Conversations:
 
 
 def _longest(conversations: Sequence[Conversation], asked: Canonical) -> Conversation | None:
-    """Returns the conversation with the longest last request that the new request starts with."""
+    """Returns the conversation whose last request is the longest prefix of the new request, or `None`."""
     longest: Conversation | None = None
     for conversation in conversations:
         length = len(conversation.last.messages)
@@ -157,11 +157,11 @@ def _longest(conversations: Sequence[Conversation], asked: Canonical) -> Convers
 
 KEEPALIVE_SEC = 10.0
 BackgroundRequests = Literal["observe", "answer"]
-"""Handling of background requests: `observe` makes them observations; `answer` responds without a step."""
+"""Handling of background requests: `observe` makes each an observation; `answer` responds to it without a step."""
 
 RETRY_HEADER = "x-stainless-retry-count"
 MAIN_KEY = "main"
-"""Default conversation key, for a request without a header that names the conversation."""
+"""Conversation key of a request that has no header with a conversation name."""
 _FORWARDED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -173,7 +173,7 @@ _FORWARDED = {
     "top_k": "top_k",
     "topK": "top_k",
 }
-"""Fields of an `LLMRequest` by the names of sampling parameters on the wires."""
+"""Maps the names of sampling parameters on the wires to fields of `LLMRequest`."""
 
 _logger = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class Line:
     """The connection between the agent of one episode and its LLM client.
 
     Attributes:
-        key: Secret that requests have to contain. Keys of this form are masked in all records.
+        key: Secret API key that every request has to contain. The key is masked in all records.
         keepalive_sec: Interval in seconds between keepalives to a waiting client.
     """
 
@@ -198,12 +198,12 @@ class Line:
         """Creates a line without calls.
 
         Args:
-            llm_client: Client that answers the calls.
-            conversation_headers: Lower-case names of the headers that name conversations.
+            llm_client: Client that responds to the calls.
+            conversation_headers: Lower-case names of the headers whose values identify conversations.
             forward_sampling: Whether calls include the agent's own sampling parameters.
             keepalive_sec: Interval in seconds between keepalives to a waiting client.
-            background_requests: Whether calls of background conversations are marked, so that the policy answers them
-                without a step.
+            background_requests: With `answer`, calls of background conversations are marked, so that the policy
+                responds to them without a step.
         """
         self.keepalive_sec = keepalive_sec
         self.key = f"{EPISODE_KEY_PREFIX}{secrets.token_hex(24)}"
@@ -223,7 +223,7 @@ class Line:
 
     @property
     def report(self) -> AgentFacts:
-        """Facts about the requests so far, without the name of the agent."""
+        """Facts about the requests so far. The name of the agent is empty."""
         conversations = tuple(conversation.name for conversation in self._conversations)
         if MAIN_CONVERSATION not in conversations:  # no request offers tools, so the first conversation is the main one
             conversations = (MAIN_CONVERSATION,)[: len(conversations)] + conversations[1:]
@@ -243,7 +243,7 @@ class Line:
         return hmac.compare_digest((key or "").encode(errors="replace"), self.key.encode())
 
     def refuse(self, reason: str) -> None:
-        """Counts a rejected HTTP request, and logs the first reason. The key is not part of a reason."""
+        """Counts a rejected HTTP request, and logs the first rejection. `reason` must not contain the key."""
         if not self._refused:
             _logger.warning("Rejected a request of the agent: %s", reason)
         self._refused += 1
@@ -277,7 +277,7 @@ class Line:
         origin = request.origin
         if origin is not None and (new := set(origin.dropped) - self._dropped):
             self._dropped |= new
-            _logger.info("Left out of the agent's requests (%s): %s.", origin.wire, ", ".join(sorted(new)))
+            _logger.info("Dropped from the agent's requests (format %s): %s.", origin.wire, ", ".join(sorted(new)))
         turn = conversation.turns[asked.fingerprint] = self._call(request, conversation)
         return turn
 
@@ -309,5 +309,4 @@ class Line:
 
 
 def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the sampling parameters of the agent's client to fields of an `LLMRequest`."""
     return {_FORWARDED[name]: value for name, value in asked.items() if name in _FORWARDED and value is not None}

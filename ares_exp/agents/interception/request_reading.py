@@ -1,4 +1,4 @@
-"""Reading of requests from agents' clients: JSON parsing, names of dropped fields, and checks shared by all wires."""
+"""Functions with which all wires read requests: JSON parsing, checks, and the names of dropped fields."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAME = re.compile(r"`([^`]+)`")
 
 
 def parse_body(raw: bytes) -> Any:
-    """Parses a JSON body. Unpaired surrogates, which clients create when they cut strings, become U+FFFD.
+    """Parses a JSON body. Replaces unpaired surrogates, which clients create when they cut strings, with U+FFFD.
 
     Raises:
         WireFormatError: The body is not JSON, is nested too deeply, or contains invalid numbers.
@@ -46,7 +46,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _checked(value: Any, mend: bool, depth: int = 0) -> Any:
-    """Checks the depth and the numbers, and returns the value. With `mend`, unpaired surrogates are replaced."""
+    """Checks the depth and the numbers of a value. If `mend` is set, also replaces unpaired surrogates."""
     if depth > MAX_DEPTH:
         raise WireFormatError(f"Expected a body with at most {MAX_DEPTH} levels of nesting, got more")
     if isinstance(value, dict):
@@ -72,7 +72,7 @@ class Losses:
         self._names: dict[str, None] = {}
 
     def __call__(self, text: str) -> None:
-        """Adds the field whose name is in backquotes in `text`, the text of a warning."""
+        """Adds the field that is named in backquotes in the warning `text`."""
         found = _NAME.search(text)
         self.add(found[1] if found else text)
 
@@ -87,7 +87,7 @@ class Losses:
 
 
 def take(body: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a body in two: the fields that are not in `names`, and the non-empty fields that are in `names`."""
+    """Splits a body. Returns the fields that are not in `names`, and the non-empty fields that are in `names`."""
     wanted = frozenset(names)
     rest = {key: value for key, value in body.items() if key not in wanted}
     return rest, {key: body[key] for key in body if key in wanted and body[key] not in (None, [], {}, "")}
@@ -104,10 +104,10 @@ def make_asked(
     wants_usage: bool = True,
     forms: Mapping[str, ToolForm] | None = None,
 ) -> Asked:
-    """Creates an `Asked` from the parts that a wire has read. The id of the response starts with `prefix`.
+    """Creates an `Asked` from the values that a wire has read. The id of the response will start with `prefix`.
 
     Raises:
-        WireFormatError: The request refers to media that it does not contain.
+        WireFormatError: The request contains only the URL of some media, not their bytes.
     """
     _refuse_remote_media(request)
     if request.metadata:
@@ -126,7 +126,7 @@ def make_asked(
 
 
 def _refuse_remote_media(request: LLMRequest) -> None:
-    """Rejects media that the policy's endpoint would fetch, because they bypass the container's network policy."""
+    """Rejects media with a remote URL. The policy's endpoint would fetch it despite the container's network policy."""
     for message in request.messages:
         for part in parts_of(message):
             kind = part.get("type")
@@ -157,7 +157,7 @@ def estimate_tokens(body: Any) -> int:
 CHARS_PER_TOKEN = 4
 MEDIA_CHARS = 1600 * CHARS_PER_TOKEN
 _DATA_CHARS = 20_000
-"""Length above which a text without blanks counts as media."""
+"""Length above which a text without spaces is counted as encoded media."""
 
 
 def _characters(value: Any) -> int:

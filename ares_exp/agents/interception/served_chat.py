@@ -11,8 +11,8 @@
 | `n` above 1 | rejected |
 | other tools, `response_format`, `metadata`, and all other fields | listed in `origin.dropped` |
 
-The response contains the reasoning as text in `reasoning_content`. If the reasoning has more than one text, it is also
-in `reasoning_details`. Token ids, log-probabilities, costs and times are not sent to agents.
+The response contains the reasoning as text in `reasoning_content`. If the reasoning consists of several texts,
+`reasoning_details` also contains it. Token ids, log-probabilities, costs and times are not sent to agents.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ SAMPLING = frozenset(
         "modalities",
     }
 )
-"""Fields with options for the engine."""
+"""Request fields with sampling parameters and other options of the engine."""
 
 _CACHE_MARK = "cache_control"
 
 
 class ChatCompletionsWire:
-    """OpenAI's Chat Completions API, which other engines and their clients also use."""
+    """OpenAI's Chat Completions API, which many other engines and clients also support."""
 
     name = "chat_completions"
     path = "/v1/chat/completions"
@@ -109,7 +109,7 @@ class ChatCompletionsWire:
     def keepalive(self, asked: Asked, number: int) -> bytes:
         """Returns a comment as a keepalive.
 
-        The comment has no blank line at its end, because some clients would try to parse an empty event. Clients read
+        The comment does not end with a blank line, because some clients would then parse an empty event. Clients treat
         the comment as a part of the next event.
         """
         return b": keepalive\n"
@@ -135,7 +135,7 @@ class ChatCompletionsWire:
 
 
 def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
-    """Returns the fields about tools. Only functions are kept, and an empty list of tools is omitted."""
+    """Returns the request fields that concern tools. Drops tools that are not functions, and an empty tool list."""
     tools = []
     for tool in optional(body, "tools", list) or ():
         kind = optional(typed(tool, "tools[]", Mapping), "type", str) or "function"
@@ -161,7 +161,7 @@ def _unmarked(message: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
 
 
 def _completion(asked: Asked, response: LLMResponse) -> dict[str, Any]:
-    """Returns the response as a `chat.completion`. This format does not keep the boundaries and order of the parts."""
+    """Returns the response as a `chat.completion`. The order of the parts and their boundaries are lost."""
     shown = LLMResponse(
         with_call_ids(asked, response).data,
         usage=response.usage,
@@ -185,7 +185,7 @@ def _finish_reason(response: LLMResponse) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Returns the token counts with the details of prompt and completion, because some clients require the details."""
+    """Returns the token counts. Includes the details of prompt and completion, which some clients require."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.generated_tokens,
@@ -219,7 +219,7 @@ def _chunk(asked: Asked, delta: Mapping[str, Any], finish_reason: str | None = N
 
 
 def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the deltas that build a message. The opening chunk has already sent the role."""
+    """Yields the deltas of a message without its role, which the opening chunk has already sent."""
     for name in ("reasoning_content", "content", "refusal"):
         if isinstance(text := message.get(name), str):
             yield from ({name: part} for part in slices(text))

@@ -14,8 +14,8 @@ schema become types of a JSON schema |
 | tools of the provider (`googleSearch`), `responseSchema`, `safetySettings`, other signatures, and all other fields | \
 listed in `origin.dropped` |
 
-Clients such as gemini-cli drop thoughts, and keep the signature of the part that follows. This signature therefore
-contains the whole reasoning.
+Clients such as gemini-cli drop thoughts, but return the signature of the part after the thoughts. This signature
+therefore contains the complete reasoning.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SAMPLING = frozenset(
         "mediaResolution",
     }
 )
-"""Fields of `generationConfig` with options for the engine."""
+"""Fields of `generationConfig` with sampling parameters and other options of the engine."""
 
 _PATH = re.compile(
     r"/v1\w{0,9}/(?:[\w/-]{1,200}/)?models/(.{1,200}):(generateContent|streamGenerateContent|countTokens)"
@@ -92,7 +92,7 @@ _STATUSES = {
 def split_path(path: str, alt: str) -> tuple[str, dict[str, Any]]:
     """Moves the model and the method of a path to fields of the body. Paths of other APIs are returned without fields.
 
-    `alt` is the format of a stream from the query: `"sse"`, or anything else for a list.
+    `alt` is the query parameter with the format of a stream: `"sse"` for events, anything else for a list.
     """
     if (found := _PATH.fullmatch(path)) is None:
         return path, {}
@@ -156,7 +156,7 @@ class GenerateContentWire:
         return b"\n"
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Yields the parts. The last part contains the finish reason and the token counts."""
+        """Yields the parts of the response. The last one also contains the finish reason and the token counts."""
         parts = [*_sliced(_parts(asked, response))]
         for part in parts[:-1]:
             yield event(_chunk(asked, [part]))
@@ -176,7 +176,7 @@ class GenerateContentWire:
 
 
 def _fields(value: Any, where: str) -> dict[str, Any]:
-    """Returns an object without nulls, with field names in camelCase. Google also accepts snake_case."""
+    """Returns an object without nulls and with field names in camelCase, because clients may also send snake_case."""
     given = {key: item for key, item in typed(value, where, Mapping).items() if item is not None}
     return {re.sub(r"_([a-z])", lambda found: found[1].upper(), key): item for key, item in given.items()}
 
@@ -193,7 +193,6 @@ def _system_prompt(body: Mapping[str, Any], lose: Report) -> str | None:
 
 
 def _messages(contents: Sequence[Any], lose: Report) -> Iterator[dict[str, Any]]:
-    """Yields the messages. Function responses become separate messages."""
     number = 0
     open_calls: list[ToolCallData] = []
     for value in contents:
@@ -218,7 +217,7 @@ def _messages(contents: Sequence[Any], lose: Report) -> Iterator[dict[str, Any]]
 
 
 def _pieces(parts: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[Piece]:
-    """Yields the pieces of a response that the client repeats."""
+    """Converts the parts of an earlier response that the client sends back. Yields its pieces."""
     thoughts: list[ThinkingData] = []
     for part in parts:
         signature = optional(part, "thoughtSignature", str)
@@ -262,7 +261,7 @@ def _tool_message(part: Mapping[str, Any], open_calls: list[ToolCallData], lose:
 
 
 def _said(parts: Sequence[Mapping[str, Any]], lose: Report) -> list[dict[str, Any]]:
-    """Returns content parts for text and media. Other parts are not supported."""
+    """Converts parts with text or media to content parts. Reports other parts to `lose`, and rejects remote files."""
     said: list[dict[str, Any]] = []
     for part in parts:
         if "text" in part or "inlineData" in part:
@@ -340,7 +339,7 @@ def _tool_choice(body: Mapping[str, Any], lose: Report) -> str | dict[str, Any] 
 
 
 def _parts(asked: Asked, response: LLMResponse) -> list[dict[str, Any]]:
-    """Returns the parts. The part after the thoughts has a signature that contains the thoughts."""
+    """Converts a response to parts. The part after the thoughts has a signature that contains the thoughts."""
     parts: list[dict[str, Any]] = []
     thoughts: list[ThinkingData] = []
     for piece in with_call_ids(asked, response).data:
@@ -364,7 +363,7 @@ def _parts(asked: Asked, response: LLMResponse) -> list[dict[str, Any]]:
 
 
 def _sliced(parts: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yields the parts, with each long text split into several parts. Only the first of them has the signature."""
+    """Yields the parts, but splits each long text into several parts. Only the first of these has the signature."""
     for part in parts:
         if "text" not in part:
             yield part
@@ -385,7 +384,7 @@ def _last_chunk(asked: Asked, parts: Sequence[Mapping[str, Any]], response: LLMR
 
 
 def _usage(usage: Usage) -> dict[str, int]:
-    """Returns the token counts. On this wire, the tokens of candidates do not include thoughts."""
+    """Returns the token counts. On this wire, the count for the candidates excludes the tokens of thoughts."""
     return {
         "promptTokenCount": usage.prompt_tokens,
         "cachedContentTokenCount": usage.cached_tokens,
@@ -399,12 +398,12 @@ _SEAL = "ares-exp"
 
 
 def _sealed(thoughts: Sequence[ThinkingData]) -> str:
-    """Returns the thoughts as a signature, which is base64 on this wire."""
+    """Encodes the thoughts as a signature, which has to be base64 on this wire."""
     return b64encode(json.dumps([_SEAL, *map(piece_to_dict, thoughts)]).encode()).decode()
 
 
 def _unsealed(signature: str) -> list[ThinkingData] | None:
-    """Returns the thoughts in a signature; `None` if the signature is not from this package."""
+    """Decodes the thoughts from a signature. Returns `None` if this package did not create the signature."""
     try:
         seal, *pieces = parse_body(urlsafe_b64decode(signature.replace("+", "-").replace("/", "_")))
         thoughts = [piece_from_dict(piece) for piece in pieces]

@@ -11,7 +11,7 @@
 | tools of the provider (`web_search_…`), `cache_control`, `metadata`, `is_error`, and all other fields | listed in \
 `origin.dropped` |
 
-All headers (`anthropic-version`, `anthropic-beta`) and queries are accepted.
+All headers (`anthropic-version`, `anthropic-beta`) and query parameters are accepted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ares_exp.llms.wire import optional, typed
 SAMPLING = frozenset(
     {"max_tokens", "temperature", "top_p", "top_k", "thinking", "output_config", "service_tier", "speed"}
 )
-"""Fields with options for the engine."""
+"""Request fields with sampling parameters and other options of the engine."""
 
 _ERRORS = {
     400: "invalid_request_error",
@@ -68,7 +68,7 @@ class MessagesWire:
         return to_json(_message(asked, response))
 
     def opening(self, asked: Asked) -> bytes:
-        """Returns `message_start`. Its token counts are replaced at the end of the stream."""
+        """Returns `message_start`. The end of the stream replaces its token counts."""
         message = _message(asked, LLMResponse([])) | {"stop_reason": None}
         return _event({"type": "message_start", "message": message})
 
@@ -77,7 +77,7 @@ class MessagesWire:
         return _event({"type": "ping"})
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Yields the blocks in order, `message_delta` with token counts and the stop reason, and `message_stop`."""
+        """Yields the blocks in order, then `message_delta` with token counts and stop reason, then `message_stop`."""
         message = _message(asked, response)
         for index, block in enumerate(message["content"]):
             start, deltas = _parts(block)
@@ -90,7 +90,7 @@ class MessagesWire:
         yield _event({"type": "message_stop"})
 
     def count(self, body: Any) -> bytes | None:
-        """Returns an estimate of the tokens of a request. Without this number, agents compact their history early."""
+        """Returns an estimated token count of a request. Agents without this count compact their history too early."""
         return to_json({"input_tokens": estimate_tokens(body)})
 
     def error(self, status: int, message: str) -> bytes:
@@ -111,7 +111,6 @@ def _event(value: Mapping[str, Any]) -> bytes:
 
 
 def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """Returns the start of a block, and the deltas that complete it."""
     if block["type"] == "text":
         return {"type": "text", "text": ""}, _deltas("text_delta", "text", block["text"])
     if block["type"] == "thinking":

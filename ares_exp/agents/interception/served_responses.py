@@ -15,7 +15,7 @@ stored |
 | tools of the provider (`web_search`), `text.format`, `metadata`, ids, and all other fields | listed in \
 `origin.dropped` |
 
-Clients check events and not bytes to see whether a stream is alive. Keepalives are therefore `response.in_progress`
+Clients detect a dead stream by missing events, not by missing bytes. Keepalives are therefore `response.in_progress`
 events.
 """
 
@@ -48,7 +48,7 @@ SAMPLING = frozenset(
         "truncation",
     }
 )
-"""Fields with options for the engine."""
+"""Request fields with sampling parameters and other options of the engine."""
 
 _OPENING_EVENTS = 2
 
@@ -92,7 +92,7 @@ class ResponsesWire:
         return _lifecycle(asked, "in_progress", _OPENING_EVENTS - 1 + number)
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Yields the items in order, and `response.completed` or `response.incomplete` with all items."""
+        """Yields the items in order, then `response.completed` or `response.incomplete`, which contain all items."""
         numbers = count(_OPENING_EVENTS + keepalives)
         body = _response(asked, response)
         for index, item in enumerate(body["output"]):
@@ -136,7 +136,6 @@ def _lifecycle(asked: Asked, status: str, number: int) -> bytes:
 
 
 def _item_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the types and fields of the events that build an item."""
     started = {**item, **{name: type(item[name])() for name in ("arguments", "input", "summary") if name in item}}
     if item["type"] == "message":
         started["content"] = []

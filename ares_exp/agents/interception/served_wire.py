@@ -18,14 +18,14 @@ class Asked:
     """One request as sent by an agent's client.
 
     Attributes:
-        request: Request with its `origin`, which is complete except for the conversation.
+        request: Request. Its `origin` is complete except for the conversation.
         streamed: Whether to send the response as a stream of events.
         model: Requested model name, which the response repeats.
         response_id: Id of the response, created when the request was read.
         created: Time at which the request was read, in epoch seconds.
-        wants_usage: Whether a stream ends with token counts, if the wire leaves the choice to the client.
-        is_list: Whether a whole response is a list with one response.
-        forms: Wire formats for calls of special tools, by the tool names that the policy sees.
+        wants_usage: Whether the client wants token counts at the end of a stream, on wires where it can choose.
+        is_list: Whether a response that is not streamed is sent as a list with one item.
+        forms: Wire formats of calls to special tools, by the tool names in the request to the policy.
     """
 
     request: LLMRequest
@@ -43,8 +43,8 @@ class Wire(Protocol):
 
     Attributes:
         name: `"chat_completions"`, `"responses"`, `"messages"` or `"generate_content"`.
-        path: Path of its requests below the endpoint, such as `/v1/messages`.
-        count_path: Path of requests for token counts; `None` if the wire has none.
+        path: URL path of LLM requests, such as `/v1/messages`.
+        count_path: URL path of requests for token counts; `None` if the wire has no such requests.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Wire(Protocol):
         ...
 
     def keepalive(self, asked: Asked, number: int) -> bytes:
-        """Returns bytes that keep the client from giving up before the response is available; `number` starts at 1."""
+        """Returns the keepalive with this `number`, starting at 1. It prevents a timeout of the waiting client."""
         ...
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Yields the events of the response, which follow `opening` and the given number of keepalives.
+        """Yields the events of the response, after `opening` and this number of `keepalives` were sent.
 
-        The last item ends the response for the client, and may be sent only when the response is recorded.
+        The last item ends the response for the client. Send it only after the response was recorded.
         """
         ...
 
@@ -92,7 +92,7 @@ class Wire(Protocol):
 
 
 DELTA_CHARS = 16_384
-"""Length above which a text is sent in several events, because some clients limit the length of a line."""
+"""Maximum length of a text in one event. Longer texts are sent in several events, because some clients limit lines."""
 
 
 def to_json(value: Any) -> bytes:
@@ -116,8 +116,8 @@ def slices(text: str) -> Iterator[str]:
 def with_call_ids(asked: Asked, response: LLMResponse) -> LLMResponse:
     """Returns the response with tool call ids that are unique in the conversation.
 
-    Agents match results to calls by the ids of the calls. However, a policy may send no ids, or restart its numbering
-    in each response. The same response to the same conversation gets the same ids.
+    Agents use the ids to match results to calls, but a policy may send no ids, or restart its numbering in each
+    response. The new ids depend only on the conversation and the response.
     """
     if not any(isinstance(piece, ToolCallData) for piece in response.data):
         return response

@@ -1,8 +1,8 @@
 """A small deterministic event loop for code agents, without sockets.
 
-The loop runs only when its owner pumps it. A pump runs callbacks until none is ready. The owner delivers one completion
-at a time and then pumps the loop. The order of deliveries therefore determines everything that the agent does. If the
-same completions are delivered in the same order, the agent makes the same calls.
+The loop runs only when its owner calls `pump`, which runs callbacks until none is ready. The owner delivers one
+completion at a time and then calls `pump`. The order of deliveries therefore determines everything that the agent does.
+If the same completions are delivered in the same order, the agent makes the same calls.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _Ts = TypeVarTuple("_Ts")
 
 
 MAX_CALLBACKS = 200_000
-"""Maximum number of callbacks in a row without an outside event. This many take a few tenths of a second."""
+"""Maximum number of callbacks in one call of `pump`. This many callbacks take a few tenths of a second."""
 
 
 class AgentLoop(asyncio.AbstractEventLoop):
     """An event loop that supports only tasks, futures and timers.
 
     Attributes:
-        now: Value of `time()` in seconds since the agent started, set by the owner.
+        now: Current value of `time()`, in seconds since the agent started. The owner sets it.
         is_pumping: Whether agent code is running.
-        ran_away: Whether the agent was stopped because it ran without ever waiting.
-        tasks: Tasks that are still referenced.
+        ran_away: Whether the agent was stopped because it never waited for anything.
+        tasks: Tasks that have not been garbage-collected.
     """
 
     def __init__(self, owner: AgentRuntime) -> None:
-        """Creates a loop for `owner`, which performs all operations outside of the loop."""
+        """Creates a loop. `owner` performs all operations outside of the loop."""
         self.now = 0.0
         self.is_pumping = False
         self.ran_away = False
@@ -85,7 +85,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
                 asyncio._enter_task(outer, outer_task)
 
     def let_go(self) -> None:
-        """Releases the ended agent, so that its objects are freed immediately. Later operations do nothing."""
+        """Drops references to the ended agent, so that its memory is freed immediately. Later operations do nothing."""
         self._owner = None
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -93,7 +93,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self.call_soon(lambda: self.create_task(generator.aclose()))
 
     def run_soon(self, handle: asyncio.Handle) -> None:
-        """Makes a handle ready, for example the handle of an expired timer."""
+        """Schedules a handle for the next call of `pump`, for example the handle of an expired timer."""
         self._ready.append(handle)
 
     def call_soon(
@@ -121,7 +121,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         *args: *_Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Schedules a callback at a time, as in any event loop."""
+        """Schedules a callback for a point in time, as in any event loop."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if self._owner is not None:
             self._owner.set_timer(handle)
@@ -146,7 +146,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """Runs a function in a thread. The function has to be pure, and `executor` has no effect."""
+        """Runs a function in a thread. The function has to be pure. `executor` is ignored."""
         if self._owner is None:
             raise EpisodeStateError("The agent phase has ended, so no more threads can start.")
         return self._owner.run_in_thread(func, args)
@@ -189,10 +189,10 @@ class AgentLoop(asyncio.AbstractEventLoop):
 def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(self: AgentLoop, *_: object, **__: object) -> NoReturn:
         error = NondeterministicCallError(
-            f"The code agent called `{name}` of its event loop. Its input must come through its "
-            "container and its LLM client, or its episode cannot be replayed. If the agent needs more, set "
-            "`deterministic = False` on its factory. Its episodes can then only be restored from a "
-            "state that the agent exports (`StatefulAgent`)."
+            f"The code agent called `{name}` of its event loop, which is not supported. An episode can only be "
+            "replayed if all input of its agent comes from the container and the LLM client. If the agent needs other "
+            "input, set `deterministic = False` on its factory. Its episodes can then only be restored from a state "
+            "that the agent exports (`StatefulAgent`)."
         )
         if self._owner is not None:
             self._owner.note_refusal(error)

@@ -1,8 +1,7 @@
 """The agent runtime, which runs one agent's coroutine, executes its calls and writes the journal.
 
-The agent runs on its own `AgentLoop`. The outer event loop executes its calls. Each completion is recorded and
-delivered separately, and then the agent runs until it waits again. `replay` takes the completions from a journal
-instead.
+The agent runs on its own `AgentLoop`. The outer event loop executes the agent's calls. Each completion is recorded and
+delivered separately. The agent then runs until it waits again. `replay` delivers completions from a journal instead.
 """
 
 from __future__ import annotations
@@ -46,10 +45,11 @@ class AgentRuntime:
         """Prepares the agent's event loop.
 
         Args:
-            journal: Journal to write to: empty, or the journal for `replay` to follow. `None` if the agent needs an
-                ordinary event loop and therefore cannot be run again.
-            on_llm: Called with each LLM call. The call waits until `deliver` gets its response.
-            on_change: Called each time after the agent has run, or may have run.
+            journal: Journal to write to. It is empty, except for `replay`. `None` if the agent needs an ordinary event
+                loop and therefore cannot be run again.
+            on_llm: Function that is called with each LLM call. The call waits until `deliver` is called with the
+                response.
+            on_change: Function that is called each time the agent may have run.
         """
         self.journal = journal
         self.task: asyncio.Task[None] | None = None
@@ -79,22 +79,22 @@ class AgentRuntime:
 
     @property
     def elapsed_sec(self) -> float:
-        """Seconds since the agent started, excluding the time in which it was stored in a snapshot."""
+        """Seconds since the agent started, without the time for which it was stored in a snapshot."""
         return self._outer.time() - self._started
 
     @property
     def in_flight(self) -> list[Call]:
-        """The calls that are being executed. Timers and calls that wait for the policy do not count."""
+        """The calls that are being executed, except timers and calls that wait for the policy."""
         return [call for call in self._open.values() if call.kind not in ("llm", "timer")]
 
     @property
     def open_calls(self) -> list[int]:
-        """Numbers of the calls that the agent waits for, sorted."""
+        """Sorted numbers of the calls for which the agent waits."""
         return sorted(self._open)
 
     @property
     def blocked(self) -> str | None:
-        """Reason, as a sentence, why the agent can never make another call; `None` if it can, or if it has ended."""
+        """Sentence that explains why the agent can never make another call; `None` if it can, or if it has ended."""
         if self._agent_loop is None or (self.task is not None and self.task.done()):
             return None
         if self._agent_loop.ran_away:
@@ -122,10 +122,10 @@ class AgentRuntime:
         perform: Callable[[], Awaitable[Any]] | None = None,
         again: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Executes a call for the agent, which awaits the outcome. See `Call` for the arguments.
+        """Executes a call of the agent and returns its value. See `Call` for the arguments.
 
         Raises:
-            EpisodeStateError: The agent phase is over, so leftover tasks of the agent may not make calls.
+            EpisodeStateError: The agent phase has ended, but a task of the agent still tries to make a call.
         """
         if self._closed:
             await asyncio.sleep(0)  # yields, so that a loop of calls does not block other tasks
@@ -145,7 +145,7 @@ class AgentRuntime:
             self._clock_and_random.reseed(seed)
 
     def hold(self) -> None:
-        """Defers completions and new calls until `release`, so that nothing changes."""
+        """Defers completions and new calls until `release`, so that the agent and the journal do not change."""
         self._held = []
 
     def release(self) -> None:
@@ -157,7 +157,7 @@ class AgentRuntime:
             self._outer.call_soon(self._dispatch)
 
     async def cancel(self, grace_sec: float) -> None:
-        """Rejects new calls, cancels the agent, and waits for a bounded time until its commands have ended."""
+        """Rejects new calls, cancels the agent, and waits up to `grace_sec` for the end of the agent and its calls."""
         self._closed = True
         self.release()
         for task in list(self._agent_loop.tasks) if self._agent_loop is not None else [self.task]:
@@ -192,7 +192,7 @@ class AgentRuntime:
 
         Args:
             agent: Function that returns the agent's coroutine.
-            elapsed_sec: Value of `elapsed_sec` at the end of the journal.
+            elapsed_sec: Value of `elapsed_sec` when the journal ended.
             originals: Recorded requests; see `JournalReplay`.
 
         Raises:
@@ -203,7 +203,7 @@ class AgentRuntime:
         self._started = self._outer.time() - elapsed_sec
         self._new = sorted(self._open.values(), key=lambda call: call.call_id)
         if busy := self.in_flight:
-            raise JournalError(f"The journal ends before the agent's call for {busy[0].kind} ends.")
+            raise JournalError(f"The journal ends before the result of the agent's {busy[0].kind} call.")
         self._dispatch()
 
     def rerun_finished_stage(self, agent: AgentStart) -> None:
@@ -258,14 +258,13 @@ class AgentRuntime:
         self._on_change()
 
     def _pump(self) -> None:
-        """Runs the agent until it waits."""
         if self._agent_loop is not None:
             self._agent_loop.pump(self._clock_and_random)
         if self._ran is not None:
             self._has_run()
 
     def _has_run(self) -> None:
-        """Wakes `cancel`, which waits for the end of the agent."""
+        """Notifies `cancel`, if it waits, that the agent has run."""
         if self._ran is not None and not self._ran.done():
             self._ran.set_result(None)
 
@@ -276,7 +275,7 @@ class AgentRuntime:
         perform: Callable[[], Awaitable[Any]] | None = None,
         again: Callable[[Any], Any] | None = None,
     ) -> Call:
-        """Records a call or, in a replay, matches it with the journal. A call without a match waits indefinitely."""
+        """Records a call or, in a replay, matches it with the journal. A call that does not match never completes."""
         future = None if kind == "timer" else self._loop.create_future()
         if self._replay is None:
             call = Call(self._next_id, kind, arguments, perform, again, future)
@@ -348,7 +347,7 @@ class AgentRuntime:
         self._dispatch()
 
     def _complete(self, call: Call, value: Any, error: BaseException | None) -> None:
-        """Makes the agent ready to continue with the outcome of a call."""
+        """Passes the outcome of a call to the agent. The next `pump` continues the agent."""
         if call.handle is not None:
             assert self._agent_loop is not None
             self._timers.pop(id(call.handle), None)
@@ -369,7 +368,7 @@ class AgentRuntime:
             call.work.cancel()
 
     def set_timer(self, handle: asyncio.TimerHandle) -> None:
-        """Schedules `AgentLoop.run_soon(handle)` and a pump for the time of the handle."""
+        """Schedules `AgentLoop.run_soon(handle)`, and then a call of `pump`, for the time of the handle."""
         assert self._agent_loop is not None
         call = self._ask("timer", round(handle.when() - self._agent_loop.now, 6))
         call.handle = handle
@@ -382,9 +381,9 @@ class AgentRuntime:
             self._give_up(call)
 
     def run_in_thread(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
-        """Runs a function in a thread and returns a future of the agent's loop.
+        """Runs a function in a thread. Returns a future of the agent's loop.
 
-        If the agent is run again, the function also runs again, at the point of its recorded completion.
+        In a replay, the function also runs again, when its recorded completion is delivered.
         """
         perform = functools.partial(asyncio.to_thread, function, *arguments)
         call = self._ask("thread", _name_of(function), perform, lambda _: function(*arguments))
@@ -398,7 +397,7 @@ class AgentRuntime:
             self._outer.call_exception_handler(context)
 
     def note_refusal(self, error: NondeterministicCallError) -> None:
-        """Records the error with which the loop rejected an operation. Can be called from any thread."""
+        """Stores the error with which the loop rejected an operation. Can be called from any thread."""
         self.refused = self.refused or error
         self._outer.call_soon_threadsafe(self._on_change)
 
@@ -415,12 +414,12 @@ def _recorded_outcome(call: Call, done: DoneEntry) -> tuple[Any, BaseException |
 
 
 def _for_the_agent(error: BaseException) -> BaseException:
-    """Returns the exception to raise in the agent. Replaces `SystemExit` of a thread, which would end the run."""
+    """Returns the exception to raise in the agent. Replaces a `SystemExit`, because it would end the run."""
     return RuntimeError(f"sys.exit({error.code!r})") if isinstance(error, SystemExit) else error
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Returns the name of a function, also if `asyncio.to_thread` wraps it as `partial(context.run, function)`."""
+    """Returns the name of a function. Unwraps `partial(context.run, function)`, which `asyncio.to_thread` creates."""
     wrapped = next(iter(getattr(function, "args", ())), None)
     named = wrapped if callable(wrapped) else function
     return str(getattr(named, "__qualname__", type(named).__name__))

@@ -57,8 +57,8 @@ class HostFiles:
     """The content of a file (with an empty name) or of a directory.
 
     Attributes:
-        files: Relative path, permission bits and content of each file, without symbolic links and empty directories.
-            `None` if the files are larger than the limit.
+        files: Relative path, permission bits and content of each file. Symbolic links and empty directories are not
+            included. `None` if the files are larger than the limit.
     """
 
     files: tuple[tuple[str, int, bytes], ...] | None
@@ -86,7 +86,7 @@ class HostFiles:
         """
         if self.files is None:
             raise SnapshotUnsupportedError(
-                f"The agent has copied more than {MAX_BYTES:,} bytes at once out of its container. These bytes "
+                f"The agent has downloaded more than {MAX_BYTES:,} bytes at once from its container. These bytes "
                 "are not stored, so the agent cannot be run again. Read large files with commands in the "
                 "container."
             )
@@ -94,8 +94,8 @@ class HostFiles:
         for name, _, data in self.files:
             if known.found_in(data):
                 raise CaptureError(
-                    f"The agent has copied a file{f' {name!r}' if name else ''} out of its container that "
-                    "contains the value of a secret. The file cannot be stored."
+                    f"The agent has downloaded a file{f' {name!r}' if name else ''} from its container that contains "
+                    "the value of a secret. The file cannot be stored."
                 )
         return self.files
 
@@ -103,7 +103,7 @@ class HostFiles:
         """Writes the files to `path`.
 
         Raises:
-            SnapshotUnsupportedError: The name of a file leads out of `path`.
+            SnapshotUnsupportedError: The name of a file is a path outside of `path`.
         """
         for name, mode, data in self.to_keep():
             target = path / name if name else path
@@ -131,7 +131,7 @@ def digest_of(path: Path) -> str:
 
 MAX_ENTRIES = 1_000_000
 MAX_MESSAGES = 30_000_000
-"""Upper bound on the total number of messages in all requests. An episode of 5000 steps reaches this bound."""
+"""Maximum total number of messages in all requests. An episode of 5000 steps reaches this limit."""
 
 _PYTHONS: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, NotImplementedError, EOFError),
@@ -141,7 +141,7 @@ _PYTHONS: tuple[type[Exception], ...] = (
 )
 _OURS = (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AresExpError))
 _RAISABLE = {kind.__name__: kind for kind in (*_PYTHONS, *_OURS)}
-"""Exceptions that a journal may raise in an agent: common Python exceptions and the exceptions of this package."""
+"""Exceptions that a replayed journal may raise in an agent: common Python exceptions, and those of this package."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -244,7 +244,7 @@ def decode_journal(lines: Iterable[bytes], *, started_at: float, seed: int, wher
 
 
 class _Decoder:
-    """Decoder that tracks calls, to check the type of each completion."""
+    """Decodes one journal. Tracks the calls, to check that each completion has the type that belongs to its call."""
 
     def __init__(self) -> None:
         self._kinds: dict[int, CallKind] = {}
@@ -260,7 +260,7 @@ class _Decoder:
         if kind == "call":
             return self._call(call_id, data)
         if call_id not in self._kinds:
-            raise ValueError(f"there is no call {call_id} before it")
+            raise ValueError(f"there is no call {call_id} before this entry")
         if kind == "done":
             return self._completion(call_id, data)
         if kind == "unheard":
@@ -280,7 +280,7 @@ class _Decoder:
 
     def _call(self, call_id: int, data: Mapping[str, Any]) -> CallEntry:
         if call_id in self._kinds or call_id < 0:
-            raise ValueError(f"call {call_id} exists twice, or is negative")
+            raise ValueError(f"the call number {call_id} is negative or not unique")
         kind = data["k"]
         if kind not in ("llm", "exec", "upload", "download", "terminal", "timer", "thread"):
             raise ValueError(f"unknown kind of call {kind!r:.40}")
@@ -290,7 +290,7 @@ class _Decoder:
         keep = _checked(data["keep"], int)
         self._messages += keep + len(data["m"])
         if not 0 <= keep <= len(self._last_request) or self._messages > MAX_MESSAGES:
-            raise ValueError(f"keeps {keep} messages of {len(self._last_request)}, {self._messages} in all")
+            raise ValueError(f"keeps {keep} of {len(self._last_request)} messages; {self._messages} messages in all")
         new = tuple(_checked(one, str) for one in data["m"])
         self._last_request = (*self._last_request[:keep], *new)
         return CallEntry(call_id, kind, RequestPrint(_checked(data["s"], str), self._last_request))

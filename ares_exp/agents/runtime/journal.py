@@ -36,9 +36,9 @@ class DoneEntry:
 
     Attributes:
         call_id: Number of the call.
-        at: Time on the agent's clock, in seconds since it started.
+        at: Time of the completion, in seconds since the agent started.
         value: Outcome, such as an `LLMResponse` or an `ExecResult`; `None` for timers and threads.
-        error: Exception that was raised instead.
+        error: Exception that the call raised; `None` if it returned a value.
     """
 
     call_id: int
@@ -55,7 +55,7 @@ class StepEntry:
         call_id: Number of the call.
         timestamp: Time in epoch seconds.
         reward: Reward of the time step; `None` on FIRST.
-        policy_sec: Seconds from the previous time step to its response; `None` on FIRST.
+        policy_sec: Seconds that the policy needed to respond to the previous time step; `None` on FIRST.
         environment_sec: Duration of the time step in seconds.
         container_sec: Part of the duration that was spent in the container.
         commands: Commands that the agent ran during the time step.
@@ -72,7 +72,7 @@ class StepEntry:
 
 @dataclass(frozen=True, slots=True)
 class SeedEntry:
-    """A change of the seed: from here on, the agent continued as one of several branches.
+    """A change of the seed. After this entry, the agent continued as one of several branches.
 
     Attributes:
         seed: New seed.
@@ -118,7 +118,7 @@ class Journal:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call from the agent, with its execution.
+    """A call from the agent, and the state of its execution.
 
     Attributes:
         call_id: Number in the journal.
@@ -126,11 +126,11 @@ class Call:
         arguments: Arguments that identify the call; see `CallEntry`.
         perform: Function that executes the call on the outer event loop. `None` for an LLM call, which waits for its
             response.
-        again: Function that is used instead of `perform` when the agent is run again. The function gets the recorded
-            value and returns the value for the agent. `None`: the agent gets the recorded value.
+        again: Function that replaces `perform` in a replay. It converts the recorded value to the value for the agent.
+            If it is `None`, the agent gets the recorded value.
         future: Future that the agent awaits; `None` for a timer.
-        handle: Handle to run, for a timer.
-        work: Current execution of the call.
+        handle: Handle to run when the timer expires; `None` for other calls.
+        work: Task or timer that executes the call; `None` if the call is not being executed.
         is_open: Whether the agent waits for the call.
     """
 

@@ -1,4 +1,4 @@
-"""Identification of an agent's calls, which are matched with the journal when the agent is run again."""
+"""Comparison of a replayed agent's calls with the calls in its journal."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ SHOWN_CHARS = 160
 
 @dataclass(frozen=True, slots=True)
 class RequestPrint:
-    """The identity of an LLM request: a digest of each message, and a digest of everything else."""
+    """The identity of an LLM request: a digest of each message, and one digest of all other fields."""
 
     settings: str
     messages: tuple[str, ...]
 
 
 class CallIdentities:
-    """Computes the identities of calls, by which calls are compared. The digest of a repeated message is cached."""
+    """Computes identities, which are equal for equal calls. Caches the digests of repeated messages."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[str, Any], ...], str] = {}
         self._known_objects: dict[int, tuple[Mapping[str, Any], str]] = {}
 
     def of(self, kind: CallKind, arguments: Any) -> Any:
-        """Returns the identity of a call: a `RequestPrint` for an LLM request, otherwise JSON-ready data."""
+        """Returns the identity of a call: a `RequestPrint` for an LLM request, JSON-ready data for other calls."""
         return self.of_request(arguments) if kind == "llm" else _plain(arguments)
 
     def of_request(self, request: LLMRequest) -> RequestPrint:
@@ -69,7 +69,7 @@ class CallIdentities:
     def difference(
         self, expected: CallEntry, kind: CallKind, arguments: Any, original: LLMRequest | None = None
     ) -> str:
-        """Describes the difference between a new call and the `expected` one, as a clause.
+        """Returns a clause that describes how a new call differs from the `expected` call.
 
         A journal on disk contains only digests. If the `original` request is given, the description shows its text.
         """
@@ -98,14 +98,13 @@ def recorded(entry: CallEntry) -> str:
 
 
 def _apart(was: str, now: str) -> tuple[str, str]:
-    """Shortens both strings so that they start shortly before their first difference."""
+    """Shortens two strings. Both results start shortly before the first difference."""
     start, was, now = apart(was, now, width=SHOWN_CHARS, before=SHOWN_CHARS // 4)
     dots = "…" if start else ""
     return f"{dots}{was}", f"{dots}{now}"
 
 
 def _plain(data: Any) -> Any:
-    """Converts a value to JSON-ready data with masked secrets."""
     if isinstance(data, Mapping):
         return {str(key): _plain(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -134,12 +133,12 @@ class JournalReplay:
     `as_completed` and `wait` in a set, and starts them in the order of their memory addresses.
 
     Attributes:
-        error: First divergence. It is stored and not raised in the agent, which might swallow it.
+        error: First divergence. It is not raised in the agent, because the agent might catch it.
         last_call: Number of the last call in the journal.
     """
 
     def __init__(self, entries: Sequence[Entry], originals: Mapping[int, LLMRequest] | None = None) -> None:
-        """Starts at the first entry. `originals` are the recorded requests by call, if available, for messages."""
+        """Starts at the first entry. `originals` maps calls to recorded requests, which error messages quote."""
         self.error: DivergenceError | None = None
         self._entries = [entry for entry in entries if isinstance(entry, CallEntry | DoneEntry | SeedEntry)]
         self._position = 0
@@ -149,7 +148,7 @@ class JournalReplay:
         self.last_call = max((entry.call_id for entry in self._entries if isinstance(entry, CallEntry)), default=-1)
 
     def match(self, kind: CallKind, arguments: Any) -> int | None:
-        """Returns the recorded number of a new call. If no recorded call matches, sets `error` and returns `None`."""
+        """Returns the number of the recorded call that matches a new call. Without a match, sets `error`."""
         if self.error is not None:
             return None
         identity = self._identities.of(kind, arguments)
@@ -171,7 +170,7 @@ class JournalReplay:
         return None
 
     def next_event(self, *, finished: bool) -> DoneEntry | SeedEntry | None:
-        """Returns the next completion to deliver or seed to set, or `None` at the end of the journal.
+        """Returns the next completion or change of the seed, or `None` at the end of the journal.
 
         Raises:
             DivergenceError: The agent has not made a recorded call, or has made a different call.
@@ -191,7 +190,7 @@ class JournalReplay:
         return event
 
     def given_up(self, entry: DoneEntry) -> DivergenceError:
-        """Returns the error for a completion of a call that the agent no longer waits for."""
+        """Returns the error for a recorded completion whose call the replayed agent has cancelled."""
         self._fail(self._position - 1, f"it cancelled call {entry.call_id}, but waited for it in the recording")
         assert self.error is not None
         return self.error

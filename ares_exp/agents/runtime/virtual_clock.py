@@ -1,11 +1,11 @@
 """The virtual clock and random generators of an agent.
 
-The clock moves only with the journal, and the generators are seeded.
+The journal sets the time of the clock, and the generators are seeded.
 
 While agent code runs, functions of `time`, `random` and `uuid` are replaced. Other threads use the original functions.
 Some sources cannot be replaced: imported names (`from time import time`), the agent's own unseeded generators
 (`random.Random()`), `datetime.now()`, `os.urandom` and `secrets`. If an agent uses such a value in a command or a
-prompt, it diverges when it is run again, and the divergence is reported.
+prompt, a replay diverges and reports the divergence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import Any
 
 _lock = threading.RLock()
-"""Lock that is held while agent code runs in any thread, because all threads share the modules."""
+"""Lock that is held while any thread runs agent code, because all threads share the modules."""
 
 # A forked process does not inherit a locked lock without an owner, or the replaced functions of another thread.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -74,8 +74,6 @@ class VirtualClockAndRandom:
 
 
 class _Here(threading.local):
-    """The clock and random generators of the agent that runs in this thread."""
-
     inside: VirtualClockAndRandom | None = None
 
 
@@ -85,8 +83,8 @@ _here = _Here()
 class _Exchange:
     """The functions of one module that are replaced while agent code runs.
 
-    `theirs` and `before` contain the original functions. `read` took them from the namespace `names` before the last
-    replacement.
+    `ours` contains the replacements by name. `theirs` and `before` contain the original functions, as `read` found them
+    in the namespace `names` before the last replacement.
     """
 
     __slots__ = ("before", "names", "ours", "read", "theirs")
@@ -99,7 +97,7 @@ class _Exchange:
         self.before: dict[str, Any] = dict(zip(ours, self.theirs, strict=True))
 
     def _here_only(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that calls the replacement in threads that run an agent, and otherwise the original."""
+        """Returns a function that calls `ours` in a thread that runs an agent, and the original in other threads."""
 
         def function(*args: Any, **kwargs: Any) -> Any:
             inside = _here.inside

@@ -1,4 +1,4 @@
-"""Installation of a build: its parts are downloaded, checked against their digests, and kept in the store.
+"""Installation of a build: downloads the parts of the build, checks their digests, and adds the build to the store.
 
 Installation does not need npm or Node.js, and does not run code from a package.
 """
@@ -37,12 +37,12 @@ from ares_exp.records.terminal_text import format_size
 REGISTRY = "https://registry.npmjs.org"
 REGISTRY_VARIABLE = "npm_config_registry"
 WAITS_SEC = (0.0, 0.5, 1.5, 3.5)
-"""Wait in seconds before each try of a download."""
+"""Seconds to wait before each attempt of a download."""
 _CHUNK = 256 * 1024
 _MAX_FILES = 20_000
 _SILENCE_SEC = 60.0
 _ANY_PYTHON = "3.12"
-"""Python version to request for wheels that support every version."""
+"""Python version to request if the wheels support all versions."""
 
 
 def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: threading.Event) -> None:
@@ -143,7 +143,7 @@ def fetch_wheels(wheels: Wheels, build: Build, target: Path, scratch: Path, *, s
 def requirement_lines(wheels: Wheels, python: str) -> str:
     """Returns the requirements for a minor version of Python, without markers.
 
-    pip evaluates markers for the Python that runs pip, not for the Python to install for.
+    Markers are evaluated here, because pip would evaluate them for the Python that runs pip.
     """
     text = wheels.lock
     if text.endswith(".lock"):
@@ -181,7 +181,7 @@ def _installer(build: Build, python: str, requirements: Path, target: Path) -> l
 
 
 _WAIT_SEC = 3600.0
-"""Upper bound in seconds on the wait for another process that installs the same build."""
+"""Maximum time in seconds to wait for another process that installs the same build."""
 
 
 def install(
@@ -196,7 +196,7 @@ def install(
 
     An installation blocks for minutes.
 
-    `say` is called with a message before a download. `stop` stops the installation.
+    Before a download, `say` is called with a message. Set the event `stop` to stop the installation.
 
     Raises:
         ToolboxError: The build cannot be installed. The message suggests a fix.

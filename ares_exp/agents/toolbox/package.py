@@ -1,7 +1,7 @@
-"""The pinned packages of agents: versions, builds for machines and C libraries, and digests.
+"""The pinned packages of agents, with their versions, digests, and builds for each architecture and C library.
 
 Digests of tarballs are `dist.integrity` of the npm registry. Digests of wheels are the sha256 of the package index. To
-use another version, change it here together with its digests, and run the tests with the marker `npm`.
+use another version, change the version and the digests here, and run the tests with the marker `npm`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MOUNT_ROOT = "/opt/ares_exp"
 PACKAGE_NAME = r"^[a-z0-9][a-z0-9_-]{0,59}$"
 """Pattern of the names of packages."""
 USERS_PACK = ".pack"
-"""Suffix of a user's pack in the cache."""
+"""Suffix of the names of directories in the cache that contain packs of the user."""
 GNU_MACHINES = {"x64": "x86_64", "arm64": "aarch64"}
-"""GNU names of architectures, by their npm names."""
+"""Maps npm's names of architectures to GNU names."""
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 
 
@@ -32,13 +32,13 @@ class NpmTarball:
     """The tarball of one package version in the npm registry.
 
     Attributes:
-        package: Name with its scope.
+        package: Name of the package, including the scope.
         version: Version of the package.
         integrity: `sha512-` and the digest in base64: `dist.integrity` of the registry.
         size: Size of the tarball in bytes.
         unpacked: Upper bound on the unpacked size in bytes.
-        executables: Files to make executable, because npm does this only during an installation.
-        left_out: Files and directories of the tarball to delete.
+        executables: Files to make executable, as npm does during an installation.
+        left_out: Files and directories to delete after unpacking.
     """
 
     package: str
@@ -81,7 +81,7 @@ class Pack:
         specs: Requested packages, such as `npm:@github/copilot@1.0.102` and `pip:aider-chat==0.86.2`.
         node: Version of Node.js for npm packages.
         python: Minor version of Python for Python packages, or the path of an interpreter to copy.
-        size: Approximate size of the downloads in bytes; 0 if unknown.
+        size: Approximate download size in bytes; 0 if unknown.
     """
 
     specs: tuple[str, ...]
@@ -112,7 +112,7 @@ class Build:
 
     @property
     def variant(self) -> str:
-        """Identifier among the builds for the same machine, such as `"glibc"` or `"musl-py3.12"`."""
+        """Identifier that is unique among the builds for one architecture, such as `"glibc"` or `"musl-py3.12"`."""
         return self.libc if self.python is None else f"{self.libc}-py{self.python}"
 
     @property
@@ -143,7 +143,7 @@ class AgentPackage:
         version: Pinned version; empty for a package that a user packed.
         licence: Licence of the agent.
         wires: Supported wire formats.
-        floors: Minimum version of the C library in a container, by the kind of build.
+        floors: Minimum versions of the C library in a container, by the C library of the build.
         builds: Builds for all machines.
         shells: Shells that can run the agent's commands. The container needs one of them. Empty if any shell works.
     """
@@ -159,11 +159,11 @@ class AgentPackage:
 
     @property
     def is_packed(self) -> bool:
-        """Whether npm and uv install the package."""
+        """Whether the package consists of packs, which npm and uv install."""
         return not self.version or any(isinstance(part, Pack) for build in self.builds for part in build.parts)
 
     def for_machine(self) -> tuple[Build, ...]:
-        """Returns the builds for this machine."""
+        """Returns the builds for the architecture of this machine."""
         return tuple(build for build in self.builds if build.machine == this_machine())
 
 
@@ -238,7 +238,6 @@ def _mini_swe_agent(machine: str, libc: Libc, python: str) -> Build:
 def _packed(
     name: str, title: str, licence: str, wires: tuple[str, ...], *specs: str, node: str = "22", python: str = "3.12"
 ) -> AgentPackage:
-    """Returns a package built from pinned versions. The version in the first spec is the agent's version."""
     version = re.split("==|@", specs[0])[-1]
     pack = Pack(specs, node=node, python=python)
     builds = tuple(Build(name, version, machine, "glibc", (pack,)) for machine in ("x64", "arm64"))
@@ -246,7 +245,7 @@ def _packed(
 
 
 def user_package(name: str, *packs: Pack) -> AgentPackage:
-    """Returns the package that contains a user's packs. Its version is in the manifests of the packs."""
+    """Creates a package from a user's packs. Its `version` is empty, because only the manifests contain the version."""
     build = Build(name, "", this_machine(), "glibc", packs)
     return AgentPackage(name, name, "", "", (), (build,), {"glibc": "glibc 2.28"})
 

@@ -1,8 +1,8 @@
 """The cache of installed agents. Builds are added and removed atomically.
 
-A build is in `<folder>/<key>/`, with its manifest in `ares_exp.json`. The installing process creates it in a
-temporary directory and then renames it. Two processes that install the same build wait for each other. Builds in use by
-a running process are not removed.
+A build is in `<folder>/<key>/`, with its manifest in `ares_exp.json`. The installing process creates the build in a
+temporary directory, and then renames this directory. Two processes that install the same build wait for each other.
+Builds in use by a running process are not removed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Installed:
         build: Build that is installed.
         path: Directory of the build.
         version: Version of the agent.
-        digest: Digest of its files, computed when it was installed.
+        digest: Digest of the files, computed during the installation.
         size: Total size of its files in bytes.
-        packages: Installed packages with their versions.
+        packages: Packages in the build, with their versions.
         programs: Names of the programs in `bin/` of a packed build.
         last_used: Time of the last use by a run, or of the installation, in seconds since the epoch.
     """
@@ -58,20 +58,20 @@ class Installed:
 
 
 class AgentStore:
-    """The builds installed for this user. Methods block, and several processes may use the store at the same time."""
+    """The builds that are installed for this user. Several processes may use the store at once. Methods block."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Sets the folder, by default `agents` in the user's cache. The first installation creates it."""
+        """Sets the folder. The default is `agents` in the user's cache. The first installation creates the folder."""
         self.folder = folder or user_cache_dir() / "agents"
 
     def place(self, build: Build) -> Path:
-        """Returns the path of a build, whether or not it is installed."""
+        """Returns the path of a build. The build need not be installed."""
         return self.folder / build.key
 
     def find(self, build: Build, *, thoroughly: bool = False) -> Installed | None:
-        """Returns a build if it exists and has the expected parts, otherwise `None`.
+        """Returns an installed build, or `None` if it is missing or does not have the expected parts.
 
-        With `thoroughly`, the files must also have the recorded digest.
+        If `thoroughly` is set, also requires that the files have the recorded digest.
         """
         place = self.place(build)
         try:
@@ -112,9 +112,10 @@ class AgentStore:
 
         Args:
             build: Build to return.
-            make: Fills the given directory and returns facts for the manifest. Called by one process at a time.
-            stop: Event that ends the wait for another process.
-            timeout_sec: Upper bound on that wait in seconds.
+            make: Function that creates the build in a directory and returns facts for the manifest. Only one process at
+                a time calls it.
+            stop: Event that ends the wait for another process that installs the build.
+            timeout_sec: Maximum time to wait for the other process, in seconds.
             replace: Whether to replace the build if it exists.
 
         Raises:
@@ -153,7 +154,7 @@ class AgentStore:
         return found
 
     def use(self, build: Build) -> Installed | None:
-        """Returns a build like `find`, prevents its removal while this process runs, and records the time of use."""
+        """Returns a build like `find`. Prevents its removal while this process runs, and records the time of use."""
         if not self.place(build).is_dir():
             return None
         hold(self.folder)
@@ -185,7 +186,7 @@ def _seal(made: Path, build: Build, facts: dict[str, Any]) -> None:
     """Makes all files readable for everyone and read-only, and writes the manifest."""
     for path in made.rglob("*"):
         if path.is_symlink():
-            raise ToolboxError(f"The package of {build.name} has a link where a file was expected: {path.name!r}.")
+            raise ToolboxError(f"The package of {build.name} contains the link {path.name!r}. Expected a file.")
         if path.is_dir():
             path.chmod(0o755)
         else:

@@ -1,7 +1,7 @@
 """Packing of npm and Python packages into one directory, together with Node.js and Python.
 
 npm and uv install the packages. The scripts of npm packages are not run, because they would run code from the network
-on this machine. Programs in `bin/` always use the Node.js or Python of the directory, not of the container.
+on this machine. Programs in `bin/` always use the Node.js or Python in the directory, not the runtime of the container.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
 
 
 def find_uv() -> list[str] | None:
-    """Returns the words that start uv; `None` if it is missing."""
+    """Returns the command that starts uv, as a list of words, or `None` if uv is not installed."""
     if importlib.util.find_spec("uv") is not None:
         return [sys.executable, "-m", "uv"]
     program = shutil.which("uv")
@@ -188,7 +188,7 @@ def compile_modules(python: Sequence[str], folder: Path, target: str, what: str,
 
 
 def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Event) -> str:
-    """Copies a Python that uv manages, or otherwise a Python on this machine. Returns its minor version."""
+    """Copies a Python that uv has installed, or else another Python of this machine. Returns its minor version."""
     what = f"Python {version}"
     find, managed = [*uv, "python", "find", "--no-project"], "/" not in version
     pyenv = ":".join(str(path) for path in Path.home().glob(f".pyenv/versions/{version}*/bin")) if managed else ""
@@ -209,7 +209,7 @@ def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Ev
 
 
 def _copy_of(python: Path, root: Path, stop: threading.Event, *, is_relocatable: bool) -> str:
-    """Copies an interpreter, its standard library, and the libraries that both need."""
+    """Copies a Python interpreter, its standard library, and the shared libraries that both need."""
     facts = _facts(python, stop)
     minor, program = facts["minor"], Path(facts["program"])
     library, start = root / "lib" / f"python{minor}", root / "bin" / f"python{minor}"
@@ -236,7 +236,7 @@ def _facts(python: Path, stop: threading.Event) -> dict[str, str]:
 
 
 def _add_program(target: Path, name: str, file: Path, interpreter: str) -> None:
-    """Writes `bin/<name>`, which starts a file of the directory, with the interpreter if it is a script."""
+    """Creates `bin/<name>`, which starts a file in the directory. Scripts are started with the interpreter."""
     if not file.is_relative_to(target.resolve()) or "/" in name:
         raise ToolboxError(f"Expected the program {name!r} to be a file of its package, got {file}.")
     with file.open("rb") as stream:
@@ -263,10 +263,10 @@ def run_program(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Runs a program that is killed when this process ends for any reason. Returns its output.
+    """Runs a program and returns its output. The program is killed if this process ends.
 
     Raises:
-        ToolboxError: The program failed or was stopped. The message has the end of its output.
+        ToolboxError: The program failed or was stopped. The message contains the end of its output.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """Selection of the builds to mount into containers, and of the build that fits a container.
 
-Every installed build is mounted, because the fitting build depends on the container. If the container has the glibc
+All installed builds are mounted, because the container determines which build fits. If the container has the glibc
 loader, its C library is glibc, even if musl is also installed.
 """
 
@@ -33,14 +33,14 @@ class Placed:
 
     Attributes:
         build: Build that fits.
-        python: Interpreter in the container for the build; empty if the build does not need Python.
+        python: Path of the container's Python interpreter for the build; empty if the build does not need Python.
     """
 
     build: Build
     python: str = ""
 
     def path(self, *names: str) -> str:
-        """Returns a path in the container below the build's directory."""
+        """Returns the path in the container of a file in the build's directory."""
         return "/".join((self.build.target, *names))
 
 
@@ -48,7 +48,7 @@ def package_for(name: str) -> AgentPackage:
     """Returns the user's pack with this name, otherwise the pinned package.
 
     Raises:
-        ConfigError: Neither exists.
+        ConfigError: No pack and no pinned package has this name.
     """
     store = AgentStore()
     users = user_package(name)
@@ -88,7 +88,8 @@ async def ready_builds(
 ) -> list[Installed]:
     """Returns the installed builds of a package. Installs missing builds.
 
-    The wanted builds are the builds for `libc` and `pythons` if given, or the default builds if none is installed.
+    If `libc` or `pythons` is given, these builds are required. Otherwise, the default build is required if no build is
+    installed.
 
     Raises:
         ToolboxError: A build cannot be installed.
@@ -106,7 +107,7 @@ async def fitting_build(container: AgentContainer, package: AgentPackage, builds
     """Returns the mounted build that fits a container.
 
     Raises:
-        AgentInstallError: No build fits. The message contains the command that installs one, if available.
+        AgentInstallError: No build fits. The message contains the command that installs a fitting build, if one exists.
     """
     libc = "any" if any(build.libc == "any" for build in builds) else await _libc(container)
     chosen = [build for build in builds if build.libc == libc]
@@ -164,7 +165,7 @@ async def _libc(container: AgentContainer) -> str:
 
 
 async def _for_python(container: AgentContainer, package: AgentPackage, by_python: dict[str, Build]) -> Placed:
-    """Finds an interpreter in the container with a mounted build."""
+    """Finds a Python interpreter in the container whose version has a mounted build."""
     show = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
     look = "; ".join(f"{place} -I -c {shlex.quote(show)} 2>/dev/null" for place in _PYTHON_PLACES)
     result = await container.exec(look, cwd="/", timeout_sec=_LOOK_SEC)
@@ -190,7 +191,7 @@ async def _for_python(container: AgentContainer, package: AgentPackage, by_pytho
 
 
 class PackageMount:
-    """A packed package for one agent: `agent.package`. It is installed by `preflight`, and mounted into containers.
+    """The package that `agent.package` names. `preflight` installs the package, and containers mount it.
 
     Attributes:
         name: Name of the package.

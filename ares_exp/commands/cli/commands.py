@@ -1,6 +1,6 @@
-"""The commands of `ares-exp`, one per line. The module of a command is imported when the command is called.
+"""The commands of `ares-exp`. The module of a command is imported when the command is called.
 
-The help lists the commands in this order. `ares_exp.commands.cli.run_command` describes the members of a module.
+The help lists the commands in this order. `ares_exp.commands.cli.run_command` describes what such a module contains.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ FLAGS = (
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
 )
-"""Hydra's flags. A unique prefix is sufficient."""
+"""Hydra's flags. Hydra also accepts a unique prefix of a flag."""
 SHORT_FLAGS = ("-h", "-c", "-p", "-r", "-m", "-i", "-sc", "-cp", "-cn", "-cd")
 OTHERS_CALL_IT = {
     "n": "concurrency", "n_concurrent": "concurrency", "k": "attempts", "n_attempts": "attempts",
@@ -26,11 +26,11 @@ OTHERS_CALL_IT = {
     "environment_build_timeout_multiplier": "timeouts.build_multiplier",
     "o": "hydra.run.dir", "output_dir": "hydra.run.dir", "jobs_dir": "hydra.run.dir",
 }  # fmt: skip
-"""Flags of other runners, with the equivalent overrides of `ares-exp`."""
+"""Flags of similar programs, with the equivalent overrides of `ares-exp`."""
 
 
 def explain_flags(argv: Sequence[str]) -> str | None:
-    """Explains the first unknown flag and suggests an override; returns `None` if all flags exist."""
+    """Returns an error message for the first unknown flag, with a suggested override; `None` if all flags exist."""
     for position, argument in enumerate(argv):
         flag, _, value = argument.partition("=")
         if not _is_unknown(flag):
@@ -64,7 +64,7 @@ def _answer(flag: str, value: str) -> str:
 
 @contextmanager
 def unchecked_help() -> Iterator[None]:
-    """Makes argparse accept any object as a help text while a Hydra command runs.
+    """Makes argparse accept any object as a help text in the block, which runs a Hydra command.
 
     Hydra up to 1.3.8 passes an object that only has a `repr` as the help of `--shell-completion`. The argparse of
     Python 3.14 requires a string. Remove this function when the lower bound of `hydra-core` includes the fix.

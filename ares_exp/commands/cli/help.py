@@ -1,4 +1,4 @@
-"""The text of `--help`: the available options and keys, read from the config tree and the schema without composing."""
+"""The text of `--help`: options and keys, which are read from the config tree and the schema. No config is composed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ares_exp.records.latest_run import MEANING
 from ares_exp.records.terminal_text import print_error
 
 WITHOUT_VALUE = ("--help", "-h", "--multirun", "-m", "--resolve")
-"""Flags without a value. The word after any other flag is the value of the flag."""
+"""Flags that have no value. The word after any other flag is the value of that flag."""
 HEADER = """\
 ares_exp: LLM code agents as reproducible RL experiments.
 
@@ -96,7 +96,6 @@ def _render_key(item: Field[Any]) -> str:
 
 
 def _arguments_below(name: str) -> list[Argument]:
-    """Lists the keys below a top-level key."""
     if name in MADE_NODES:
         return arguments_of_node(name)
     return [Argument(key.name, as_yaml(key.default), key.prose) for key in keys() if key.name.startswith(f"{name}.")]
@@ -133,7 +132,7 @@ def print_help(argv: Sequence[str], program: str) -> int:
 
 
 def _problem_of(word: str, folders: Sequence[Path]) -> str | None:
-    """Explains a word that is not a group, option or key; returns `None` for known words and flags."""
+    """Returns an error message for a word that is not a group, option or key; `None` for known words and flags."""
     known = (*OPTION_GROUPS, *KEYS, *COMMANDS)
     key, _, value = word.partition("=")
     if key in OPTION_GROUPS and re.fullmatch(r"[\w-]+", value):

@@ -1,4 +1,4 @@
-"""The Hydra callback that prepares a sweep in its first process, and each job before it starts."""
+"""The Hydra callback that prepares a sweep in the process of the command, and each job before the job starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BASIC_LAUNCHER = "BasicLauncher"
 
 
 class SweepRefused(BaseException):
-    """The sweep cannot start because of a user error. It is a BaseException, because Hydra only logs an Exception."""
+    """The sweep cannot start because of a user error. A `BaseException`, because Hydra only logs an `Exception`."""
 
 
 class SweepCallback(Callback):
@@ -39,7 +39,7 @@ class SweepCallback(Callback):
     Attributes:
         sweep_dir: Folder of the sweep that this process started; `None` before a sweep starts.
         interruption: Handler that ends the sweep early; `None` if the jobs run in this process.
-        held: Descriptor of the folder, which stays locked until this process ends, so that no second sweep uses it.
+        held: File descriptor that locks the folder until this process ends, so that no other sweep uses the folder.
     """
 
     sweep_dir: ClassVar[Path | None] = None
@@ -78,7 +78,7 @@ class SweepCallback(Callback):
             SweepCallback.interruption = Interruption(folder)
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """Restores the sweep's `multirun.yaml`, because the sweeper has overwritten it with a file that has secrets."""
+        """Restores the sweep's `multirun.yaml`, which the sweeper has overwritten with a file that contains secrets."""
         if self._record:
             self._keep_record(Path(config.hydra.sweep.dir))
 
@@ -89,12 +89,12 @@ class SweepCallback(Callback):
         recorded = record.read_text(encoding="utf-8") if record.exists() else ""
         if recorded and not config.resume:
             raise ConfigError(
-                f"The folder of this sweep, {folder}, already contains another sweep. Choose a new one "
+                f"The folder of this sweep, {folder}, already contains another sweep. Choose a new folder "
                 "with `hydra.sweep.dir=…`, or continue that sweep with `resume=true`."
             )
         if not recorded and folder.is_dir() and (other := _run_in(folder)) is not None:
             raise ConfigError(
-                f"Expected a new folder for this sweep, but {folder} contains another run, {other}. Choose a new one "
+                f"The folder of this sweep must be new, but {folder} contains another run, {other}. Choose a folder "
                 "with `hydra.sweep.dir=…`."
             )
         plan = SweepPlan.of(config)
@@ -109,7 +109,7 @@ class SweepCallback(Callback):
         Inbox(RunDir(folder).control).forget()
 
     def _keep_record(self, folder: Path) -> None:
-        """Restores `multirun.yaml` to the record of the command that started the sweep."""
+        """Writes the recorded command of the sweep to `multirun.yaml` again if the file has changed."""
         path = folder / SWEEP_RECORD
         try:
             if not path.exists() or path.read_text(encoding="utf-8") != self._record:

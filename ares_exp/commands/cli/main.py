@@ -20,7 +20,7 @@ from ares_exp.records.terminal_text import print_error
 HELP = {"--help", "-h"}
 COMPLETION = {"-sc", "--shell-completion"}
 RUN_WORDS = ("run", "start", "play", "execute", "eval", "evaluate", "rollout", "exec")
-"""Words that start a run in other programs. In ares_exp, a run does not need a word."""
+"""Words that start a run in other programs. The command line of an ares_exp run has no such word."""
 OTHERS_CALL_IT = {
     "help": "--help", "version": "--version", "ls": "list", "log": "show", "logs": "show",
     "upload": "wandb sync", "cleanup": "clean", "prune": "clean", "gc": "snapshots gc", "sweep": "-m",
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def execute() -> int:
-    """Starts the run or sweep of the overrides in `sys.argv`, or handles its flags; returns the exit code."""
+    """Starts the run or sweep that `sys.argv` describes, or handles a flag such as `--help`; returns the exit code."""
     sys.argv[1:] = with_home(sys.argv[1:])
     if "--version" in sys.argv[1:]:
         sys.stdout.write(f"ares_exp {__version__}\n")
@@ -89,7 +89,7 @@ def run_word(argv: Sequence[str], program: str) -> int | None:
 
 
 def _explain(word: str, rest: Sequence[str], program: str) -> str:
-    """Explains a first word that is not a command, with a suggestion."""
+    """Returns an error message for a first word that is not a command. The message suggests an alternative."""
     meant = _meant(word, rest, program) or f" Expected one of {', '.join(COMMANDS)}."
     return (
         f"There is no command `{word}`.{meant} A word without `=` is the name of a command. To start a "
@@ -98,7 +98,7 @@ def _explain(word: str, rest: Sequence[str], program: str) -> str:
 
 
 def _meant(word: str, rest: Sequence[str], program: str) -> str:
-    """Returns a sentence with a suggestion, preceded by a space; an empty string if no word is similar."""
+    """Returns a suggestion with a leading space; an empty string if there is no suggestion."""
     from ares_exp.config.schema import GROUPS, KEYS
 
     settable = (*KEYS, *GROUPS)
@@ -115,7 +115,7 @@ def _meant(word: str, rest: Sequence[str], program: str) -> str:
 
 
 def _complete() -> int:
-    """Prints the completions for the command line of a shell; prints nothing if they cannot be determined."""
+    """Prints the candidates for Tab completion; prints nothing if the candidates cannot be determined."""
     from ares_exp.commands.cli.completion import candidates
 
     found, is_hydra_asked = candidates()
@@ -176,7 +176,7 @@ def _run() -> int:
 
 
 def _explained(error: Exception, source: Path | None, root_config: str) -> int:
-    """Prints the reason why a command or the launcher of a sweep failed; returns the exit code."""
+    """Prints an error of a command, a launcher or a sweeper; returns the exit code. Raises unexpected errors again."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError

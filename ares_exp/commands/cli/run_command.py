@@ -41,7 +41,7 @@ Number = TypeVar("Number", int, float)
 
 
 def number_type(kind: Callable[[str], Number], least: float, most: float, expected: str) -> Callable[[str], Number]:
-    """Returns a `type` for `add_argument` that accepts numbers from `least` to `most`. `expected` is for messages."""
+    """Returns a `type` for `add_argument`: a number from `least` to `most`, which errors describe as `expected`."""
 
     def convert(text: str) -> Number:
         with suppress(ValueError):
@@ -86,13 +86,13 @@ class CommandParser(argparse.ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class CommandModule:
-    """A command: its line in the help of `ares-exp`, and the name of its module."""
+    """A command of `ares-exp`. `about` describes it in the help, and `module` is the name of its module."""
 
     about: str
     module: str
 
     def main(self, argv: Sequence[str], program: str) -> int:
-        """Runs the command with the words after `program`, the typed start of the line; returns the exit code."""
+        """Runs the command with the arguments `argv`; returns the exit code. `program` is the start of the line."""
         return run_module(self.module, argv, program)
 
     def candidates(self, typed: Sequence[str], last: str) -> Sequence[str]:
@@ -139,12 +139,12 @@ def run_module(module: str, argv: Sequence[str], program: str) -> int:
 
 
 def _close_stdout() -> None:
-    """Discards the rest of the buffer. Otherwise Python reports an error at exit."""
+    """Discards the buffered output. Otherwise, Python would report an error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Declared:
-    """Collects the arguments that a command declares, for completion. Replaces the parser and its groups."""
+    """Replaces a `CommandParser` and its groups to collect the declared arguments, for completion."""
 
     def __init__(self) -> None:
         self.options: dict[str, Mapping[str, Any]] = {name: {"action": "help"} for name in ("-h", "--help")}
@@ -152,23 +152,19 @@ class _Declared:
         self.below: dict[str, _Declared] = {}
 
     def add_argument(self, *names: str, **settings: Any) -> None:
-        """Collects an argument, like `ArgumentParser.add_argument`."""
         if names[0].startswith("-"):
             self.options |= dict.fromkeys(names, settings)
         else:
             self.positionals.append(settings)
 
     def add_command(self, name: str, *_: object) -> _Declared:
-        """Collects a command, like `CommandParser.add_command`."""
         self.positionals[:] = [{"choices": self.below}]
         return self.below.setdefault(name, _Declared())
 
     def add_argument_group(self, *_: str) -> Self:
-        """Returns itself as the group, like `ArgumentParser.add_argument_group`."""
         return self
 
     def add_mutually_exclusive_group(self) -> Self:
-        """Returns itself as the group, like `ArgumentParser.add_mutually_exclusive_group`."""
         return self
 
 

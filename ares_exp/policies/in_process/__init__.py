@@ -1,4 +1,5 @@
-"""Generation with a model in this process: prompts of token ids, batches of rows, sampling, and the model's thread.
+"""Generation with a model in this process: prompts of token ids, sampling, and the thread that runs the model.
 
-Functions of this package import torch and transformers only when they need them. Policies with token ids import it.
+Functions of this package import torch and transformers only when they need them. Policies that handle token ids import
+this package.
 """

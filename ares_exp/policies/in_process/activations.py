@@ -1,8 +1,8 @@
-"""Hidden states of a model during generation, which are saved to files or changed by the user's functions.
+"""Hidden states of a model during generation. They can be saved to files, or changed by functions of the user.
 
 A state is the output of a module at one position. `generated` states are the states from which the tokens of a response
-were sampled. There is one state per token. The first is at the last position of the prompt. Each state is a row of a
-float32 `.npy` file, which numpy can map into memory. A file gets its final name when it is complete.
+were sampled, one per token. The first one is at the last position of the prompt. Each state is a row of a float32
+`.npy` file, which numpy can map into memory. A file gets its final name when it is complete.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Positions = Literal["generated", "prompt", "all"]
 
 @settings(frozen=True, config={"extra": "forbid"})
 class KeptStates:
-    """A selection of states to save.
+    """Selects states to save: a module, and positions.
 
     Attributes:
         layer: Index of a decoder layer, starting at 0. Negative indices count from the end. The saved state is the
@@ -55,16 +55,16 @@ class KeptStates:
     def __post_init__(self) -> None:
         """Checks that either `layer` or `module` is set."""
         if (self.layer is None) == (self.module is None):
-            raise ValueError("expected one of `layer` and `module`")
+            raise ValueError("expected either `layer` or `module`")
 
 
 @settings(frozen=True, config={"extra": "forbid", "arbitrary_types_allowed": True})
 class Hook:
-    """A function that receives the states of a module in every forward pass, and may return replacements.
+    """A function that receives the states of a module in every forward pass, and may replace them.
 
     Attributes:
-        function: Dotted name of the function, or in a script the function itself. It is called with the states (1,
-            positions, width) and a `ForwardPass`. The result `None` keeps the states unchanged.
+        function: Dotted name of the function, or the function itself in a script. The arguments are the states, with
+            shape (1, positions, width), and a `ForwardPass`. It returns new states, or `None` to leave them unchanged.
         layer: Index of a decoder layer; see `KeptStates`.
         module: Name of a module; see `KeptStates`.
     """
@@ -76,12 +76,12 @@ class Hook:
     def __post_init__(self) -> None:
         """Checks that either `layer` or `module` is set."""
         if (self.layer is None) == (self.module is None):
-            raise ValueError("expected one of `layer` and `module`")
+            raise ValueError("expected either `layer` or `module`")
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """The forward pass of a hook call.
+    """Describes the forward pass in which a hook is called.
 
     Attributes:
         module: Name of the module.
@@ -114,7 +114,7 @@ def module_name(model: Any, layer: int | None, module: str | None) -> str:
         (name for name in names if re.search(rf"(^|\.)(layers|h|blocks|block)\.{number}$", name)), None
     )
     if found is None or not 0 <= number < count:
-        raise PreflightError(f"Expected one of the {count} layers of the model, got {layer}. Set `layer` or `module`.")
+        raise PreflightError(f"The model has {count} layers, but no layer {layer}. Set `layer` or `module`.")
     return found
 
 
@@ -148,7 +148,7 @@ class StateWatcher:
 
     @contextlib.contextmanager
     def watching(self, model: Any, row: Row) -> Iterator[None]:
-        """Registers the hooks while a row is generated."""
+        """Saves and changes states while a row is generated: registers hooks on entry, and removes them on exit."""
         modules = dict(model.named_modules())
         handles = []
         self._states = None
@@ -169,7 +169,7 @@ class StateWatcher:
                 self._give_back(self._states.drop())
 
     def links(self) -> Mapping[str, Any] | None:
-        """Completes the files of a finished row. Returns their locations by module; `None` if no states were saved."""
+        """Completes the files of the last row. Returns their locations by module, or `None` if no states were saved."""
         states, self._states = self._states, None
         return None if states is None or states.is_dropped else states.complete()
 
@@ -194,7 +194,7 @@ class StateWatcher:
             self._give_back(self._states.drop())
 
     def _take(self, size: int) -> bool:
-        """Reserves bytes of the remaining space. Returns whether enough bytes are left."""
+        """Reserves `size` bytes of `max_bytes`. Returns `False` if not enough bytes are left."""
         assert self._directory is not None
         if self._left is None:
             there = sum(file.stat().st_size for file in self._directory.rglob("*.npy"))
@@ -226,8 +226,6 @@ class StateWatcher:
 
 
 class _States:
-    """The files of one response."""
-
     def __init__(self, place: Path) -> None:
         self._place = place
         self._arrays: dict[str, GrowingArray] = {}
@@ -260,7 +258,7 @@ class _States:
 
 @dataclass(slots=True)
 class GrowingArray:
-    """An array of float32 rows in a `.npy` file, which grows until it is complete."""
+    """An array of float32 rows in a `.npy` file, to which rows can be appended until it is complete."""
 
     path: Path
     count: int = 0
@@ -318,7 +316,7 @@ def _of_prompt(positions: Any, prompt: Any) -> Any:
 
 
 def _wants(positions: Any, token: int) -> bool:
-    """Returns whether to keep the state from which the generated token with this number was sampled."""
+    """Returns whether `positions` includes the state from which the generated token number `token` was sampled."""
     return token in positions if isinstance(positions, list) else positions in ("generated", "all")
 
 
@@ -330,7 +328,7 @@ def read_activations(run_dir: Path, response: LLMResponse) -> dict[str, np.ndarr
         response: Response from a trajectory.
 
     Raises:
-        ConfigError: A link of the response does not point to a file of the run.
+        ConfigError: A file name in the response is not the path of a file in the run directory.
     """
     import numpy as np
 

@@ -1,8 +1,9 @@
-"""Prompts of token ids from a tokenizer's chat template, either rendered completely or continued from earlier ids.
+"""Prompts of token ids, which a tokenizer's chat template renders completely, or which continue earlier ids.
 
 A continued prompt consists of the earlier prompt, the response as it was sampled, and the template's text after that
-response. The ids of a conversation therefore only grow, even if the template would render the response differently.
-Parts that some templates remove from earlier turns, such as reasoning, are kept.
+response. Each prompt of a conversation therefore starts with the ids of the previous prompt and response, even if the
+template would render the response differently. Reasoning also remains, although some templates remove it from earlier
+turns.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from ares_exp.llms.wire import plain
 from ares_exp.policies.in_process.response_parsing import pieces_of
 
 _MARK = "\u2063ares-exp-mark\u2063"
-"""Placeholder for the text of a response, to find its position in a rendered template."""
+"""Placeholder for the text of a response. It marks the position of the response in a rendered template."""
 
 MAX_TURNS = 64
-"""Number of turns of an episode to remember; older turns are forgotten."""
+"""Number of most recent turns of an episode that are stored."""
 
 
 class ChatTemplate:
@@ -52,7 +53,7 @@ class ChatTemplate:
         return self._ids(self._render(messages_of(request), request, starts_response=True))
 
     def continued(self, turn: Turn, request: LLMRequest) -> list[int] | None:
-        """Returns the token ids of a request that continues a turn: the turn's ids, then the ids of new messages.
+        """Returns the token ids of a request that continues a turn: the ids of the turn, then the ids of new messages.
 
         Returns `None` if the text that follows the response cannot be determined from the template.
 
@@ -77,7 +78,7 @@ class ChatTemplate:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """Ids of the tokens that end a response: the template's end token and the end-of-sequence token."""
+        """Ids of the tokens that end a response: the end token of the template, and the end-of-sequence token."""
         conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = _after_mark(self._render(conversation, LLMRequest([])))
         first = [*(self._ids(after) if after else []), None][0]
@@ -121,7 +122,7 @@ class ChatTemplate:
 
 
 class ChatTemplates:
-    """The chat templates of models. Each is loaded once, even if several episodes request it at the same time."""
+    """Loads chat templates of models. Loads each one only once, even if several episodes request it at once."""
 
     def __init__(self) -> None:
         self._loading = asyncio.Lock()  # the first import of transformers in several threads fails at random
@@ -193,7 +194,7 @@ def with_template(tokenizer: Any, name: str | None, chat_template: Path | None) 
 def prompt_of(
     template: ChatTemplate, request: LLMRequest, conversations: Conversations, warn: Callable[[str], None]
 ) -> list[int]:
-    """Returns the token ids of a request, which continue the ids of an earlier turn if possible.
+    """Returns the token ids of a request. If possible, they continue the ids of an earlier turn.
 
     Raises:
         UnsendableRequestError: The template cannot represent the request.
@@ -213,7 +214,7 @@ def prompt_of(
 def response_pieces(
     template: ChatTemplate, request: LLMRequest, *, prompt: Sequence[int], text: str, call_id: str
 ) -> list[Piece]:
-    """Returns the pieces of a response, whose `text` may contain special tokens. `call_id` prefixes ids of calls."""
+    """Parses the `text` of a response, which may contain special tokens. The ids of tool calls start with `call_id`."""
     pieces = pieces_of(
         text,
         template.text,
@@ -225,7 +226,7 @@ def response_pieces(
 
 
 def messages_of(request: LLMRequest) -> list[dict[str, Any]]:
-    """Returns the messages in the form that templates expect: contents are strings, and arguments of calls are objects.
+    """Converts messages to the format of chat templates: contents are strings, and arguments of calls are objects.
 
     Raises:
         UnsendableRequestError: A message contains anything except text.
@@ -248,7 +249,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tool call with parsed arguments if possible, because most templates serialise arguments as JSON."""
+    """Returns a tool call. Parses its arguments if possible, because most templates serialise arguments as JSON."""
     function = call.get("function") or {}
     given = function.get("arguments")
     arguments = arguments_object(given) if isinstance(given, str) else given
@@ -272,7 +273,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Conversations:
-    """The latest turns of one episode, in which `of` finds the turn that a request continues."""
+    """The most recent turns of one episode. `of` finds the turn that a request continues."""
 
     turns: list[Turn] = field(default_factory=list)
 

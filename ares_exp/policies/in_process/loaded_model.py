@@ -1,4 +1,4 @@
-"""A model in this process, which generates one response at a time, in a thread."""
+"""A model in this process. A thread generates one response at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The version of the weights that generated a row, and the locations of its states (`StateWatcher.links`)."""
+    """The result of a row: the version of the weights, and the locations of saved states (`StateWatcher.links`)."""
 
     version: str | None
     kept: Any
@@ -51,7 +51,7 @@ class _Update:
 
 
 class ModelInProcess:
-    """A model that is loaded at its first use and freed by `close`. Must be used on one event loop.
+    """A model that is loaded at its first use and freed by `close`. Use it on only one event loop.
 
     Attributes:
         version: Version of the weights.
@@ -80,7 +80,7 @@ class ModelInProcess:
             return model
 
     async def generate(self, row: Row, *, timeout_sec: float) -> Ended:
-        """Generates a row until it ends. If the caller is cancelled, the row ends at its next token.
+        """Generates tokens of a row until the row ends. If the caller is cancelled, the row ends at the next token.
 
         `timeout_sec` includes the wait for other rows.
 
@@ -103,7 +103,7 @@ class ModelInProcess:
             ) from None
 
     async def update(self, version: str, apply: Callable[[LoadedModel], None]) -> None:
-        """Changes the weights when no row is running. Waiting rows are generated with the new weights.
+        """Changes the weights as soon as no row is running. Rows that wait meanwhile use the new weights.
 
         Raises:
             AresExpError: `apply` failed.
@@ -176,10 +176,10 @@ def _release() -> None:
 
 
 def generate(loaded: LoadedModel, row: Row, watcher: StateWatcher) -> None:
-    """Generates a row until it ends or is abandoned, and stores the result in it.
+    """Generates tokens until the row ends or is abandoned, and appends them to the row.
 
     Raises:
-        PolicyError: The model's logits are not numbers, or the row does not fit into memory.
+        PolicyError: The model's logits contain NaN, or the memory is insufficient.
     """
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -189,7 +189,7 @@ def generate(loaded: LoadedModel, row: Row, watcher: StateWatcher) -> None:
     longest = GenerationConfig(max_new_tokens=row.sampling.max_tokens, do_sample=False, pad_token_id=loaded.pad)
 
     def choose_token(_: Any, logits: Any) -> Any:
-        """Chooses the token, and returns scores that make transformers' greedy decoding select it."""
+        """Chooses the next token. Returns scores that make the greedy decoding of transformers select this token."""
         token, logprob = choose(logits[0], row)
         if math.isnan(logprob):
             raise PolicyError("The logits of the model contain NaN. Check its weights.")
@@ -220,7 +220,7 @@ def generate(loaded: LoadedModel, row: Row, watcher: StateWatcher) -> None:
 
 @contextmanager
 def as_it_generates(model: Any, pad: int) -> Iterator[None]:
-    """Sets evaluation mode and disables the model's own sampling defaults, so that only the given sampling applies."""
+    """Sets evaluation mode, and disables the sampling defaults of the model, until the context exits."""
     from transformers import GenerationConfig
 
     defaults, is_training = model.generation_config, model.training

@@ -1,6 +1,7 @@
 """Parsing of a model's text into reasoning, text and tool calls, in the format that its chat template uses.
 
-The markers in the template identify the family. Text that cannot be parsed stays text, so that the agent sees it.
+The markers in the template identify the family of the format. Text that cannot be parsed remains text, so that the
+agent sees it.
 
 | family | format of a tool call |
 |---|---|
@@ -35,7 +36,7 @@ class _Call:
 
 
 Found = tuple[str, list[_Call]]
-"""Text without the calls, and the calls."""
+"""Function result: the text without tool calls, and the tool calls."""
 
 
 def pieces_of(
@@ -46,7 +47,7 @@ def pieces_of(
     Args:
         text: Generated text without the token that ended it.
         template: Source of the chat template.
-        tools: Offered tools. Without any, calls are not parsed.
+        tools: Tools that the request offers. If it offers no tools, calls are not parsed.
         call_id: Prefix of the ids of calls.
         starts_thinking: Whether the prompt ends within a reasoning block.
     """
@@ -62,7 +63,7 @@ def pieces_of(
 
 
 def _thinking(text: str, template: str, starts_thinking: bool) -> tuple[str, str]:
-    """Separates the reasoning from the reply. If its block is not closed, the whole text is reasoning."""
+    """Separates the reasoning from the reply. If the reasoning block is not closed, the complete text is reasoning."""
     if "</think>" not in template:
         return "", text
     stripped = text.lstrip()
@@ -169,7 +170,7 @@ def _kinds(name: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _typed(value: str, kind: Any) -> Any:
-    """Parses a parameter by its type. Strings are not changed, and other values are parsed as JSON if possible."""
+    """Converts a parameter to the type `kind`. Strings remain unchanged. Parses other values as JSON, if possible."""
     if kind == "string":
         return value
     try:

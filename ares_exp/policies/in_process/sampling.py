@@ -23,11 +23,11 @@ NEUTRAL_SAMPLING: Mapping[str, float] = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Values that leave the model's distribution unchanged."""
+"""Values of sampling parameters that leave the model's distribution unchanged."""
 PROCESSED_LOGPROBS: Mapping[str, str] = {"logprobs_mode": "processed_logprobs"}
-"""Entry in the recorded sampling of a response whose log-probabilities were computed at its temperature."""
+"""Entry in `LLMResponse.sampling` if the log-probabilities were computed at the sampling temperature."""
 DEFAULT_MAX_OUTPUT_TOKENS = 2048
-"""Maximum length of a response if neither the policy nor the agent sets one."""
+"""Maximum number of tokens of a response if neither the policy nor the agent sets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Sampling:
     seed: str = "0"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON-ready data with the names that endpoints use, without unset values."""
+        """Returns the parameters that are set, under the names that endpoints use, as JSON-ready data."""
         more: dict[str, Any] = {"top_k": self.top_k, "stop": list(self.stop) or None}
         fixed = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
         return fixed | {name: value for name, value in more.items() if value is not None}
@@ -59,13 +59,13 @@ class Sampling:
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One response during its generation.
+    """One response that is being generated.
 
     Attributes:
         ids: Token ids sampled so far, including the token that ended the response.
         logprobs: Log-probability of each sampled token over the whole vocabulary, at the row's temperature.
-        finish: Reason for the end; `None` while the row is running, and if it was abandoned.
-        given_up: Event that is set when the caller no longer waits for the row (the row is abandoned).
+        finish: Reason why the row ended; `None` while the row is running, or if the row was abandoned.
+        given_up: Event that abandons the row. It is set when the caller no longer waits for the row.
     """
 
     prompt: Sequence[int]
@@ -95,7 +95,7 @@ class Row:
             self.finish = "length"
 
     def _has_stop(self, decode: Callable[[Sequence[int]], str]) -> bool:
-        """Returns whether the last tokens contain a stop string. Each token has at least one byte of text."""
+        """Returns whether the last tokens contain a stop string. Assumes that each token has at least one byte."""
         if not self.sampling.stop:
             return False
         longest = max(len(stop.encode()) for stop in self.sampling.stop)
@@ -104,7 +104,7 @@ class Row:
 
 
 def choose(logits: Any, row: Row) -> tuple[int, float]:
-    """Returns the next token of a row and its log-probability, which is NaN if the model's logits are not numbers.
+    """Returns the next token of a row and its log-probability, which is NaN if the logits contain NaN.
 
     The logits are float32, one per token of the vocabulary.
     """
@@ -117,7 +117,7 @@ def choose(logits: Any, row: Row) -> tuple[int, float]:
 
 
 def _truncated(logprobs: Any, sampling: Sampling) -> Any:
-    """Returns the log-probabilities, set to minus infinity for tokens that `top_k` and `top_p` exclude."""
+    """Sets the log-probabilities of tokens that `top_k` or `top_p` excludes to minus infinity. Returns all of them."""
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
     kept = logprobs[None]

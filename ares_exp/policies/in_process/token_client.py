@@ -1,4 +1,4 @@
-"""The client of one episode on an engine that samples token ids for a prompt of token ids."""
+"""The client of one episode for an engine whose prompts and responses are token ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, NEU
 from ares_exp.policies.policy import EpisodeSpec
 
 ABORT, MAX_ABORTED = "abort", 16
-"""Finish reason of a response that the engine aborted, and maximum number of repeated requests without any token."""
+"""Finish reason of a response that the engine aborted, and maximum number of attempts in a row without a new token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class TokenRequest:
     """A request as token ids.
 
     Attributes:
-        request: Request with the policy's settings.
-        name: Name of the request, which is the same in every run: a digest of the prompt, and the number of earlier
-            requests of the episode with the same prompt.
+        request: Request after the policy's settings were applied.
+        name: Name of the request: a digest of the prompt, and the number of earlier requests of the episode with the
+            same prompt. The name is the same in every run.
     """
 
     prompt: Sequence[int]
@@ -48,12 +48,13 @@ class TokenClient:
     Attributes:
         spec: Episode of the client.
         load: Function that returns the chat template of the model.
-        prepare: Function that returns a request with the policy's settings.
-        sample: Function that samples a response. The response has token ids, and one text with special tokens.
+        prepare: Function that applies the policy's settings to a request.
+        sample: Function that samples a response, which contains token ids and one text with special tokens.
         warn: Callback for warnings.
         strict: Whether a forced tool call is an error instead of a warning.
         continues: Whether to continue conversations with the token ids of earlier responses.
-        continues_aborted: Whether to continue a response that the engine aborted with its sampled token ids.
+        continues_aborted: Whether to continue aborted responses, with the token ids that were sampled before the engine
+            aborted them.
         max_concurrency_per_episode: Maximum number of concurrent requests of the episode.
     """
 
@@ -93,7 +94,7 @@ class TokenClient:
         return response
 
     async def _sampled(self, template: ChatTemplate, asked: TokenRequest) -> LLMResponse:
-        """Samples a response. Continues an aborted response from its sampled ids, perhaps with other weights."""
+        """Samples a response. Continues an aborted response after its sampled ids, perhaps with newer weights."""
         parts, finish = [await self.sample(asked)], None
         limit = asked.request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS
         while self.continues_aborted and parts[-1].finish_reason == ABORT:
@@ -120,7 +121,7 @@ class TokenClient:
         return replace(joined, data=(TextData(sampled_text(template, ids, template.ends, stop)),))
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Registers a response from another source (a log), as if this client had sampled it."""
+        """Stores a response from another source, such as a log, as if this client had sampled the response."""
         if response is not None and response.prompt_token_ids is not None:
             self._occurrences[digest_of(response.prompt_token_ids)] += 1
             self._conversations.add(self.prepare(request), response)
@@ -143,7 +144,6 @@ def _ids_of(parts: Sequence[LLMResponse]) -> list[int]:
 
 
 def _joined(parts: Sequence[LLMResponse], finish: str | None) -> LLMResponse:
-    """Returns the parts of a continued response as one response. `finish` replaces the last finish reason."""
     sampled = [part for part in parts if part.completion_token_ids]
 
     def names(name: str) -> str | None:
@@ -166,13 +166,13 @@ def _joined(parts: Sequence[LLMResponse], finish: str | None) -> LLMResponse:
 
 
 def sampling_of(request: LLMRequest) -> dict[str, Any]:
-    """Returns a value for every sampling parameter, because an engine replaces missing ones by the model's defaults."""
+    """Returns a value for every sampling parameter, because engines set missing parameters to the model's defaults."""
     asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     return {**NEUTRAL_SAMPLING, **{name: value for name, value in asked.items() if value is not None}}
 
 
 def sampled_text(template: ChatTemplate, ids: Sequence[int], ends: frozenset[int], stop: Sequence[str]) -> str:
-    """Returns the text of sampled ids without the token that ended the response, up to the first stop string."""
+    """Returns the text of sampled ids up to the first stop string, without the token that ended the response."""
     text = template.decode(ids[:-1] if ends.intersection(ids[-1:]) else ids)
     places = [place for one in stop if (place := text.find(one)) >= 0]
     return text[: min(places)] if places else text

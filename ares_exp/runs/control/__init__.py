@@ -1,1 +1,1 @@
-"""Control and monitoring of a run: command files and status files in its directory, and detection of stalls."""
+"""Control and monitoring of a run: order and status files in the run directory, and detection of stuck episodes."""

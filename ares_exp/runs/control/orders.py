@@ -1,7 +1,7 @@
-"""Orders, which are commands that a user sends to a run in progress: their format and files.
+"""Orders, which are commands that a user sends to a run in progress, and the files that contain them.
 
 An order is a small JSON file in `control/` of the run directory, or of the sweep's folder for all jobs of the sweep.
-The run reads and removes the file, and records the outcome in `control.jsonl`. Every user who can write in the
+The run reads and removes the file, and records the outcome in `control.jsonl`. Every user who can write to the
 directory can control the run. The run rejects all other files in `control/`.
 """
 
@@ -29,7 +29,7 @@ from ares_exp.records.validation import explain_validation
 MAX_BYTES = 64 * 2**10
 MAX_PAUSE_SEC = 30 * 86_400.0
 WATCHED = ".watched"
-"""Name of the file in `control/` that readers of the state touch, so that the run writes its state more often."""
+"""Name of a file in `control/` that processes touch while they read the state. The run then writes it more often."""
 
 Verb = Literal["pause", "resume", "set", "cancel", "stop"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
@@ -78,7 +78,7 @@ class Order:
 
     @classmethod
     def new(cls, verb: Verb, **fields: Any) -> Self:
-        """Creates an order from the user of this process. Raises `ConfigError` if a field is invalid."""
+        """Creates an order in the name of this process's user. Raises `ConfigError` if a field is invalid."""
         try:
             user = getpass.getuser()
         except (OSError, KeyError):  # a user id without a name
@@ -105,14 +105,15 @@ class Order:
         return " ".join(map(one_line, words))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields that are set, JSON-ready."""
+        """Returns the fields that are set, as a JSON-ready dict."""
         given = {key: value for key, value in asdict(self).items() if value not in (None, False, {})}
         return {key: value for key, value in given.items() if key != "schema_version"}
 
     def settled(self, outcome: str, says: str, *, uid: int | None = None) -> dict[str, Any]:
         """Returns the record of this order for `control.jsonl`.
 
-        `outcome` is `done`, `refused` or `failed`, and `says` describes it. `uid` is the owner of the order's file.
+        `outcome` is `done`, `refused` or `failed`, and `says` describes the outcome. `uid` is the owner of the order's
+        file.
         """
         return {**self.to_dict(), "uid": uid, "outcome": outcome, "says": says, "settled_at": time.time()}
 
@@ -145,7 +146,7 @@ def watch(folder: Path) -> None:
 
 
 MAX_TAKEN = 200
-"""Maximum number of files per read. Further files are read the next time."""
+"""Maximum number of order files that one call reads. The next call reads further files."""
 MAX_LISTED = 5_000
 MAX_REMEMBERED = 10_000
 WATCHED_SEC = 10.0
@@ -155,7 +156,7 @@ WATCHED_SEC = 10.0
 class OrderFile:
     """A file in the inbox. `order` is `None` if the file is not a valid order; `problem` is then the reason.
 
-    `uid` is the user id of the owner; `None` if the order has no file.
+    `uid` is the user id of the file's owner; `None` for an order without a file.
     """
 
     name: str
@@ -165,7 +166,7 @@ class OrderFile:
 
 
 class Inbox:
-    """Reads each order file once, oldest first. Rejects links, pipes, and large or invalid files once each.
+    """Reads each order file once, oldest first. Links, pipes, and large or invalid files are returned as rejected.
 
     Skips names with a leading dot, because another process may be writing these files.
     """

@@ -24,7 +24,7 @@ from ares_exp.runs.scheduler import PlannedEpisode, Scheduler
 LOOK_SEC = 1.0
 """Interval between two reads of the inbox, in seconds."""
 WRITE_SEC, WATCHED_WRITE_SEC = 10.0, 2.0
-"""Intervals between writes of the state, in seconds: by default, and while another process reads the state."""
+"""Intervals in seconds between writes of the state, by default and while another process reads the state."""
 UNWIND_SEC = 2.0
 MAX_ROUNDS = 100
 SHOWN_FILES, SHOWN_EPISODES = 3, 10
@@ -34,15 +34,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class RunControl:
-    """Applies orders and writes the state during the block `async with RunControl(…):`.
+    """Applies orders and writes the state while the block `async with RunControl(…):` runs.
 
     Attributes:
         sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` if there is no sweep.
-        set: Function that changes settings of the run by key. If a setting is invalid, the function changes no setting.
+        set: Function that changes settings of the run, passed by key. If one is invalid, the function changes none.
         interrupt: Function that ends the run, like Ctrl-C.
         on_drop: Function that is called with each episode that is removed from the queue.
         note: Function that is called with each line of `control.jsonl`.
-        is_recorded: Function that returns whether the run can write its records. If not, the run reports the reason.
+        is_recorded: Function that returns whether the run can write its records. The run itself reports failed writes.
     """
 
     run_dir: RunDir
@@ -104,7 +104,7 @@ class RunControl:
                 await self._write_status()
 
     async def _look(self) -> bool:
-        """Reads and applies new orders. Returns whether there were any order files."""
+        """Reads and applies new orders. Returns whether it found any order files."""
 
         def take() -> tuple[list[OrderFile], bool]:
             found = self._own.take() + (self._shared.take() if self._shared is not None else [])
@@ -134,7 +134,7 @@ class RunControl:
         await self._record(order.settled(outcome, says, uid=uid))
 
     def _apply(self, order: Order) -> str:
-        """Applies an order, and returns the outcome in a sentence. If it raises `UserError`, the run is unchanged."""
+        """Applies an order, and describes the result in a sentence. If it raises `UserError`, the run is unchanged."""
         match order.verb:
             case "pause":
                 return self._pause(order)
@@ -148,7 +148,7 @@ class RunControl:
                 return f"The run now uses {', '.join(shown)}."
             case "stop":
                 self.interrupt()
-                return "Running episodes end as cancelled. You can resume the run."
+                return "Running episodes are being cancelled. You can resume the run."
 
     def _pause(self, order: Order) -> str:
         now = time.time()
@@ -169,7 +169,7 @@ class RunControl:
     def _resume(self) -> str:
         held = self.live.held
         if held is None:
-            return f"The run is not paused by a command. {self.live.outage}".rstrip()
+            return f"No command has paused the run. {self.live.outage}".rstrip()
         self._end_pause()
         return f"Resumed after {format_duration(time.time() - held.since)}."
 
@@ -206,7 +206,7 @@ class RunControl:
             return
         named = "; ".join(f"{one_line(one.name, 60)} ({one_line(one.problem)})" for one in files[:SHOWN_FILES])
         more = f"; and {len(files) - SHOWN_FILES:,} more" if len(files) > SHOWN_FILES else ""
-        says = f"{count_of(len(files), 'file')} in {self.run_dir.control.name}/ without a valid command: {named}{more}."
+        says = f"No valid command in {count_of(len(files), 'file')} of {self.run_dir.control.name}/: {named}{more}."
         logger.warning("%s", says)
         await self._record({"verb": None, "outcome": "refused", "says": says, "settled_at": time.time()})
 
@@ -228,7 +228,7 @@ class RunControl:
         await self._on_disk(lambda: write_status(self.run_dir.status, self.live.read()))
 
     async def _on_disk(self, write: Callable[[], None]) -> None:
-        """Calls `write` in a thread. If writes fail, the run continues. Only the first failure is a warning."""
+        """Calls `write` in a thread. If it fails, the run continues. Only the first failure is logged as a warning."""
         try:
             await asyncio.to_thread(write)
         except OSError as error:

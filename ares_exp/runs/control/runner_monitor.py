@@ -27,7 +27,7 @@ class ProcessFigures:
         self._wall, self._cpu = time.monotonic(), time.process_time()
 
     def take(self) -> dict[str, float]:
-        """Returns the metrics by name, if the system provides them.
+        """Returns the metrics that the system provides, by name.
 
         `system/cpu_percent` is the mean since the last call (100 is one core). The unit of `system/rss_mb` is MiB.
         """
@@ -45,7 +45,7 @@ class ProcessFigures:
 
 
 TICK_SEC = 0.25
-"""Interval between two measurements of the lag, in seconds."""
+"""Interval of the timer that measures the lag, in seconds."""
 LOOK_SEC = 1.0
 """Interval between two checks of the timer by the thread, in seconds."""
 BLOCKED_SEC = 5.0
@@ -73,7 +73,7 @@ class LoopLag:
         blocked_sec: float = BLOCKED_SEC,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Stores the arguments. `start` starts the measurement, and `warn` is called in the thread."""
+        """Stores the arguments. `start()` starts the measurement. `warn` is called in the checking thread."""
         self.max_sec = 0.0
         self._warn = warn
         self._tick_sec = tick_sec
@@ -89,7 +89,7 @@ class LoopLag:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts the timer on the running event loop, and the thread."""
+        """Starts the timer on the running event loop, and the thread that checks it."""
         self._loop_thread = threading.get_ident()
         self._schedule()
         self._thread = threading.Thread(target=self._look_after, name="loop-lag", daemon=True)
@@ -126,7 +126,7 @@ class LoopLag:
         self._max, self.max_sec = max(self._max, lag), max(self.max_sec, lag)
 
     def _look_after(self) -> None:
-        """Checks the timer, in the thread. Ignores delays of the whole process, because they also delay the thread."""
+        """Checks the timer in a thread. Ignores times in which the whole process was stopped, including this thread."""
         awake_since = before = self._clock()
         while not self._stopped.wait(self._look_sec):
             now = self._clock()
@@ -160,7 +160,7 @@ def _calls(frame: FrameType | None) -> str:
 
 
 class Watchdog:
-    """Reports episodes that wait too long for a request or a response. Reports again whenever the wait has doubled."""
+    """Reports episodes that wait too long, and reports them again whenever the wait has doubled."""
 
     def __init__(self, stall_warn_sec: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stall_warn_sec = stall_warn_sec
@@ -168,7 +168,7 @@ class Watchdog:
         self._stalls: dict[str, tuple[float, float]] = {}  # start of the wait, and seconds until the next warning
 
     def check(self, episodes: Iterable[RunningEpisode]) -> list[str]:
-        """Returns the new warnings, with one sentence for each phase in which episodes wait."""
+        """Returns the new warnings: one sentence for each phase in which episodes wait too long."""
         now, seen, places = self._clock(), self._stalls, dict[str, list[tuple[float, Any]]]()
         self._stalls = {}
         for episode in episodes:
@@ -220,11 +220,11 @@ def _sentence(place: str, stalled: list[tuple[float, RunningEpisode]]) -> str:
 
 
 class RunnerMonitor:
-    """Watches a run during the block `async with RunnerMonitor(…):`.
+    """Monitors a run while the block `async with RunnerMonitor(…):` runs.
 
-    A sample has the longest and the mean lag of the event loop since the last sample, the numbers of running episodes
-    (in total and by phase), of their containers and of queued episodes, and the metrics of `ProcessFigures`. Failed
-    samples and checks have no effect except that they are counted in `failures`.
+    A sample contains the longest and the mean lag of the event loop since the last sample, and the metrics of
+    `ProcessFigures`. It also contains the numbers of queued episodes, of running episodes (in total and by phase), and
+    of their containers. Failed samples and checks are only counted, in `failures`.
     """
 
     def __init__(
@@ -241,8 +241,8 @@ class RunnerMonitor:
         """Stores the arguments. Entering the context starts the monitoring.
 
         `report` is called with every sample on the event loop, and must return immediately. `warn` is called on the
-        event loop or, if the loop is blocked, in a thread. `figures` returns additional metrics by name. An episode is
-        reported after `stall_warn_sec` seconds without progress.
+        event loop or, if the loop is blocked, in a thread. `figures` returns additional metrics by name. An episode
+        without progress is reported after `stall_warn_sec` seconds.
         """
         self.failures = 0
         self._episodes = episodes

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 16 * 2**20
 MAX_EPISODES = 1_000
-"""Maximum number of episodes in the file. The episodes with the longest waits are selected."""
+"""Maximum number of running episodes in the file. The file contains the episodes with the longest waits."""
 SLOWEST = 3
 SLOW_SEC = 5.0
 """Minimum wait, in seconds, of an episode that the human-readable lines list."""
@@ -41,8 +41,10 @@ PLACES: Mapping[WaitsFor, str] = {
 }
 
 State = Literal["running", "pausing", "paused", "ending", "ended"]
-"""State of a run. `pausing` means that episodes are still running, but no episode starts. `paused` means that no
-episode is running."""
+"""State of a run.
+
+`pausing` means that no episode starts, but some are still running. `paused` means that no episode is running.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class EpisodeStatus:
     """A running episode.
 
     Attributes:
-        episode_id, task_name, attempt: Id, task and attempt, as in the episode's row.
+        episode_id, task_name, attempt: Identification of the episode, as in its row.
         retry: Number of earlier episodes of the attempt.
         waits_for: Phase in which the episode waits: `start`, `policy`, `environment` or `end`.
         since: Start of the wait, in epoch seconds.
@@ -105,13 +107,13 @@ class RunStatus:
         outage: Causes of an automatic pause, such as an unreachable service; empty if there is no pause.
         concurrency: Maximum number of concurrent episodes.
         planned: Number of attempts of the run.
-        done_before: Number of attempts that earlier sessions have done.
-        expected: Number of episodes in this session: attempts and retries.
+        done_before: Number of attempts that earlier sessions have completed.
+        expected: Number of episodes in this session, for new attempts and for retries.
         ended: Number of episodes in this session that have ended.
         cut_short: Number of ended episodes without a result, because they were cancelled or lost.
         queued: Number of episodes that wait for a slot, or for the end of their delay.
-        waiting: Number of running episodes by the phase in which they wait.
-        reward: Mean reward of the run, including earlier sessions, with its interval: `[value, low, high]`. Unknown
+        waiting: Number of running episodes, by the phase in which they wait.
+        reward: Mean reward of the run, including earlier sessions, and its interval: `[value, low, high]`. Unknown
             values are `None`.
         tokens, cost: Usage of this session, including running episodes.
         tokens_per_sec: Mean number of tokens per second since the session started.
@@ -195,7 +197,7 @@ _STATUS = TypeAdapter(RunStatus)
 
 
 def write_status(path: Path, status: RunStatus) -> None:
-    """Writes a state atomically. A power cut can lose the file. Blocking."""
+    """Writes a state atomically. After a power cut, the file can be missing. Blocking."""
     longest = sorted(status.episodes, key=lambda one: one.since)[:MAX_EPISODES]
     text = _STATUS.dump_json(replace(status, episodes=longest)).decode()
     with atomic_file(path, sync=False) as file:
@@ -203,7 +205,7 @@ def write_status(path: Path, status: RunStatus) -> None:
 
 
 def read_status(path: Path) -> RunStatus | None:
-    """Reads an untrusted state. Returns `None` if the file is missing or invalid. Blocking."""
+    """Reads an untrusted status file. Returns `None` if the file is missing or invalid. Blocking."""
     try:
         return _STATUS.validate_json(read_record(path, max_bytes=MAX_BYTES))
     except (OSError, ConfigError, ValidationError):
@@ -217,9 +219,10 @@ _HOSTNAME = socket.gethostname()
 
 
 class LiveStatus:
-    """The current state of a run. Counts ended episodes. `read` adds running episodes; any thread can call it.
+    """The current state of a run, with counts of ended episodes.
 
-    The other components of the run set its attributes, which are described in `RunStatus`.
+    `read`, which any thread can call, adds the running episodes. Other components of the run set the attributes, which
+    `RunStatus` describes.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The environment host, which serves environments on one node to the run. It does not import Ray.
 
-Only the run calls the host. The run polls the host for news: requests to a model, records, reports and warnings. If
-the host receives no call within its lease time, it closes its environments and ends.
+Only the run opens connections: it calls the host, and polls the host for news such as model requests, records, reports
+and warnings. If the host receives no call within its lease time, it closes its environments and ends.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def versions_here() -> dict[str, str]:
 
 
 def parts_to_send(parts: EpisodeParts) -> dict[str, Any]:
-    """Returns the parts of an episode that are sent to a host. The host has its own factories."""
+    """Returns the parts of an episode that are sent to a host. Factories are not sent, because the host has its own."""
     names = ("limits", "seed", "provide_solution", "start_from", "episode_id", "attempt", "output_dir")
     return {name: getattr(parts, name) for name in names}
 
 
 class _Hosted(NamedTuple):
-    """An environment in the host, and the directory for its files. If `is_streamed`, the run fetches the files."""
+    """An environment in the host. `files` is the directory for its files; if `is_streamed`, the run fetches them."""
 
     environment: EnvironmentBase
     files: Path | None
@@ -101,7 +101,8 @@ class EnvironmentHost(ModelsElsewhere):
     async def call(self, words: bytes) -> bytes:
         """Calls the method whose name and arguments are pickled in `words`, and renews the lease.
 
-        Returns the pickled `Outcome`. Both are pickled here, because Ray sends bytes faster than other objects.
+        Returns the pickled `Outcome`. Calls and outcomes are pickled here, because Ray transfers bytes faster than
+        objects.
         """
         work = asyncio.current_task()
         assert work is not None
@@ -148,7 +149,7 @@ class EnvironmentHost(ModelsElsewhere):
         Args:
             recipe: Recipe that is used to create environments.
             digests: Digest of the content of each task of the run, by name; `None` for an unknown digest.
-            parts: Parts of any episode, without the factories.
+            parts: Parts that all episodes have in common, without the factories.
             versions: Versions of the run's software, by name.
             seen_file: Path and content of a file in the run directory; `None` without a run directory.
 
@@ -226,7 +227,7 @@ class EnvironmentHost(ModelsElsewhere):
         hosted = self._of(name)
         if method == "export_state" and hosted.is_streamed:
             raise SnapshotUnsupportedError(
-                "Snapshots are written on the node, which cannot see the run directory. Put the run directory on a "
+                "Snapshots are written on the node, which cannot access the run directory. Put the run directory on a "
                 "disk that all nodes share, or set `snapshot=none`."
             )
         outcome = await Outcome.of(getattr(hosted.environment, method), **arguments)
@@ -255,7 +256,7 @@ class EnvironmentHost(ModelsElsewhere):
         )
 
     async def changed(self, name: str, known: Sequence[int]) -> tuple[PendingRequest, ...]:
-        """Waits until the pending requests from an environment differ from `known`."""
+        """Waits until the pending requests from an environment differ from the ids in `known`, and returns them."""
         stand_ins = [PendingRequest(call_id, "", None) for call_id in known]
         return tuple(await self._of(name).environment.changed_requests(stand_ins))
 
@@ -265,7 +266,7 @@ class EnvironmentHost(ModelsElsewhere):
             self._hosted[name].environment.grant_time(seconds)
 
     async def fork(self, name: str, forks: Sequence[str], diversify: bool) -> list[Facts]:
-        """Creates environments that continue from the current state of `name`. Their names are `forks`."""
+        """Creates environments named `forks`, which continue from the current state of the environment `name`."""
         made = await self._of(name).environment.fork(len(forks), diversify=diversify)
         for fork, environment in zip(forks, made, strict=True):
             self.adopt(fork, environment)
@@ -344,7 +345,7 @@ class EnvironmentHost(ModelsElsewhere):
             self._answers.pop(number, None)
 
     async def answer(self, number: int, outcome: Outcome) -> None:
-        """Receives the outcome of a call that this host made to the run; `number` identifies the call."""
+        """Receives the outcome of the call `number`, which this host made to the run."""
         waiting = self._answers.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(outcome)
@@ -365,14 +366,14 @@ class EnvironmentHost(ModelsElsewhere):
         return ask
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Fetches the recorded model calls of an episode's environment from the run."""
+        """Fetches the recorded calls of an environment's own models from the run."""
         if (name := self._name_of(files)) is None:
             return None
         found: Sequence[Asked] | None = await self._ask("read_record", name)
         return found
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Sends a model call to the run's record, even if the caller is cancelled, because the call is paid for."""
+        """Sends a call of an environment's own model to the run for recording, even if the caller is cancelled."""
         if (name := self._name_of(files)) is not None:
             await finish(self._ask("append_record", name, key, asked))
 
@@ -399,10 +400,10 @@ class EnvironmentHost(ModelsElsewhere):
 
 
 class HostProcess(EnvironmentHost):
-    """The Ray actor: a host that is a process on a node, and sends its warnings to the run."""
+    """The Ray actor: a host in its own process on a node. It sends its warnings to the run."""
 
     def __init__(self, lease_sec: float) -> None:
-        """Creates the host before its event loop runs."""
+        """Creates the host. Ray calls this method before the host's event loop runs."""
         super().__init__(lease_sec, on_end=lambda: os._exit(0))
         handler = logging.Handler(logging.WARNING)
         handler.emit = self.tell_log  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The contract of an executor, which an option of the group `executor` creates."""
+"""The contract of executors, which are the options of the group `executor`, and the executor for one machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Recipe:
     Attributes:
         nodes: Resolved nodes of `env`, `scorer`, `agent` and `container`.
         cwd: Working directory, which is the base of relative paths.
-        search_path: Module search path, for the user's own parts.
+        search_path: Module search path, which includes the user's own parts.
     """
 
     nodes: Mapping[str, Any]
@@ -43,12 +43,12 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """The plan of a run, for its executor.
+    """The facts about a run that its executor needs.
 
     Attributes:
         source: Loaded task set.
         task_names: Names of the selected tasks.
-        parts: Parts of an episode of the run.
+        parts: Parts that all episodes of the run have in common.
         recipe: Recipe that other processes use to create environments; `None` if parts were passed as objects.
         needs_shared_disk: Reason why nodes need access to the run directory; `None` if they do not need it.
         run_dir: Run directory; `None` if nothing is recorded.
@@ -63,7 +63,7 @@ class RunPlan:
 
 
 Place: TypeAlias = Callable[[SourceBase, str, EpisodeParts], MinimalEnvironment]
-"""A reserved place in this process or on a host. Calling it creates an episode's environment, without starting it."""
+"""A reserved place in this process or on a host. A call creates, but does not start, an environment in this place."""
 
 
 def make_here(source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
@@ -72,10 +72,10 @@ def make_here(source: SourceBase, task_name: str, parts: EpisodeParts) -> Minima
 
 
 class Executor:
-    """Runs the environments of a run. Everything else stays in the run's own process."""
+    """Runs the environments of a run, possibly in other processes. All other parts stay in the run's own process."""
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
-        """Returns checks that run while the tasks are read. A check raises `PreflightError` if it fails."""
+        """Returns the executor's preflight checks, which run while the tasks are read. They raise `PreflightError`."""
         raise NotImplementedError
 
     async def open(self, ran: RunPlan, report: Report) -> None:
@@ -91,7 +91,7 @@ class Executor:
 
         Args:
             task_name: Name of the environment's task.
-            losses: Number of times that the host of the attempt was lost while the attempt ran.
+            losses: Number of hosts that were lost while they ran this attempt.
         """
         raise NotImplementedError
 
@@ -113,7 +113,7 @@ class LocalExecutor(Executor):
         return parts.container_factory.preflight(), parts.code_agent_factory.preflight()
 
     async def open(self, ran: RunPlan, report: Report) -> None:
-        """Runs the source's check of its tasks."""
+        """Checks that the parts can run the tasks."""
         await asyncio.to_thread(ran.source.check, ran.parts, report=report)
 
     def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:

@@ -1,4 +1,4 @@
-"""The placement of environments on hosts. Attempts at a task share few hosts, so that few hosts need its image."""
+"""The placement of environments on hosts. Attempts at a task run on few hosts, so that few hosts need the image."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 BOUND = 1.25
-"""Factor by which a host may exceed its share of the environments before another host is chosen for a task."""
+"""Load of a host, relative to its share of all environments, above which another host is chosen for a task."""
 FEWER = 8
-"""Factor by which each loss of an attempt's host reduces the maximum number of environments on its next host."""
+"""Factor by which each lost host of an attempt reduces the maximum number of environments on its next host."""
 
 HostT = TypeVar("HostT")
 
@@ -26,8 +26,8 @@ class Seat(Generic[HostT]):
         host: The host.
         node: Name of the host's node, which stores the images.
         slots: Maximum number of environments on the host.
-        limits: For each environment on the host, the maximum number of environments, including itself, on its host.
-        kept_for: Waiting attempt for which the host is being emptied; `None` otherwise.
+        limits: For each environment on the host, the maximum number of environments on a host that runs it.
+        kept_for: Attempt that waits until the host is empty; `None` if no attempt does so.
     """
 
     host: HostT
@@ -37,7 +37,7 @@ class Seat(Generic[HostT]):
     kept_for: object | None = None
 
     def has_room(self, limit: int) -> bool:
-        """Returns whether the host has room for an environment that allows at most `limit` environments on its host."""
+        """Returns whether the host can take an environment that allows at most `limit` environments on its host."""
         return len(self.limits) < min([self.slots, limit, *self.limits])
 
 
@@ -79,7 +79,7 @@ class Placement(Generic[HostT]):
 
         Args:
             task_name: Name of the task.
-            losses: Number of times that the host of the attempt was lost while the attempt ran.
+            losses: Number of hosts that were lost while they ran this attempt.
 
         Raises:
             Exception: `give_up` was called with this error.
@@ -111,7 +111,7 @@ class Placement(Generic[HostT]):
         self._changed = asyncio.Event()
 
     def give_up(self, error: Exception) -> None:
-        """Makes all current and later calls that wait for a slot raise `error`."""
+        """Makes `slot` and `wait_for` raise `error`, in current and later calls."""
         self._gave_up = error
         self.tell()
 
@@ -136,5 +136,5 @@ class Placement(Generic[HostT]):
 
 
 def beside(losses: int, slots: int) -> int:
-    """Returns the maximum number of environments on the host of an attempt whose hosts were lost `losses` times."""
+    """Returns the maximum number of environments on a host that runs an attempt with `losses` lost hosts."""
     return max(1, slots // int(FEWER**losses))

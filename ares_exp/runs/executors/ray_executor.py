@@ -40,7 +40,7 @@ NODES_INTERVAL_SEC = 1.0
 RESTART_SEC = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Waits before a host is restarted on a node, in seconds, by the number of consecutive failures."""
 CONNECT_SEC = 180.0
-"""Time limit for connecting to the cluster, in seconds. Ray tries until then, even if no process listens there.
+"""Time limit for connecting to the cluster, in seconds. Ray keeps trying, even if no process listens at the address.
 
 On a loaded machine, a local cluster takes more than a minute to start.
 """
@@ -81,12 +81,12 @@ class RayExecutor(Executor):
                 variable `RAY_ADDRESS`, or otherwise starts a local cluster that is stopped at the end of the run.
             episodes_per_host: Maximum number of concurrent environments on a host.
             hosts_per_node: Number of hosts on each node. If a host ends, only the environments on it are lost.
-            resources: Ray resources that a node must have and a host reserves, such as `{docker: 1}`. `None` means no
-                requirements.
+            resources: Ray resources that each host reserves on its node, such as `{docker: 1}`. `None` reserves
+                nothing.
             num_cpus: Number of CPUs that a host reserves in Ray.
-            lease_sec: Number of seconds without contact after which the run treats a host as lost and the host ends.
-            lost_per_attempt: Number of lost hosts after which an attempt ends with an error, if it was the only
-                environment on the last host.
+            lease_sec: Number of seconds without contact after which the run gives up a host, and the host ends itself.
+            lost_per_attempt: Number of lost hosts after which an attempt ends with an error, if no other environment
+                was on the last of these hosts.
             storage: Transfer of episode files to the run directory: `shared` (nodes can access it), `stream` (files are
                 sent), or `auto` (detected for each host).
             join_timeout_sec: Time limit for the start of a host, including its checks of tasks and backend, in seconds.
@@ -117,14 +117,14 @@ class RayExecutor(Executor):
         self._has_left: threading.Event | None = None
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
-        """Returns a check that connects to the cluster. Each host later checks its container backend and the agent."""
+        """Returns a check that connects to the cluster. Later, each host checks its container backend and the agent."""
         return (self._connect(),)
 
     async def open(self, ran: RunPlan, report: Report) -> None:
         """Starts hosts, and returns when the first host is ready. Further hosts join later.
 
         Raises:
-            PreflightError: No node can run the tasks. The message has the reason for each node.
+            PreflightError: No node can run the tasks. The message contains the reason for each node.
             ConfigError: The parts of the run cannot be created in another process.
         """
         if ran.recipe is None:
@@ -161,7 +161,7 @@ class RayExecutor(Executor):
             yield partial(_make_there, host, losses + 1 >= self._lost_per_attempt)
 
     def figures(self) -> Mapping[str, float]:
-        """Returns the numbers of hosts, lost hosts and slots, and the longest of the hosts' latest round-trip times."""
+        """Returns the numbers of hosts, lost hosts and slots, and the longest current round-trip time of a host."""
         hosts = self._placement.hosts
         return {
             "system/hosts": len(hosts),
@@ -233,7 +233,7 @@ class RayExecutor(Executor):
         self._has_left, self._is_private = has_left, address == "local"
 
     async def _tend(self) -> None:
-        """Monitors the nodes: starts hosts on new nodes, and treats the hosts of dead nodes as lost."""
+        """Monitors the nodes. Starts hosts on new nodes, and gives up the hosts of dead nodes."""
         was_ready = False
         empty_since: float | None = None
         while True:
@@ -283,7 +283,7 @@ class RayExecutor(Executor):
         return all(node["Resources"].get(name, 0) >= amount for name, amount in self._resources.items())
 
     async def _keep_host(self, node: _Node) -> None:
-        """Restarts a host on a node whenever the host ends, until the node turns out to be unable to run the tasks."""
+        """Starts a host on a node, and starts it again whenever it ends. Stops if the node cannot run the tasks."""
         failed = 0
         while node.refusal is None:
             try:
@@ -306,7 +306,7 @@ class RayExecutor(Executor):
             failed += 1
 
     async def _start(self, node: _Node) -> RemoteHost:
-        """Starts and prepares a host on a node. If this fails, ends the host and raises its error."""
+        """Starts and prepares a host on a node. Ends the host again and raises the error if the preparation fails."""
         ray = self._ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -336,7 +336,7 @@ class RayExecutor(Executor):
         return host
 
     def _uses_shared_disk(self, sees_run_dir: bool) -> bool:
-        """Returns whether a host writes to the run directory. Raises `PreflightError` if it must do so, but cannot."""
+        """Returns whether a host writes to the run directory. Raises `PreflightError` if it must, but cannot."""
         if self._storage == "shared" and not sees_run_dir:
             raise PreflightError("it cannot access the run directory, which `executor.storage=shared` requires.")
         shares = sees_run_dir and self._storage != "stream"
@@ -348,7 +348,7 @@ class RayExecutor(Executor):
         return shares
 
     def _lost(self, host: RemoteHost) -> None:
-        """Removes a lost host, and ends its process, which may still be running behind a broken network."""
+        """Removes a lost host, and ends its process, which may still be running if only the connection broke."""
         if host in self._placement.hosts:
             self._hosts_lost += 1
             self._placement.remove(host)
@@ -375,9 +375,9 @@ class _Node:
 
     Attributes:
         node_id: Ray's id of the node.
-        name: Name of the node, for messages.
+        name: Name of the node in messages.
         refusal: Reason why the node cannot run the tasks; `None` if no reason is known.
-        trouble: Reason why the last start of a host failed.
+        trouble: Reason why the last start of a host on the node failed; `None` if no start failed.
         keepers: Tasks that start and restart the hosts.
     """
 
@@ -393,7 +393,7 @@ def _make_there(
 ) -> RemoteEnvironment:
     """Creates the environment of an episode on a host.
 
-    If the host is lost and `may_be_blamed` is set, the error reports that this attempt may be the cause.
+    With `may_be_blamed`, the error after a loss of the host reports that this attempt may be the cause.
     """
     sent, client = parts_to_send(parts), parts.background_client
     if parts.output_dir is not None:
@@ -421,8 +421,8 @@ def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
 async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:
     """Calls Ray in a daemon thread, because some calls never return if the cluster is broken.
 
-    When the thread ends, Linux kills the processes that `call` started. To keep these processes running, set
-    `thread_stays_until`: the thread does not end before this event.
+    When the thread ends, Linux kills the processes that `call` started. To keep them running, pass
+    `thread_stays_until`, an event before which the thread does not end.
     """
     async with asyncio.timeout(within_sec):
         return await in_daemon_thread(call, thread_stays_until)

@@ -1,4 +1,4 @@
-"""The run's client of an environment host: calls, news, detection of a lost host, and proxies of environments."""
+"""The run's client of an environment host, which detects when the host is lost, and proxies of its environments."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 NEWS_SEC = 5.0
-"""Maximum time that the host waits for news before it replies without news, in seconds."""
+"""Maximum time, in seconds, that the host waits for news before it sends an empty reply."""
 CANCEL_SEC = 10.0
-"""Time limit for a cancelled call to end in the host, in seconds."""
+"""Time limit, in seconds, for the host to end a cancelled call."""
 CLOSE_SEC = 120.0
 """Time limit for closing an environment in a host, in seconds."""
 KILL_SEC = 30.0
@@ -57,16 +57,17 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RemoteHost:
-    """A host, as seen by the run. It is lost if its process has ended, or if it has not replied within the lease time.
+    """The run's client of a host. The host is lost if its process ended, or if it did not reply within the lease time.
 
     Attributes:
         ray: Imported package `ray`.
         actor: Handle of the Ray actor, an `EnvironmentHost`.
         node: Name of the host's node.
-        models: Models of environments in the run, by key.
-        lease_sec: Number of seconds without a reply after which the host is lost. The host has the same lease.
+        models: Models to which the run sends requests from environments, by key.
+        lease_sec: Number of seconds without a reply after which the host counts as lost. The host uses the same lease
+            time.
         on_lost: Function that is called once, when the host is lost.
-        guests: Environments of the host, by name.
+        guests: Proxies of the host's environments, by name.
         round_trip_sec: Last round trip time of a call, in seconds.
         why_lost: Reason why the host is lost; `None` if it is not lost.
         shares_disk: Whether the host can write to the run directory.
@@ -89,7 +90,7 @@ class RemoteHost:
     _clients: dict[int, tuple[str | None, LLMClient]] = field(default_factory=dict)
 
     async def start(self) -> None:
-        """Waits until the host replies, and starts listening for news.
+        """Waits until the host replies, and starts to poll it for news.
 
         Raises:
             HostLostError: The host is lost.
@@ -127,7 +128,7 @@ class RemoteHost:
 
     @asynccontextmanager
     async def _until_lost(self, limit_sec: float | None) -> AsyncIterator[None]:
-        """Raises `TimeoutError` in the context when the host is lost, or after the time limit."""
+        """Raises `TimeoutError` in the block when the host is lost, or after the time limit."""
         async with asyncio.timeout(limit_sec) as wait:
             self._waits.add(wait)
             try:
@@ -139,7 +140,7 @@ class RemoteHost:
         return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
 
     def lose(self, why: str) -> None:
-        """Treats the host as lost: current and later calls to it raise `HostLostError`. Idempotent."""
+        """Marks the host as lost. Current and later calls of its methods raise `HostLostError`. Idempotent."""
         if self.why_lost is None:
             self._give_up(why)
             self.on_lost(self)
@@ -173,7 +174,7 @@ class RemoteHost:
                 await in_daemon_thread(lambda: self.ray.kill(self.actor))
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Calls a method of the host without waiting for it to end."""
+        """Calls a method of the host without waiting for the call to end."""
         self._spawn(self._tell(method, *arguments))
 
     async def _tell(self, method: str, *arguments: Any) -> None:
@@ -225,7 +226,7 @@ class RemoteHost:
     async def on_ask_model(
         self, client: int, environment: str | None, key: str, spec: EpisodeSpec, request: LLMRequest
     ) -> LLMResponse:
-        """Sends a request from an environment to its model. Keeps the client until the environment ends."""
+        """Sends a request from an environment to its model. The model's client is reused until the environment ends."""
         if client not in self._clients:
             guests = self.guests
             self._clients = {n: one for n, one in self._clients.items() if one[0] is None or one[0] in guests}
@@ -254,16 +255,16 @@ class RemoteHost:
 
 @dataclass(eq=False, repr=False)
 class RemoteEnvironment(EnvironmentBase):
-    """An environment whose episodes run in a host. Its properties have the values of the host's last reply.
+    """An environment whose episodes run in a host. Its properties return the values from the host's last reply.
 
     If the host is lost, calls raise `HostLostError`, and closing has no effect.
 
     Attributes:
         host: The host.
-        order: Order from which the host creates the environment at the first `reset`.
-        output_dir: Directory for the files of the episode in the run; `None` if no files are kept.
+        order: Order that makes the host create the environment at the first `reset`.
+        output_dir: Directory in the run for the files of the episode; `None` if no files are kept.
         background_client: Client that responds to the agent's background requests.
-        loss: Function that converts a `HostLostError` to the error that calls raise.
+        loss: Function that converts a `HostLostError` to the error that this environment raises.
         name: Name of the environment in the host.
         asked: Usage of the environment's own models in this episode, as counted by the run; `None` if there were no
             model calls.
@@ -297,7 +298,7 @@ class RemoteEnvironment(EnvironmentBase):
         return taken
 
     async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
-        """Exports the environment to a directory that the run and the host share."""
+        """Exports the environment. The run and the host must share the directory."""
         from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
         with self._calls.during("export_state()"):
@@ -319,7 +320,7 @@ class RemoteEnvironment(EnvironmentBase):
             return forks
 
     async def close(self) -> None:
-        """Closes the environment in its host. A LAST `time_step` remains readable."""
+        """Closes the environment in its host. If the current time step is LAST, `time_step` remains readable."""
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
         self._facts = self._facts._replace(pending=())
@@ -344,7 +345,7 @@ class RemoteEnvironment(EnvironmentBase):
             raise self.loss(error) from error
 
     async def _stepped(self, method: str, **arguments: Any) -> Any:
-        """Calls a method that may take a time step. Returns the step; `None` if no step was taken."""
+        """Calls a method that can return a time step, and stores the step. Returns the step; `None` without a step."""
         with self._calls.during(f"{method}()"):
             if method == "reset":
                 self.time_step = self.asked = None
@@ -355,7 +356,7 @@ class RemoteEnvironment(EnvironmentBase):
             return taken
 
     async def _acted(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        """Calls a method of the environment in the host. Stores its new state, and fetches its files, if any."""
+        """Calls a method of the environment in the host. Stores the new state, and fetches the episode's new files."""
         self._facts = self._facts._replace(pending=())
         self.host.guests[self.name] = self
         order = self.order if method == "reset" else None
@@ -384,7 +385,7 @@ class RemoteEnvironment(EnvironmentBase):
     # Values that need no call
 
     def report(self) -> EpisodeReport:
-        """Returns the host's last report, with the model usage that the run counted if that usage is larger."""
+        """Returns the host's last report. Its model usage is the larger of the host's count and the run's count."""
         report = self._facts.report or EpisodeReport()
         if self.asked is None:
             return report
@@ -406,19 +407,19 @@ class RemoteEnvironment(EnvironmentBase):
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
-        """The earlier time steps of a restored episode. Empty after its next step."""
+        """The time steps before the snapshot of a restored episode, until the next step; otherwise empty."""
         return self._facts.past
 
     @property
     def time_left_sec(self) -> float | None:
-        """The number of seconds until the time limit, computed from the host's last reply."""
+        """The number of seconds until the time limit, as computed from the host's last reply."""
         left = self._facts.time_left_sec
         if left is None or self.time_step is None or self.time_step.last():
             return None
         return max(0.0, left - (time.monotonic() - self._facts_at))
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the time limit: in this process immediately, and in the host soon after."""
+        """Extends the time limit, first in this process and soon after in the host."""
         if (left := self._facts.time_left_sec) is not None:
             self._facts = self._facts._replace(time_left_sec=left + seconds)
         if self.name in self.host.guests:
@@ -440,7 +441,7 @@ class RemoteEnvironment(EnvironmentBase):
             self._facts = self._facts._replace(report=report)
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Sends a background request to the policy. Cancels the request when the episode ends."""
+        """Sends a background request to the policy. The end of the episode cancels the request."""
         assert self.background_client is not None, "the host asks only if the episode has a background client"
         answering = asyncio.ensure_future(self.background_client(request))
         self._background_requests.add(answering)
@@ -460,7 +461,7 @@ def _size(used: EnvironmentUsage) -> tuple[int, float]:
 
 
 def _in_short(error: BaseException) -> str:
-    """Returns the class of an error and the last line of its message. Ray's errors have the cause in this line."""
+    """Returns the class of an error and the last line of its message, which contains the cause in Ray's errors."""
     lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
     cause, _, _ = (lines or [""])[-1].partition(GUESSES)
     return f"{type(error).__name__}: {cause.rstrip(' .')[:300]}"

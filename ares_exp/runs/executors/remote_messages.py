@@ -1,4 +1,4 @@
-"""The messages between a run and its hosts, and errors of any class."""
+"""The messages between a run and its hosts, which can contain errors of any class."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MAX_DETAIL_CHARS = 20_000
 
 
 class ForeignError(Exception):
-    """An error from another process that cannot be recreated here. Has the name and message of the original error."""
+    """Replaces an error from another process that cannot be recreated here. Has the original name and message."""
 
 
 class Failure(NamedTuple):
-    """A serialized error. Ray changes the classes of errors, and cannot send some errors.
+    """A serialized error. Needed because Ray changes the classes of errors, and cannot send some errors.
 
     Attributes:
         name: Name of the error's class.
@@ -103,7 +103,7 @@ class Outcome(NamedTuple):
 
 
 class News(NamedTuple):
-    """A host's call to `RemoteHost.on_{method}` in the run. If the call has a number, the host awaits the result."""
+    """A host's call of `RemoteHost.on_{method}` in the run. If the call has a number, the host awaits the result."""
 
     number: int | None
     method: str
@@ -111,12 +111,12 @@ class News(NamedTuple):
 
 
 class EnvironmentOrder(NamedTuple):
-    """The order that makes a host create an environment.
+    """An order to create an environment, which the run sends to a host.
 
     Attributes:
         task_name: Name of the task.
         parts: Parts of the episode, without the factories.
-        streams: Whether files of the episode are stored in the host until the run fetches them.
+        streams: Whether the host stores the files of the episode until the run fetches them.
         has_background_requests: Whether the run responds to background requests from the agent.
     """
 
@@ -127,13 +127,13 @@ class EnvironmentOrder(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The state of an environment at the end of a call. The fields have the values of the environment's members.
+    """The state of an environment at the end of a call. Most fields are copies of the environment's members.
 
     Attributes:
         report: Report of the environment; `None` before the first call.
         step_type: Type of the current time step; `None` if there is no time step.
-        past: Past steps (only after `reset` and `fork`).
-        has_files: Whether files of the episode are on the node and must be fetched.
+        past: Value of `past_steps`, which is only set after `reset` and `fork`.
+        has_files: Whether files of the episode are on the node and must still be fetched.
     """
 
     report: EpisodeReport | None = None

@@ -1,11 +1,12 @@
 """Commands that continue a recorded run: `resume=<run>`, `resume=<sweep>`, `replay=<run>[/<episode>]`, `branch_from=…`.
 
-The base is the recorded config of the run, with references to other keys (see `trusted_record.values_of`). A typed
-override replaces the recorded values of its key and of all keys below it. For example, `policy.temperature=1` changes
-one value of the recorded policy, and `policy=other` drops all recorded values of the policy.
+They start from the recorded config of the run, in which references to other keys are kept (see
+`trusted_record.values_of`). A typed override replaces the recorded values of its key and of all keys below it. For
+example, `policy.temperature=1` changes one value of the recorded policy, and `policy=other` drops all recorded values
+of the policy.
 
-A sweep has no single config, because its jobs differ. It is resumed with the command line that started it, and each of
-its jobs continues with its recorded config (`keep_recorded`).
+A sweep has no single config, because its jobs differ. To resume a sweep, the command line that started it is run again,
+and each job continues with its recorded config (`keep_recorded`).
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 ASKED_FOR = (*VERBS, *BRANCH_KEYS, *RESUME_KEYS, "attempts")
-"""Keys that select a recorded run and its use. They are not taken from the recorded config."""
+"""Keys that select a recorded run and what to do with it. Their recorded values are ignored."""
 NO_SELECTION: Mapping[str, Any] = {"exclude": [], "limit": None}
 """Keys of `env` that select tasks, with the values that select all tasks."""
 OF_ONE_SESSION = ("resume", "resume_redo", "resume_force", "hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
-"""Keys that apply to one session, and not to the whole run or sweep."""
+"""Keys that apply to one session only, not to all sessions of a run or sweep."""
 
 _GOES_ON = "the run continues in its directory"
 FIXED: Mapping[str, Mapping[str, str]] = {
@@ -62,7 +63,7 @@ FIXED: Mapping[str, Mapping[str, str]] = {
     },
     "branch_from": {"attempts": "use `branches` to set the number of branches"},
 }
-"""Keys that cannot be combined with each verb, with the reasons."""
+"""Keys that cannot be combined with a verb, by verb, with the reasons."""
 
 
 class Command(NamedTuple):
@@ -70,7 +71,7 @@ class Command(NamedTuple):
 
     Attributes:
         argv: Flags and overrides.
-        source: Run or sweep that the command continues; `None` for a new run.
+        source: Run or sweep that the command resumes, replays or branches; `None` for a new run.
         values: Recorded config that the overrides change; `None` to compose the root config.
         choices: Recorded options of the groups.
     """
@@ -108,7 +109,7 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
         )
     [(verb, named)] = verbs.items()
     if named.is_sweep_override():
-        raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Use a separate command for each.")
+        raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Use one command per job.")
     fixed = {"experiment": "the run is composed as before; set only the keys to change", **FIXED[verb]}
     for key in map(key_set_by, typed):
         if key in fixed:
@@ -155,8 +156,8 @@ def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Ov
 
     if not is_trusted(sweep.path):
         raise ConfigError(
-            f"Expected a sweep that only you can write, got {sweep.path}: it belongs to another user, or other users "
-            f"can write in it. Repeat its command with `resume=true hydra.sweep.dir={sweep.path}`."
+            f"Expected a sweep that only you can write to, got {sweep.path}: it belongs to another user, or other "
+            f"users can write to it. Repeat its command with `resume=true hydra.sweep.dir={sweep.path}`."
         )
     needed = parse_overrides(
         ["resume=true", f"hydra.sweep.dir={quoted(str(sweep.path))}", *_search_path(check_config_dirs(sweep))]
@@ -173,7 +174,7 @@ def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Ov
 
 
 def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
-    """Returns the overrides of a replay, and its tasks. Replays all attempts, unless the user sets `attempts=`."""
+    """Returns the overrides of a replay, and the names of its tasks. By default, all recorded attempts are replayed."""
     if ref.step is not None:
         raise ConfigError(f"`replay` runs whole episodes. Leave `@{ref.step}` out, or use `branch_from=`.")
     episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())
@@ -195,7 +196,7 @@ def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
 
 
 def _branch(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
-    """Returns the overrides of a run with branches, and its task."""
+    """Returns the overrides of a run with branches, and the name of the task."""
     episode = ref.episode
     if episode is None or ref.step is None:
         have = "its episodes are in episodes.jsonl"
@@ -222,7 +223,7 @@ def _composed(
 
 
 def _make_room(values: dict[str, Any], override: Override) -> None:
-    """Removes the recorded values of a group or mapping that `override` replaces."""
+    """Removes the recorded values of the group or mapping that `override` replaces."""
     key = key_set_by(override)
     if key in GROUPS:
         values.pop(key, None)
@@ -236,7 +237,7 @@ def _make_room(values: dict[str, Any], override: Override) -> None:
 
 
 def _over(values: Mapping[str, Any], override: Override) -> str:
-    """Formats an override, so that it can replace a recorded value of the same key."""
+    """Formats an override so that Hydra accepts it, even if its key already has a recorded value."""
     line = str(override.input_line)
     if override.package is None:
         return f"+{line}" if override.is_add() else line
@@ -254,7 +255,7 @@ def _search_path(folders: Sequence[Path]) -> list[str]:
 
 
 def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
-    """Returns the overrides with relative paths resolved against the folder in which the run was started."""
+    """Returns recorded overrides, with relative paths resolved against the folder in which the run was started."""
     given = {one.key_or_group for one in recorded if one.value() is not None}
     lines = []
     for one in recorded:
@@ -269,9 +270,9 @@ def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
 
 
 def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str]) -> list[str]:
-    """Restores the recorded values in a config that was composed from a repeated command, except for typed keys.
+    """Restores recorded values in the config of a resumed job, except for keys that the user sets now.
 
-    Classes that differ, and secrets, are not restored from the file. `open_session` rejects remaining differences that
+    Secrets, and values whose classes have changed, are not restored. `open_session` rejects remaining differences that
     affect results.
 
     Returns:

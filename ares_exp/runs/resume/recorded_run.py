@@ -23,7 +23,7 @@ SHOWN = 5
 PATH_KEY = re.compile(
     r"(^|[._])(paths?|dir|file|trajectory|replay|branch_from)$|^env\.(objects|registry)$|^agent\.(mount$|files\.)"
 )
-"""Pattern of config keys whose relative values are resolved against the folder in which the run was started."""
+"""Pattern that matches config keys whose relative values refer to the folder in which the run was started."""
 _MAYBE_IN_A_REPOSITORY = ("env.path", "env.registry")
 
 _AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
@@ -32,7 +32,7 @@ _AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
 def starts_where_started(key: str, given: Container[str]) -> bool:
     """Returns whether a relative value of a dotted `key` is resolved against the folder in which the run was started.
 
-    If `given` contains the key of a git repository, paths of tasks are relative to the repository instead.
+    If a key in `given` selects a git repository, paths of tasks are relative to the repository instead.
     """
     in_a_repository = key in _MAYBE_IN_A_REPOSITORY and ("env.repo" in given or "env.git_url" in given)
     return PATH_KEY.search(key) is not None and not in_a_repository
@@ -45,7 +45,7 @@ class RecordedEpisode:
     Attributes:
         episode_id: Id of the episode, as in `episodes.jsonl`, the trajectories and the snapshots.
         task_name: Name of the task.
-        last_step: Number of the last step at which the episode waited for a response, from 0; -1 if it never waited.
+        last_step: Number of the last step, from 0, at which the episode waited for a response; -1 if it never waited.
     """
 
     episode_id: str
@@ -138,10 +138,10 @@ class RecordedRun:
         return list(found.values())
 
     def episode(self, name: str) -> RecordedEpisode:
-        """Finds an episode by id, by task, or by a prefix of its id. Returns the last episode of the matching attempt.
+        """Finds an attempt by an episode id, a task name or the start of an id. Returns the attempt's last episode.
 
         Raises:
-            ConfigError: No episode matches, or episodes of several attempts do.
+            ConfigError: No episode matches, or episodes of several attempts match.
         """
         episodes = self.episodes()
         if not episodes:
@@ -172,7 +172,7 @@ class RecordedRun:
             raise ConfigError(f"Cannot read {self.path / EPISODES}: {error.strerror}.") from error
 
     def trajectories(self, *, partial: bool = False) -> Iterator[RecordedEpisode]:
-        """Yields the episodes that have a trajectory. Running and lost episodes are only included with `partial`."""
+        """Yields the episodes that have a trajectory. Includes running and lost episodes only with `partial`."""
         from ares_exp.trajectories.stored_episodes import load
 
         try:
@@ -229,7 +229,7 @@ class RecordedSweep(RecordedRun):
         self.path = path
 
     def overrides(self) -> Sequence[str]:
-        """Returns the overrides of the sweep's command, including Hydra's keys. Raises the same errors as for a run."""
+        """Returns the overrides of the sweep's command, including Hydra's keys. Raises the errors of `RecordedRun`."""
         typed = self._record().overrides
         return [*typed.hydra, *typed.task]
 
@@ -238,7 +238,7 @@ class RecordedSweep(RecordedRun):
 
 
 def recorded_config(run_dir: Path) -> dict[str, Any]:
-    """Reads the config of a run, as resolved at the start of the run.
+    """Reads the config of a run. Its references were resolved at the start of the run.
 
     Raises:
         OSError: The config cannot be read, or is not a regular file.
@@ -313,7 +313,7 @@ class EpisodeRef:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses a reference. The longest prefix that is a run directory is the run, and the rest is the episode.
+        """Parses a reference. The longest leading path that is a run directory is the run; the rest names the episode.
 
         The episode can be an id, a prefix of an id, or a task with a single attempt.
 

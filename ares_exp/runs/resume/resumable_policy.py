@@ -1,7 +1,7 @@
 """The policy of an episode that can be resumed: it logs every response, and replays logged responses.
 
-A request without a response (because of a time limit) is also logged. If it ended a stage of the task, the stage ends
-at the same request again.
+A request that got no response within a time limit is also logged. If this ended a stage of the task, the replayed stage
+ends at the same request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class GivenAgain:
-    """The responses from an earlier episode that a policy has replayed, including those before a restored snapshot.
+    """The responses from an earlier episode that a policy has replayed, including responses before a restored snapshot.
 
     `diverged_at` is the first step whose request differs; `None` if all requests are equal.
     """
@@ -49,10 +49,10 @@ class _Answered(NamedTuple):
 class ResumablePolicy:
     """Replays the responses from an earlier episode as long as the requests are equal, then uses the policy.
 
-    Times, process ids and similar values may differ (see `request_diff`). Each conversation of an agent has its own
-    order: a request is compared with the next recorded request of its conversation. Responses that are requested ahead
-    of time are logged when they arrive. A response that the earlier episode requested ahead of time and did not use is
-    replayed for an equal request, in any order.
+    Equal requests may contain different times, process ids and similar values (see `request_diff`). Each conversation
+    of an agent is replayed in its own order: a request is compared with the next recorded request of its conversation.
+    Responses that are requested ahead of time are logged when they arrive. A response that the earlier episode
+    requested ahead of time and did not use is replayed for an equal request, in any order.
 
     Attributes:
         given_again: The responses that were replayed so far.
@@ -70,11 +70,12 @@ class ResumablePolicy:
         may_ask: Callable[[], Awaitable[None]] | None = None,
         normalisers: Sequence[Normaliser] | None = None,
     ) -> None:
-        """Advances the client past the first `start_at` exchanges, which a restored snapshot contains.
+        """Creates the policy of an episode. A restored snapshot contains the first `start_at` exchanges.
 
         If the client is an `AdvancingClient`, it is notified of replayed and missing responses. `earlier` contains the
-        logged exchanges of the earlier episode. `ahead` contains exchanges that this episode requested ahead of time
-        and did not apply. `may_ask` waits until requests are allowed, for example while the run is paused.
+        logged exchanges of the earlier episode. `ahead` contains exchanges that the earlier episode requested ahead of
+        time and did not use. `may_ask` waits until requests to the policy are allowed, for example until the end of a
+        pause.
         """
         self._client = client
         self._log = log
@@ -100,7 +101,7 @@ class ResumablePolicy:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether several requests can be sent to the policy at the same time."""
+        """Whether responses can be requested ahead of time, because the policy accepts concurrent requests."""
         return self._asked.looks_ahead
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
@@ -118,7 +119,7 @@ class ResumablePolicy:
 
         Raises:
             PolicyError: The policy failed, or returned an invalid response.
-            UnansweredError: The recorded request has no response, because the time limit was reached.
+            UnansweredError: The recorded request has no response, because a time limit ended it.
         """
         position = self._position
         self._position += 1
@@ -164,9 +165,9 @@ class ResumablePolicy:
         return None
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Responds to a background request, one at a time. Replays the response of the earlier try to an equal request.
+        """Responds to background requests, one at a time. Replays the earlier episode's response to an equal request.
 
-        The log represents these responses as requested ahead of time and never used for a step.
+        In the log, these responses are marked as requested ahead of time and not used for a step.
         """
         async with self._background_request:
             call = PendingRequest(NO_CALL, conversation_of(serialize_llm_request(request)), request)
@@ -181,7 +182,7 @@ class ResumablePolicy:
             return response
 
     async def _diverge(self, position: int, asked: Mapping[str, Any], compared: StepComparison) -> None:
-        """Continues a conversation with the policy, without its later recorded responses."""
+        """Continues a conversation with the policy, and discards the conversation's remaining recorded responses."""
         if self.given_again.diverged_at is None:
             self.given_again.diverged_at = position
             logger.warning(
@@ -195,7 +196,7 @@ class ResumablePolicy:
         await self._start_log([exchange for exchange in self._logged if id(exchange) not in forgotten])
 
     def _go_live(self) -> None:
-        """Uses the policy from now on. When all conversations are replayed, also requests responses ahead of time."""
+        """Uses the policy from now on. Requests responses ahead of time only after all conversations were replayed."""
         if not self._has_gone_live:
             self._has_gone_live = True
             for response in responses(self._left_over.values()):  # paid for, even if never used
@@ -221,7 +222,7 @@ class ResumablePolicy:
         return _Answered(response, ahead)
 
     async def _paid_response(self, request: LLMRequest) -> LLMResponse:
-        """Requests a response when the run allows it. Counts the cost of refusals; the caller counts other costs."""
+        """Requests a response when the run allows it. Counts the cost only of a refusal, which raises an error."""
         if self._may_ask is not None:
             await self._may_ask()
         try:
@@ -232,7 +233,7 @@ class ResumablePolicy:
             raise
 
     def _take(self, call: PendingRequest) -> _Answered | None:
-        """Returns the response to this request that the earlier episode requested ahead of time, if any."""
+        """Returns the response if the earlier episode requested it ahead of time with an equal request."""
         stage, request = self._events.num_stages, serialize_llm_request(call.request)
         for number, earlier in self._left_over.items():
             response = earlier.response
@@ -250,7 +251,7 @@ class ResumablePolicy:
         self._logged.append(Exchange(serialize_llm_request(request), response, self._events.num_stages))
 
     async def _end_stage(self, asked: Mapping[str, Any], next_one: Exchange) -> None:
-        """Logs a request without a response before `next_one`, because the time limit ended its stage."""
+        """Inserts `asked` without a response before `next_one` in the log, because the time limit ended the stage."""
         place = next(number for number, exchange in enumerate(self._logged) if exchange is next_one)
         self._logged.insert(place, Exchange(asked, None, self._events.num_stages))
         await self._start_log(self._logged)
@@ -262,4 +263,4 @@ class ResumablePolicy:
 
 
 def _stay(request: LLMRequest, response: LLMResponse | None) -> None:
-    """Ignores a response, for clients that do not need to be notified."""
+    """Replaces `advance` for clients that do not need to be notified of responses."""

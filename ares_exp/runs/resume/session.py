@@ -50,7 +50,7 @@ class PreviousSessions:
 
     Attributes:
         results: Results of all episodes that ended or were lost.
-        lost: Results of lost episodes, whose rows were written by this session.
+        lost: Results of lost episodes, whose rows this session has written.
         logs: Response logs of attempts that have no final result, by attempt.
         wall_sec: Wall-clock seconds of earlier sessions.
         ended: Response logs of attempts that have a result, but whose process died before it stored the end of the
@@ -93,7 +93,7 @@ class PreviousSessions:
 def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> PreviousSessions:
     """Writes the rows of lost episodes, and returns the state of the run. Blocking.
 
-    Only the process that owns the run may call this function. If it is killed, the function can be called again.
+    Only the process that owns the run may call this function. It can be called again if the process is killed.
 
     Raises:
         UserError: The records of the run cannot be read.
@@ -298,7 +298,7 @@ def _check_same(
     tasks: Mapping[str, str | None],
     provenance: Mapping[str, Any],
 ) -> None:
-    """Raises `ConfigError` if the config, the tasks or the agent differ from the record, unless the user allows it."""
+    """Raises `ConfigError` if config, tasks or agent differ from the record, unless `resume_force` is set."""
     from ares_exp.runs.resume.recorded_run import recorded_config
 
     was = recorded_config(run_dir.path)
@@ -357,8 +357,8 @@ def config_differences(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yields the differences between two resolved configs: the dotted key, the value before and the value now.
 
-    A missing value is `"nothing"`. Relative paths of `was` are resolved against `place`, or the current directory.
-    Keys in `may_differ`, and the keys below them, may differ.
+    The string `"nothing"` represents a missing value. Relative paths of `was` are resolved against `place`, or the
+    current directory. Keys in `may_differ`, and the keys below them, may differ.
     """
     from ares_exp.runs.resume.recorded_run import starts_where_started
 
@@ -379,7 +379,7 @@ def config_differences(
 
 
 def _without_port(url: Any) -> Any:
-    """Returns the parts of a URL without its port, which can differ each time that a server is started."""
+    """Returns the parts of a URL without the port, which can change whenever a server is started."""
     try:
         parts = urlsplit(str(url))
         return parts.scheme, parts.username, parts.hostname, parts.path.rstrip("/"), parts.query
@@ -406,7 +406,7 @@ def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterato
 
 
 def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
-    """Returns the total duration of earlier sessions in seconds. A killed session ends when its last episode ends."""
+    """Returns the total duration of earlier sessions in seconds. A killed session ends with its last episode."""
     starts: list[float] = []
     ends: list[float] = []
     for line in read_sessions(run_dir):

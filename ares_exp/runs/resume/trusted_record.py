@@ -1,9 +1,9 @@
-"""The trust in recorded runs: checks that limit the effects of their files on this machine.
+"""Checks of recorded runs, which limit the effects that their files can have on this machine.
 
 A run directory is trusted if it belongs to this user and no other user can write in it. Other run directories require
-`resume_force=true` and are treated as hostile. Values (numbers, strings, names of options) are used, but classes must
-be named by an option on this machine, and sweeps are not resumed. No record can provide its own options, or read
-environment variables of this machine. All code that composes a command from a record uses this module.
+`resume_force=true` and are treated as hostile. Their values (numbers, strings, names of options) are used, but their
+classes only if an option on this machine names them. Untrusted sweeps are not resumed. No record can define options, or
+read environment variables of this machine. All code that composes a command from a record uses this module.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ares_exp.runs.resume.recorded_run import RecordedRun, recorded_config, star
 
 SCORERS = "env.scorers"
 _NOT_OF_THE_RUN = ("defaults", "hydra")
-"""Keys that set up Hydra itself."""
+"""Keys that configure Hydra, not the run."""
 _IN_TEXT = re.compile(r"(\\*)\$\{")
 _REFERENCE = re.compile(r"\$\{([\w.]+|hydra:(runtime\.output_dir|run\.dir))\}")
-"""Pattern of references to config keys or to the run's directory. Other resolvers could read or change this machine."""
+"""Pattern of references to config keys or the run directory. Other references could read or change this machine."""
 
 
 def is_trusted(run_dir: Path) -> bool:
-    """Checks that a run directory and its config belong to this user, and that no other user can write there."""
+    """Returns whether a run directory and its config belong to this user, and no other user can write to them."""
     hydra = run_dir / ".hydra"
     records = [RunDir(run_dir).config, run_dir / SWEEP_RECORD, hydra, *(hydra.iterdir() if hydra.is_dir() else ())]
     found = [run_dir.stat(), *(path.lstat() for path in records if os.path.lexists(path))]
@@ -56,16 +56,17 @@ def check_trust(run_dir: Path, *, forced: bool) -> None:
     """Raises `ConfigError` if a run directory is not trusted, unless its use is forced."""
     if not forced and not is_trusted(run_dir):
         raise ConfigError(
-            f"Expected a run directory that only you can write, got {run_dir}: it belongs to another user, or other "
-            "users can write in it. Use `resume_force=true` to use it anyway."
+            f"Expected a run directory that only you can write to, got {run_dir}: it belongs to another user, or other "
+            "users can write to it. Use `resume_force=true` to use it anyway."
         )
 
 
 def values_of(run: RecordedRun) -> dict[str, Any]:
-    """Returns the recorded config of a run, with the values from the start of the run, to compose another config.
+    """Returns the recorded config of a run as a base for composing another config.
 
-    References to other keys and to the run's directory remain references. A typed key therefore applies wherever it is
-    referenced (`branches=4` changes the attempts), and a new run writes to its own directory.
+    References to other keys and to the run's directory remain references; other values are those from the start of the
+    run. A typed key therefore applies wherever it is referenced (`branches=4` changes the attempts), and a new run
+    writes to its own directory.
 
     Raises:
         ConfigError: The records are missing or broken.
@@ -101,7 +102,7 @@ def values_as_meant(run: RecordedRun) -> dict[str, Any]:
 
 
 def _text(value: Any, composed: Any) -> Any:
-    """Escapes a resolved value, or returns its reference if the reference can safely be resolved again."""
+    """Returns the reference behind a value if it is safe to resolve again; otherwise escapes the value."""
     if isinstance(composed, str) and "${" in composed and "${" not in _REFERENCE.sub("", composed):
         return composed
     if isinstance(value, dict):
@@ -118,7 +119,7 @@ def check_values(
 ) -> None:
     """Rejects masked secrets. If the run is not trusted, also rejects classes that no option on this machine names.
 
-    Recorded values of `typed` keys, which the user sets now, are ignored.
+    Ignores the recorded values of keys in `typed`, because the user sets them now.
 
     Raises:
         ConfigError: A secret is missing, or a class is not trusted. The message names the keys to set.
@@ -140,7 +141,7 @@ def check_values(
 
 
 def _functions_of_scorers(env: Any) -> list[str]:
-    """Returns the names of scorer functions in a recorded `env` that are listed without `_target_`."""
+    """Returns the scorer functions in a recorded `env` that are listed by name, without `_target_`."""
     scorers = env.get("scorers") if isinstance(env, Mapping) else None
     named = scorers.values() if isinstance(scorers, Mapping) else scorers if isinstance(scorers, list) else ()
     return [one for one in named if isinstance(one, str)]

@@ -1,4 +1,4 @@
-"""The early end of a sweep: a stop file in the sweep's folder, which its jobs watch.
+"""The early end of a sweep, which is signalled by a stop file in the sweep's folder. The jobs watch this file.
 
 A launcher (joblib, submitit) can run the jobs in other processes, which Ctrl-C does not reach. The first process then
 creates a stop file. Each job checks for this file, and also checks that the first process is alive, in case it was
@@ -28,10 +28,10 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class JobProcess:
-    """The current process, which a launcher started for jobs of a sweep. It ends if the sweep's first process ends."""
+    """The current process, if a launcher started it for jobs of a sweep. It ends if the sweep's first process ends."""
 
     def __init__(self, first_process: Mapping[str, str]) -> None:
-        """Starts a thread that watches the stop file and the first process, which is given by its `owner_labels`.
+        """Starts a thread that watches the stop file and the first process, whose `owner_labels` are passed.
 
         If the first process runs on another machine, only the stop file ends the jobs.
         """

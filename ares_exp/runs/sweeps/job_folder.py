@@ -1,4 +1,4 @@
-"""The folder of a sweep's job: its state and results, during and after the sweep."""
+"""The folder of a job in a sweep, with the state and the results of the job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FailureNote:
         self.path = job_dir / FAILURE
 
     def write(self, exit_code: int, message: str) -> None:
-        """Writes the record. If this fails, logs a warning, because the job counts as incomplete in any case."""
+        """Writes the record. If this fails, only logs a warning, because the job counts as incomplete in any case."""
         for secret in typed_secrets(sys.argv[1:]):
             message = message.replace(secret, MASK)
         note = {"exit_code": exit_code, "message": message[:MAX_CHARS]}
@@ -45,7 +45,7 @@ class FailureNote:
             logger.warning("Writing %s failed: %s", self.path, error)
 
     def remove(self) -> None:
-        """Removes an earlier record, because the job has results now."""
+        """Removes the record of an earlier failure, because the job has results now."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
@@ -65,7 +65,7 @@ DEPTH = 4
 """Maximum depth of job folders, because `hydra.sweep.subdir` can name nested folders."""
 
 OF_THE_SUMMARY = ("attempts", "branches", "reward_threshold")
-"""Keys that may change when a job is resumed, but that affect the summary of a complete job."""
+"""Keys that may change when a job is resumed. A complete job runs again after a change, because its summary changes."""
 
 
 class JobState(StrEnum):
@@ -122,7 +122,7 @@ class JobFolder:
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def is_done(self, config: Mapping[str, Any]) -> bool:
-        """Returns whether the job is complete with this config."""
+        """Returns whether the job is complete, and does not have to run again with this config."""
         if self.state is not JobState.COMPLETE or config["resume_redo"]:
             return False
         try:

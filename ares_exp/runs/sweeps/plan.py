@@ -22,7 +22,7 @@ PLAN = "plan.json"
 MAX_JOBS = 100_000
 MAX_BYTES = 64 * 2**20
 BASIC_SWEEPER = "BasicSweeper"
-"""Last part of the dotted name of Hydra's default sweeper, which creates all combinations of values."""
+"""Class name of Hydra's default sweeper, which creates a job for each combination of values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class SweepPlan:
         objective: Metric by which jobs are compared.
         minimize: Whether lower values are better.
         jobs: Overrides of each job with masked secrets, in the order of their numbers. Empty if the sweeper chooses
-            jobs during the sweep, like Optuna's.
+            jobs during the sweep, as Optuna's sweeper does.
     """
 
     count: int = 0
@@ -75,7 +75,7 @@ class SweepPlan:
         write_atomically(sweep_dir / PLAN, dump_json(asdict(self)) + "\n")
 
     def check_continues(self, earlier: SweepPlan) -> None:
-        """Raises `ConfigError` if a job differs from the earlier plan's job in a key that varies in either plan."""
+        """Raises `ConfigError` if a job differs from the same job of an earlier plan. Compares only varied keys."""
         keys = {*varied(self.jobs), *varied(earlier.jobs)}
         for number, (job, now) in enumerate(zip_longest(earlier.jobs, self.jobs, fillvalue=())):
             if earlier.jobs and _chosen(job, keys) != _chosen(now, keys):
@@ -110,7 +110,7 @@ def _chosen(job: Sequence[str], keys: set[str]) -> list[str]:
 
 
 def _grid(config: DictConfig) -> tuple[tuple[str, ...], ...]:
-    """Computes the jobs of Hydra's default sweeper. Returns an empty tuple if the sweeper will reject the command."""
+    """Computes the jobs of Hydra's default sweeper. Returns an empty tuple if the sweeper would reject the command."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

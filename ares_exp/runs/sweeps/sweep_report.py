@@ -35,7 +35,7 @@ from ares_exp.runs.sweeps.plan import SweepPlan, unescaped, varied
 SWEEP_JSON = "sweep.json"
 SCHEMA_VERSION = 1
 REPEATED_BY = "seed"
-"""Default of the key in which the jobs of one setting differ."""
+"""Default for the key in which jobs of the same setting differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +207,13 @@ def _chosen(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
 
 
 def pooled(runs: Sequence[RunSummary]) -> RunSummary:
-    """Pools one or more runs of one setting. The attempts of each run count as further attempts at the same tasks.
+    """Combines one or more runs of one setting. Attempts of further runs count as further attempts at the same tasks.
 
-    Tasks with several seeds are a nested design, whose interval resamples tasks, each with the results of all of its
-    seeds. Davison & Hinkley (1997, "Bootstrap Methods and their Application", section 3.8) show that resampling seeds
-    as well would count their variation twice. The interval of the pooled run is computed in closed form. It does not
-    include effects that all tasks of a run share, as with checkpoints of several training runs.
+    Seeds are nested in tasks, so the interval resamples only tasks, and keeps the results of all seeds of a task
+    together. Davison & Hinkley (1997, "Bootstrap Methods and their Application", section 3.8) show that resampling
+    seeds as well would count their variation twice. The interval of the combined run is computed in closed form. It
+    does not include effects that all tasks of a run share, such as differences between the checkpoints of several
+    training runs.
     """
     stride = 1 + max((result.attempt for run in runs for result in run.results), default=0)
     results = (

@@ -22,7 +22,7 @@ Keep = Literal["nothing", "calls"]
 
 
 class Body(BaseModel):
-    """A JSON object without unknown fields."""
+    """A JSON object. Unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,7 +39,7 @@ class PolicyBody(Body):
     Attributes:
         mode: `endpoint` sends calls to `base_url`. `relay` passes them to the trainer with `GET /v1/requests`.
         wire: Format of the calls. `ids` continues conversations with token ids.
-        base_url: URL of the endpoint, including the version. Required by `endpoint`.
+        base_url: URL of the endpoint, including the version. Required if `mode` is `endpoint`.
         model: Name of the model.
         tokenizer: Directory or hub name of the tokenizer, for `ids`, `relay` and `on_abort: continue`. Defaults to
             `model`.
@@ -47,9 +47,9 @@ class PolicyBody(Body):
         headers: HTTP headers of each call. `{rollout_id}` is replaced by the id of the rollout.
         sampling: Sampling parameters, which take precedence over the agent's parameters.
         extra_body: Additional fields of each call.
-        on_abort: Effect of a response that the engine aborted: the call is repeated, the response is continued from its
-            sampled ids, or the episode fails. `continue` requires the wire `ids` or `sglang`, and a tokenizer. `relay`
-            always continues.
+        on_abort: Action if the engine aborts a response. `resample` repeats the call, `continue` continues the response
+            from its sampled ids, and `fail` fails the episode. `continue` requires the wire `ids` or `sglang`, and a
+            tokenizer. `relay` always continues.
     """
 
     mode: Literal["endpoint", "relay"] = "endpoint"
@@ -70,7 +70,7 @@ class PolicyBody(Body):
 
 
 class RolloutLimits(Body):
-    """The limits of an episode. `null` keeps the limit of the run.
+    """The limits of an episode. `null` uses the limit of the run.
 
     Attributes:
         seconds: Time limit of the agent.
@@ -84,27 +84,28 @@ class RolloutLimits(Body):
 
 
 class SubmissionBody(Body):
-    """Rollouts to run: `n` of each task.
+    """A submission of rollouts: `n` rollouts of each task.
 
     Attributes:
         tasks: Tasks, in order.
         n: Number of rollouts per task.
-        group_id: Name of the group, which each episode repeats.
-        rollout_ids: Ids of the rollouts, in the order of the tasks. `null` creates ids. If the ids are known, the
-            service returns the existing submission.
+        group_id: Name of the group, which is copied to each episode.
+        rollout_ids: Ids of the rollouts, in the order of the tasks. `null` creates ids. If the ids were submitted
+            before, the service returns the existing submission.
         policy: Endpoint of all rollouts.
-        policies: Fields of `policy` that differ for a rollout, by its id.
+        policies: Fields that replace fields of `policy` for single rollouts, by rollout id.
         want: Content of the episodes, in addition to the reward.
         conversations: Names or patterns of the conversations in the rows and calls.
-        realign_tokens: Maximum number of sampled tokens that a row may lose, so that it can continue.
+        realign_tokens: Maximum number of sampled tokens that may be removed from a row, so that the row can continue.
         encoding: Encoding of token lists. `packed` is base64 of little-endian int32 (ids), uint8 (mask) and float32.
         limits: Limits of each episode.
         max_staleness: Maximum age of the oldest response of an episode, in versions.
-        on_stale: Effect of an older response: another attempt, or an episode with the state `stale`.
-        replace_failed: Number of further attempts after a failed one.
+        on_stale: Action if a response exceeds `max_staleness`. `replace` runs another attempt, and `report` returns
+            the episode with the state `stale`.
+        replace_failed: Maximum number of further attempts after a failed attempt.
         seed: Seed of the rollouts. `null` uses the seed of the run.
         lease_sec: Number of seconds without a call from the trainer after which the rollouts are cancelled.
-        metadata: Any data, which each episode repeats.
+        metadata: Any data, which is copied to each episode.
     """
 
     tasks: Annotated[list[TaskName], Field(min_length=1, max_length=MAX_ROLLOUTS)]
@@ -134,19 +135,19 @@ class Submitted(Body):
 
 
 class CancelBody(Body):
-    """The content of the episode of a cancelled rollout: nothing, or the LLM calls until the cancellation."""
+    """A cancellation. The episode of a cancelled rollout contains nothing, or the LLM calls until the cancellation."""
 
     keep: Keep = "nothing"
 
 
 class Cancelled(Body):
-    """The states after a cancellation, by rollout. Their containers are released."""
+    """The state of each rollout after a cancellation. The containers of the rollouts are released."""
 
     states: dict[str, State]
 
 
 class RequestsQuery(Body):
-    """A poll of the relay for requests of one submission, or of all. Waits up to `wait` seconds for a request."""
+    """A poll for LLM requests from one submission, or from all. Waits up to `wait` seconds for a request."""
 
     submission: Name | None = None
     wait: Wait = 0.0
@@ -154,15 +155,15 @@ class RequestsQuery(Body):
 
 
 class TokenRequestFacts(Body):
-    """A request of the relay, as token ids.
+    """An LLM request from the relay, as token ids.
 
     Attributes:
         request_id: Id of the request.
         rollout_id: Rollout of the request.
         prompt_ids: Token ids of the prompt.
         sampling: Sampling parameters.
-        deadline: Time in epoch seconds at which the lease ends. Without a response, the request is then returned to
-            another poll.
+        deadline: Time in epoch seconds at which the lease ends. If the service has no response by then, the next poll
+            returns the request again.
     """
 
     request_id: str
@@ -173,21 +174,21 @@ class TokenRequestFacts(Body):
 
 
 class TokenRequests(Body):
-    """Requests of the relay, from the oldest to the newest."""
+    """LLM requests from the relay, from the oldest to the newest."""
 
     requests: list[TokenRequestFacts]
 
 
 class SampledBody(Body):
-    """A response to a request of the relay.
+    """The response to an LLM request from the relay.
 
     Attributes:
         request_id: Id of the request.
-        ids: Sampled token ids, including the token that ended the response. No ids with the stop `length` mean that the
-            prompt is longer than the model's context.
+        ids: Sampled token ids, including the token that ended the response. An empty list with the stop `length` means
+            that the prompt is longer than the model's context.
         logprobs: Log-probability of each sampled token.
         version: Version of the weights. `null` uses the version that was current when the service returned the request.
-        stop: Reason for the end. `abort`: the engine stopped early, and the request is continued with these ids.
+        stop: Reason for the end. `abort` means that the engine stopped early. The relay requests the rest.
     """
 
     request_id: Annotated[str, Field(max_length=100)]
@@ -208,13 +209,13 @@ class SampledBody(Body):
 
 
 class Accepted(Body):
-    """Whether a response was used. It is dropped if the request already has a response, or is no longer open."""
+    """Whether a response was used. The service ignores it if the request has a response or is no longer open."""
 
     accepted: bool
 
 
 class AckBody(Body):
-    """An acknowledgement of all episodes up to a cursor, of one submission or of all. The service deletes them."""
+    """Acknowledges all episodes up to a cursor, of one or all submissions. The service deletes these episodes."""
 
     cursor: Count
     submission_id: Name | None = None
@@ -234,10 +235,11 @@ class VersionBody(Body):
 
 
 class PauseBody(Body):
-    """A pause of calls to endpoints, or of starts of episodes.
+    """A pause of LLM calls, or of the start of episodes.
 
     Attributes:
-        scope: Calls or starts. Waiting for a paused call does not count towards the time limits of an episode.
+        scope: LLM calls, or the start of episodes. The wait for the end of a pause does not count towards the time
+            limits of an episode.
         drain_sec: Maximum time to wait until no call is in flight.
         for_sec: Number of seconds after which the service resumes automatically.
     """
@@ -248,13 +250,13 @@ class PauseBody(Body):
 
 
 class ResumeBody(Body):
-    """The pause to end; `null` for all."""
+    """The pause to end. `null` ends all pauses."""
 
     scope: Literal["requests", "starts"] | None = None
 
 
 class ServiceState(Body):
-    """The calls in flight, the seconds that each pause still lasts, and the version of the weights."""
+    """The number of calls in flight, the remaining seconds of each pause, and the version of the weights."""
 
     in_flight: int
     paused: dict[str, float]
@@ -281,8 +283,8 @@ class TaskFacts(Body):
 
     Attributes:
         name: Name of the task.
-        metadata: Facts about the task, if they are known: its `digest`, its origin, and for a task in the Harbor format
-            the table `metadata` of its `task.toml`.
+        metadata: Known facts about the task: its `digest`, its origin, and the table `metadata` of its `task.toml` if
+            the task is in the Harbor format.
     """
 
     name: str
@@ -290,14 +292,14 @@ class TaskFacts(Body):
 
 
 class TaskPage(Body):
-    """Tasks, and the value of `after` for the next page; `null` on the last page."""
+    """A page of tasks. `next` is the value of `after` for the next page; `null` on the last page."""
 
     tasks: list[TaskFacts]
     next: str | None
 
 
 class Capacity(Body):
-    """The rollouts that are running and waiting, and the maximum of both together."""
+    """The numbers of running and waiting rollouts, and the limit of their sum."""
 
     running: int
     waiting: int
@@ -360,16 +362,16 @@ class RolloutFacts(Body):
 
 
 class Row(Body):
-    """A row of tokens. With `packed`, `ids`, `mask` and `logprobs` are base64.
+    """A row of tokens. `packed` encodes `ids`, `mask` and `logprobs` as base64.
 
     Attributes:
         conversation: Name of the conversation.
         made: `clean`, `realigned` or `forked`.
         ids: All tokens.
-        mask: 1 for each token that is trained on.
+        mask: 1 for each token that is trained on, otherwise 0.
         logprobs: Log-probability of each token; 0.0 where the mask is 0.
         prompt_tokens: Number of tokens before the first sampled token.
-        steps: Number of each sampled step.
+        steps: `step_index` of each sampled action.
         starts: Index in `ids` at which the tokens of each step start.
         versions: Versions of the weights that sampled the tokens.
         finish_reason: Reason why the last response ended.
@@ -390,7 +392,7 @@ class Row(Body):
 
 
 class Call(Body):
-    """One LLM call. With `packed`, the lists of tokens are base64."""
+    """One LLM call. `packed` encodes `prompt_ids`, `ids` and `logprobs` as base64."""
 
     step: int
     conversation: str
@@ -402,7 +404,7 @@ class Call(Body):
 
 
 class Times(Body):
-    """Seconds by phase."""
+    """Duration of each phase of an episode, in seconds."""
 
     queue: float
     start: float
@@ -412,7 +414,7 @@ class Times(Body):
 
 
 class Tokens(Body):
-    """Numbers of tokens."""
+    """Token counts of an episode."""
 
     prompt: int
     sampled: int
@@ -425,11 +427,11 @@ class Episode(Body):
         cursor: Position of the line.
         attempt: Number of the attempt at the task, as in the run directory.
         episode_id: Id of the episode in the run directory; `null` if no episode was started.
-        replaces: Number of the attempt that this one replaces.
-        losses: Attempts that were replaced.
+        replaces: Number of the attempt that this attempt replaces.
+        losses: Attempts of the rollout that were replaced.
         state: State of the rollout.
-        reward: Reward of the verifier; `null` without a reward.
-        rewards: All scores by name.
+        reward: Reward of the episode; `null` without a reward.
+        rewards: Rewards of the verifier and the scorers, by name.
         trainable: Whether the episode has a reward, is not stale, and has rows or calls if they were requested.
         error: Error of the episode.
         versions: Versions of the weights, in order of first use.

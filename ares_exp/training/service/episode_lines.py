@@ -23,7 +23,7 @@ STATES: Mapping[Outcome, State] = {
     Outcome.CANCELLED: "cancelled",
     Outcome.CLOSED: "cancelled",
 }
-"""States of episodes by outcome. All other outcomes are failures."""
+"""The state for each outcome of an episode. All other outcomes have the state `failed`."""
 STAGES: Mapping[Outcome, Stage] = {
     Outcome.POLICY_ERROR: "policy",
     Outcome.VERIFIER_ERROR: "verify",
@@ -47,7 +47,7 @@ def error_of(result: EpisodeResult) -> ErrorFacts | None:
 
 
 def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature: float | None) -> dict[str, Any]:
-    """Returns the fields of a line that depend only on the episode. Uses much CPU time for long episodes.
+    """Returns the fields of a line that depend only on the episode. Needs much CPU time for long episodes.
 
     `temperature` is the temperature at which the tokens were sampled; `None` if it is unknown.
     """

@@ -1,4 +1,4 @@
-"""The HTTP server of the rollout service. It checks keys, parses bodies and maps errors to statuses."""
+"""The HTTP server of the rollout service. It checks keys, parses bodies, and maps errors to HTTP statuses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class HttpService:
     """Serves the rollouts of a run over HTTP."""
 
     def __init__(self, rollouts: ServedRollouts, run: TrainedRun, key: str | None) -> None:
-        """Stores the arguments. With the key `None`, only requests to a loopback address are accepted."""
+        """Stores the arguments. If `key` is `None`, only requests to a loopback address are accepted."""
         self._rollouts = rollouts
         self._run = run
         self._key = key
@@ -95,13 +95,13 @@ class HttpService:
             return _error(500, type(error).__name__, str(error))
 
     def _check(self, request: web.Request) -> None:
-        """Rejects requests without the key, and requests that a web page sent, with an `HTTPException`."""
+        """Raises an `HTTPException` for requests without the key, and for requests that a web page has sent."""
         if "Origin" in request.headers:
             raise web.HTTPForbidden(text="Requests from web pages are not accepted. Send the request from a program.")
         if self._key is None:
             name = (request.host or "").rpartition(":")[0] if ":" in (request.host or "") else request.host
             if name.strip("[]") not in LOOPBACK:
-                raise web.HTTPForbidden(text=f"Expected a request to a loopback address, got one to {request.host}.")
+                raise web.HTTPForbidden(text=f"Expected a request to a loopback address, not to {request.host}.")
             return
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if not hmac.compare_digest(given.encode(errors="replace"), self._key.encode()):

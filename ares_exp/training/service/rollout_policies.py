@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 ENV = "env:"
 FIELDS = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "stop": "stop_sequences"}
-"""Sampling parameters whose names differ in the policies."""
+"""Sampling parameters of the service whose names differ from the arguments of the policies."""
 
 
 def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
-    """Creates the policy of an endpoint, and checks its settings without a connection. Blocking.
+    """Creates the policy of an endpoint, and checks the settings without connecting to the endpoint. Blocking.
 
     Raises:
         UserError: A setting is missing or invalid.
@@ -146,7 +146,7 @@ class RolloutPolicies(Policy):
             await shared.policy.close()
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns the client of a rollout's episode.
+        """Returns the LLM client of an episode, which sends calls to the endpoint of its rollout.
 
         Raises:
             PolicyError: No rollout has this attempt, or its policy cannot be created.
@@ -179,7 +179,7 @@ class RolloutPolicies(Policy):
         return self.in_flight
 
     def count(self, change: int) -> None:
-        """Changes the number of calls in flight."""
+        """Adds `change` to the number of calls in flight."""
         self.in_flight += change
         self._changed.set()
 
@@ -252,6 +252,6 @@ class _Counted:
 
 
 def _key_of(body: PolicyBody, needs_tokens: bool) -> str:
-    """Returns a digest that is equal for policies that can share connections. Headers may differ."""
+    """Returns a digest that is equal for policies that can share connections, even if their headers differ."""
     whole = json.dumps([body.model_dump(exclude={"headers"}), needs_tokens], sort_keys=True, default=str)
     return hashlib.sha256(whole.encode()).hexdigest()  # without the API key, which must not be in a traceback

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 LEASE_CHECK_SEC = 1.0
 MAX_REPLACED = 16
-"""Maximum number of replaced attempts of a rollout."""
+"""Maximum number of times that the attempt of a rollout is replaced."""
 LEASE_EXPIRED = "LeaseExpired"
 CANCELLED = "Cancelled"
 MESSAGES = {
@@ -73,8 +73,8 @@ class ServedSubmission:
     """Rollouts that were submitted together.
 
     Attributes:
-        body: The submission. Keys are replaced by a mask in a resumed run.
-        waiting: Rollouts that were not yet passed to the scheduler.
+        body: The body of the submission. In a resumed run, API keys are masked.
+        waiting: Rollouts that have not been passed to the scheduler.
         ready: Rollouts whose episodes are available and not acknowledged, by cursor, in order.
         given: Number of rollouts with an attempt that is queued or running in the scheduler.
         open: Number of rollouts without an episode.
@@ -94,7 +94,7 @@ class ServedSubmission:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether the responses must have token ids."""
+        """Whether the responses must contain token ids."""
         return self.body.want in ("rows", "calls")
 
 
@@ -111,7 +111,7 @@ class Rollout:
         is_given: Whether the current attempt is queued or running in the scheduler.
         calls: Number of responses in the current attempt.
         cursor: Cursor of the episode; `None` until it is available.
-        cancelled_by: Reason of the cancellation; `None` if the rollout is not cancelled.
+        cancelled_by: Reason for the cancellation; `None` if the rollout is not cancelled.
         keep: Content of the episode of a cancelled rollout.
         ended: Event that is set when the episode is available.
     """
@@ -141,7 +141,7 @@ class Rollout:
 
     @property
     def lacks_key(self) -> bool:
-        """Whether only an earlier process of the server had the key, so that the trainer has to send it again."""
+        """Whether the trainer has to send the API key again, because only an earlier server process had it."""
         return MASK in (self.policy.key, *self.policy.headers.values())
 
 
@@ -151,8 +151,8 @@ class ServedRollouts:
     Attributes:
         policies: Policy of the run.
         options: Options of the service.
-        changed: Event that is set, and replaced, when an episode becomes available.
-        failure: Future that receives the first error when an episode could not be stored, which ends the service.
+        changed: Event that is set, and replaced by a new event, when an episode becomes available.
+        failure: Future for the first error in storing an episode. Such an error ends the service.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class ServedRollouts:
             return submission
 
     async def restore(self) -> None:
-        """Reads the rollouts of earlier sessions, and continues rollouts without an episode.
+        """Reads the rollouts of earlier sessions, and continues the rollouts that have no episode yet.
 
         Raises:
             ConfigError: The record cannot be read.
@@ -329,7 +329,7 @@ class ServedRollouts:
         return [found[cursor] for cursor in sorted(found)]
 
     async def line_of(self, rollout: Rollout) -> bytes | None:
-        """Returns the line of an episode; `None` if it was acknowledged meanwhile."""
+        """Returns the line of a rollout's episode; `None` if the episode has been acknowledged."""
         assert rollout.cursor is not None
         cursor = rollout.cursor
         return await in_thread(lambda: self._record.episode(cursor))
@@ -341,7 +341,7 @@ class ServedRollouts:
         self._fill(submission)
 
     async def acknowledge(self, cursor: int, submission: ServedSubmission | None) -> int:
-        """Deletes the episodes up to a cursor, of one submission or of all. Returns the number of deleted episodes."""
+        """Deletes the episodes up to a cursor, of one submission or of all. Returns the number of these episodes."""
         of = submission.submission_id if submission is not None else None
         freed = self._free(cursor, of)
         if freed:
@@ -372,7 +372,7 @@ class ServedRollouts:
         self._apply(line)
 
     async def pause(self, scope: PauseScope, *, drain_sec: float, for_sec: float) -> None:
-        """Pauses calls or starts for `for_sec`, and waits up to `drain_sec` until no call is in flight."""
+        """Pauses `scope` for `for_sec` seconds. Waits for at most `drain_sec` until no call is in flight."""
         self.resume(scope)
         self._driver.run.pause(scope)
         self._pauses[scope] = asyncio.get_running_loop().call_later(for_sec, self.resume, scope)
@@ -386,7 +386,7 @@ class ServedRollouts:
             self._driver.run.resume(scope)
 
     def state(self) -> ServiceState:
-        """Returns the current pauses, the number of calls in flight and the version of the weights."""
+        """Returns the active pauses, the number of calls in flight, and the version of the weights."""
         now = asyncio.get_running_loop().time()
         paused: dict[str, float] = {scope: round(timer.when() - now, 3) for scope, timer in self._pauses.items()}
         return ServiceState(in_flight=self.policies.in_flight, paused=paused, version=self.policies.version)
@@ -398,7 +398,7 @@ class ServedRollouts:
         return running, left - running, sum(len(one.ready) for one in self.submissions.values())
 
     async def close(self) -> None:
-        """Cancels running episodes, which a resumed run continues, and waits for episodes that are being stored."""
+        """Cancels running episodes, which a resumed run continues. Waits until ended episodes have been stored."""
         self._is_closing = True
         for rollout in [one for one in self.rollouts.values() if one.is_given]:
             self._driver.run.cancel(rollout.slot)
@@ -415,8 +415,8 @@ class ServedRollouts:
         same = [(one.rollout_id, one.task) for one in submission.rollouts]
         if same != list(zip(body.rollout_ids or (), tasks, strict=False)):
             raise ConflictError(
-                f"Expected new rollout_ids, or exactly the tasks and ids of an earlier submission, got "
-                f"{known[0].rollout_id} of submission {submission.submission_id}."
+                f"The rollout id {known[0].rollout_id} belongs to submission {submission.submission_id}, whose tasks "
+                "or ids differ. Use new rollout_ids, or exactly the tasks and ids of that submission."
             )
         for one in submission.rollouts:  # the keys, which an earlier process of the server had in memory only
             one.policy = _policy_of(body, one.rollout_id) if one.lacks_key else one.policy
@@ -431,7 +431,7 @@ class ServedRollouts:
         queue, most = self.options.queue, self.options.unacknowledged
         if count > queue:
             raise ConfigError(
-                f"Expected a submission of at most {queue} rollouts, got {count}. Split it, or set `serve.queue`."
+                f"Expected a submission of at most {queue} rollouts, got {count}. Submit fewer, or set `serve.queue`."
             )
         if running + waiting + count > queue:
             raise FullError(f"{running + waiting} of at most {queue} rollouts are open (`serve.queue`).")
@@ -445,7 +445,7 @@ class ServedRollouts:
         self.renew([submission])
 
     def _fill(self, submission: ServedSubmission) -> None:
-        """Starts waiting rollouts, while fewer than `concurrency` are in the scheduler or wait for delivery."""
+        """Starts waiting rollouts until `concurrency` rollouts are in the scheduler or wait for delivery."""
         unread = sum(cursor > submission.delivered for cursor in submission.ready)
         for _ in range(len(submission.waiting)):
             if submission.given + unread >= self._driver.run.concurrency:
@@ -501,7 +501,7 @@ class ServedRollouts:
             if not self.failure.done():
                 self.failure.set_exception(error)
             elif not self._is_closing:
-                logger.warning("The end of %s could not be stored: %s", rollout.rollout_id, error)
+                logger.warning("The end of rollout %s could not be stored: %s", rollout.rollout_id, error)
 
     def _state(self, rollout: Rollout, episode: DrivenEpisode | None) -> State:
         if episode is None:
@@ -600,7 +600,7 @@ def _index(version: str) -> int | None:
 
 
 def _policy_of(body: SubmissionBody, rollout_id: str) -> PolicyBody:
-    """Returns the policy of a rollout; raises `ConfigError` if its own fields in `policies` are invalid."""
+    """Returns the policy of a rollout; raises `ConfigError` if the rollout's fields in `policies` are invalid."""
     own = body.policies.get(rollout_id)
     if own is None:
         return body.policy
@@ -611,7 +611,7 @@ def _policy_of(body: SubmissionBody, rollout_id: str) -> PolicyBody:
 
 
 def _without_keys(body: SubmissionBody) -> dict[str, Any]:
-    """Returns the submission as data with masked API keys, except for names of environment variables."""
+    """Converts the submission to data. Masks API keys, but not the names of environment variables."""
     data = body.model_dump()
     for policy in (data["policy"], *data["policies"].values()):
         if policy.get("key") and not str(policy["key"]).startswith(ENV):

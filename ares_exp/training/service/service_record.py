@@ -25,7 +25,7 @@ class ServiceRecord:
         self._path = folder / "record.jsonl"
 
     def read(self) -> Iterator[Mapping[str, Any]]:
-        """Yields the lines of earlier sessions, except for an incomplete line, which a dying process was writing.
+        """Yields the lines of earlier sessions. Skips an incomplete last line, which a killed process left.
 
         Raises:
             ConfigError: The record cannot be read.

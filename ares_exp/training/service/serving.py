@@ -28,10 +28,10 @@ class ServeOptions(BaseModel):
     Attributes:
         host: Address to listen on. An address other than a loopback address requires `key_env`.
         port: Port to listen on; 0 selects a free port.
-        key_env: Environment variable with the key that each request must have.
-        queue: Maximum number of rollouts that run or wait.
-        unacknowledged: Maximum number of finished rollouts without an acknowledgement. Each submission must fit into
-            the rest.
+        key_env: Environment variable with the key that each request must contain.
+        queue: Maximum number of running and waiting rollouts.
+        unacknowledged: Maximum number of finished rollouts without an acknowledgement. The service rejects submissions
+            that could exceed it.
         lease_sec: Number of seconds without a call from a trainer after which its rollouts are cancelled.
     """
 
@@ -49,7 +49,7 @@ class Service:
     """A trainer that runs the rollouts that other processes submit, until the run is interrupted.
 
     Attributes:
-        policy: Policy of the run, which responds to each rollout with its own endpoint.
+        policy: Policy of the run, which sends the LLM calls of each rollout to the rollout's endpoint.
         url: URL of the service; empty until it accepts requests.
     """
 

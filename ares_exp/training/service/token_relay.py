@@ -1,4 +1,4 @@
-"""The relay: requests as token ids that wait for a trainer's sampler, which polls for them and posts sampled ids."""
+"""The relay, which queues LLM requests as token ids. A trainer's sampler polls for requests and posts sampled ids."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from ares_exp.training.service.bodies import SampledBody
 MAX_CONCURRENCY_PER_EPISODE = 16
 """Maximum number of concurrent requests of one episode."""
 REQUEST_LEASE_SEC = 300.0
-"""Time in seconds that a sampler has to respond to a request."""
+"""Time limit in seconds for a sampler's response to a request."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """The sampling parameters that the relay itself applies and therefore validates."""
+    """The sampling parameters that the relay applies, and therefore validates."""
 
     max_tokens: Annotated[int, Field(strict=True, ge=1)] = DEFAULT_MAX_OUTPUT_TOKENS
     stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
@@ -60,11 +60,12 @@ class _OpenRequest:
 class Relay:
     """The open token requests of a service. Must be used on the event loop of the run.
 
-    A polled request has a lease. It is returned again if no response arrives before the lease ends.
+    Each request that a poll returns has a lease. If no response arrives before the lease ends, another poll returns
+    the request.
 
     Attributes:
-        templates: Chat templates of the models, also for endpoints with token ids.
-        lease_sec: Time in seconds that a sampler has to respond to a request.
+        templates: Chat templates of the models. Policies that send token ids to endpoints also use them.
+        lease_sec: Duration of the lease of a request, in seconds.
     """
 
     def __init__(self, lease_sec: float = REQUEST_LEASE_SEC) -> None:
@@ -78,7 +79,7 @@ class Relay:
     async def requests(
         self, wait: float, limit: int, rollout_ids: Collection[str] | None = None
     ) -> list[dict[str, Any]]:
-        """Returns open requests, with the fields of `TokenRequestFacts`, from the oldest to the newest.
+        """Returns open requests as dicts with the fields of `TokenRequestFacts`, from the oldest to the newest.
 
         Args:
             wait: Maximum wait in seconds for a request. If no request arrives, the list is empty.
@@ -148,9 +149,9 @@ class Relay:
     async def sampled(
         self, rollout_id: str, prompt: Sequence[int], sampling: Mapping[str, Any], spec: EpisodeSpec
     ) -> tuple[SampledBody, str | None]:
-        """Adds a request. Returns its response, and the version of the weights.
+        """Adds a request, and waits for the response. Returns the response and the version of the weights.
 
-        Time until a sampler takes the request does not count towards the time limits of the episode.
+        The wait until a poll returns the request does not count towards the time limits of the episode.
         """
         await spec.may_ask()
         one = _OpenRequest(rollout_id, prompt, sampling, spec)
@@ -179,7 +180,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class _Sampler:
-    """The sampler of one rollout."""
+    """Samples the responses of one rollout by passing its requests to the relay."""
 
     relay: Relay
     rollout_id: str

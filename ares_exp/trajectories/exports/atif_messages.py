@@ -1,6 +1,7 @@
 """The Agent Trajectory Interchange Format (ATIF): conversion of chat messages, and the schema of conversations.
 
-The schema, of versions 1.0 to 1.8, contains only the fields that are read. `atif_writer` writes documents.
+The schema accepts the versions 1.0 to 1.8, and contains only the fields that this package reads. `atif_writer` writes
+documents.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ares_exp.records.validation import explain_validation
 from ares_exp.trajectories.records import BROKEN, what_broke
 
 OURS = "ares_exp"
-"""Key of the data that this package adds to the `extra` of a document, step, tool call or result."""
+"""Key in the field `extra` of a document, step, tool call or result, under which this package stores its data."""
 
 BASH = "bash"
 
@@ -31,18 +32,18 @@ _IMAGE_TYPES = {
 
 
 def own(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the data of this package in the `extra` of an item."""
+    """Returns the data of this package from the field `extra` of an item."""
     found = (item.get("extra") or {}).get(OURS)
     return found if isinstance(found, Mapping) else {}
 
 
 def with_own(item: dict[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `item` with the data of this package in its `extra`."""
+    """Returns `item` with the data `ours` of this package in the field `extra`."""
     return item | {"extra": {OURS: dict(ours)}} if ours else item
 
 
 def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a user or system message, or a copied reply of the agent, to a step without a number."""
+    """Converts a message to a step without a number. An assistant message becomes a copied step of the agent."""
     role = message.get("role")
     step: dict[str, Any] = {
         "source": {"system": "system", "assistant": "agent"}.get(str(role), "user"),
@@ -56,7 +57,7 @@ def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a step to a message. Only text and tool calls from an agent step are kept."""
+    """Converts a step to a message. From an agent step, uses only the text and the tool calls."""
     content = content_from_atif(step["message"])
     if step["source"] != "agent":
         return {"role": step["source"], "content": content}
@@ -65,13 +66,13 @@ def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_of_message(message: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
-    """Converts a message with the output of a tool call or a command to a result. `call_id`: id of the call, if any."""
+    """Converts a message that contains the output of a tool call or command to a result. `call_id` may be `None`."""
     source = {} if call_id is None else {"source_call_id": call_id}
     return {**source, "content": content_to_atif(message.get("content"))}
 
 
 def message_of_result(result: Mapping[str, Any], llm_call_ids: Collection[str]) -> dict[str, Any]:
-    """Converts a result to a message: a tool message if the LLM made the call, otherwise a user message."""
+    """Converts a result to a tool message if the LLM made the call, otherwise to a user message."""
     content = content_from_atif(result.get("content"))
     if (call_id := result.get("source_call_id")) in llm_call_ids:
         return {"role": "tool", "tool_call_id": call_id, "content": content}
@@ -90,7 +91,7 @@ def action_calls(pieces: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, st
 
 
 def chat_calls(calls: Any) -> list[tuple[str, str, str]]:
-    """Returns the id, name and arguments of each tool call in chat-completions form. Other calls are skipped."""
+    """Returns the id, name and arguments of each tool call in the chat-completions form. Skips other calls."""
     read = []
     for call in calls if isinstance(calls, Sequence) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -102,7 +103,7 @@ def chat_calls(calls: Any) -> list[tuple[str, str, str]]:
 
 
 def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Makes a tool call. The original arguments are added as text unless `json.dumps` produces the same text."""
+    """Creates a tool call of ATIF. Adds the original text of the arguments if `json.dumps` produces another text."""
     call: dict[str, Any] = {
         "tool_call_id": call_id,
         "function_name": name,
@@ -112,7 +113,7 @@ def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def llm_calls(step: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Returns the id, name and arguments of each call that the LLM made in a step, without commands of the agent."""
+    """Returns the id, name and arguments of each tool call from the LLM in a step. Omits commands of the agent."""
     return [
         (call["tool_call_id"], call["function_name"], _arguments_text(call))
         for call in step.get("tool_calls") or ()
@@ -121,14 +122,14 @@ def llm_calls(step: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def content_to_atif(content: Any) -> str | list[dict[str, Any]]:
-    """Converts content to ATIF's form. Unsupported parts become text with the type of the part."""
+    """Converts message content to the format of ATIF. An unsupported part becomes a text with the type of the part."""
     if isinstance(content, str):
         return content
     return [_part_to_atif(part) for part in content] if isinstance(content, list | tuple) else ""
 
 
 def content_from_atif(content: Any) -> Any:
-    """Converts content to the format of chat messages."""
+    """Converts content in the format of ATIF to the content of a chat message."""
     if content is None or isinstance(content, str):
         return content or ""
     return [_part_from_atif(part) for part in content]
@@ -177,13 +178,13 @@ Extra = dict[str, Any] | None
 
 
 def validate_atif(document: Any) -> None:
-    """Validates the conversation in a parsed document. Raises `TrajectoryFormatError`, which names the field."""
+    """Validates the conversation in a parsed document. Raises a `TrajectoryFormatError` that names the field."""
     try:
         _Document.model_validate(document)
     except ValidationError as error:
-        raise TrajectoryFormatError(f"Expected a valid ATIF document, but {explain_validation(error)}.") from None
+        raise TrajectoryFormatError(f"The ATIF document is invalid: {explain_validation(error)}.") from None
     except BROKEN as error:
-        raise TrajectoryFormatError(f"Expected a valid ATIF document, but {what_broke(error)}.") from None
+        raise TrajectoryFormatError(f"The ATIF document is invalid: {what_broke(error)}.") from None
 
 
 class _Read(BaseModel):

@@ -3,20 +3,20 @@
 | in ares_exp | in the document |
 |---|---|
 | `system_prompt` | a system step |
-| a message of the user | a user step, or the result of the preceding command, as the LLM saw it |
-| a message of a tool | a result of the tool call with its id |
+| a user message | a user step, or the result of the preceding command, as the LLM saw it |
+| a tool message | a result of the tool call with the same id |
 | an action | an agent step: text, tool calls, metrics (tokens, cost, token ids, logprobs), `model_name` |
 | reasoning | `reasoning_content` of the agent step |
 | an assistant message that is not an action | an agent step with `is_copied_context` and without an LLM call |
-| a command | a tool call `bash` of the agent step, unless the LLM made tool calls, which are shown instead |
+| a command | a tool call `bash` in the agent step; if the LLM made tool calls, only these are in the step |
 | `tools` | `agent.tool_definitions` |
 | the response to a sub-agent or a background request | an agent step with its `conversation` in `extra.ares_exp` |
 | a request of a different conversation | a system step with `extra.context_management` |
-| a rewritten history | a system step with `extra.context_management`; its observation has the kept messages |
+| a rewritten history | a system step with `extra.context_management`, whose observation has the remaining messages |
 
-`extra.ares_exp` has more fields. In the document, these are the fields of `EpisodeTrajectory`. In an agent step, these
-are the `record` (reward, discount, seconds), other fields of the `action`, and `commands` that are not tool calls.
-Documents cannot be used to resume or replay a run, which needs the JSON records.
+`extra.ares_exp` contains more data: in the document, the fields of `EpisodeTrajectory`; in an agent step, the `record`
+(reward, discount, seconds), other fields of the `action`, and `commands` that are not tool calls. A run cannot be
+resumed or replayed from documents, only from its JSON records.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ _IN_METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 def to_atif(trajectory: EpisodeTrajectory) -> tuple[dict[str, Any], list[str]]:
     """Creates the JSON-ready document of a trajectory.
 
-    Also returns one sentence for each difference between the document and the trajectory. There are no differences if
-    the agent only appends to its conversation. The document's `notes` contain the same sentences.
+    Also returns one sentence for each kind of difference between the document and the trajectory. If the agent only
+    appended chat messages, there are no differences. The `notes` of the document contain the same sentences.
     """
     return _AtifWriter(trajectory).write()
 
@@ -94,7 +94,7 @@ def write_atif(path: Path, trajectory: EpisodeTrajectory) -> list[str]:
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the JSON text of the document with one line per step, for readability."""
+    """Yields the JSON text of the document, with one line per step so that it is easier to read."""
     head = {name: value for name, value in document.items() if name != "steps"}
     yield f'{dump_json(head)[:-1]}, "steps": [\n'
     for number, step in enumerate(document["steps"]):
@@ -166,7 +166,7 @@ class _AtifWriter:
         }
 
     def _act(self, record: StepRecord) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Writes the agent step of an action. Returns the step and, for an LLM response, its chat message."""
+        """Writes the agent step of an action. Returns the step, and the chat message of an LLM response."""
         commands = [asdict(command) for command in record.commands]
         ours: dict[str, Any] = {"record": {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}}
         if record.background_requests:
@@ -196,7 +196,7 @@ class _AtifWriter:
     def _observe(
         self, observation: Mapping[str, Any], acted: tuple[dict[str, Any], dict[str, Any] | None] | None
     ) -> None:
-        """Writes the new messages of an observation, as results of the preceding agent step where possible."""
+        """Writes the new messages of an observation. If possible, they become results of the preceding agent step."""
         lists = (observation.get("messages"), observation.get("tools", FrozenList()))
         are_lists = all(isinstance(items, FrozenList) and {Message}.issuperset(map(type, items)) for items in lists)
         if not (are_lists and isinstance(observation.get("system_prompt", ""), str)):
@@ -237,7 +237,7 @@ class _AtifWriter:
     def _tell_replacing(
         self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], conversation: str | None
     ) -> None:
-        """Writes a step for a request that continues another conversation or, for `None`, a rewritten history."""
+        """Writes a step for a rewritten history or, if `conversation` is not `None`, for a change of conversation."""
         fresh = set(map(id, new))
         old = [message for message in messages if id(message) not in fresh]
         kept = "\n\n".join(f"[{message.get('role')}]\n{text_of(message.get('content'))}" for message in old)
@@ -245,14 +245,14 @@ class _AtifWriter:
         self._emit(
             {
                 "source": "system",
-                "message": f"The agent {what}: it kept {len(old)} messages and has {len(new)} new.",
+                "message": f"The agent {what}: it kept {len(old)} messages and added {len(new)}.",
                 "observation": {"results": [{"content": _cut(kept)}]},
                 "extra": {"context_management": {"type": "rewrite", "boundary": "replace"}},
             }
         )
 
     def _show(self, new: Sequence[Mapping[str, Any]], step: dict[str, Any] | None) -> None:
-        """Writes new messages. Outputs of the calls of `step` become its results, and other messages become steps."""
+        """Writes new messages. Outputs of calls in `step` become results of `step`, and other messages become steps."""
         if not all(map(_parts_fit, new)):
             self._dropped[PARTS] = None
         rest = list(new)
@@ -265,7 +265,7 @@ class _AtifWriter:
                 rest = rest[self._show_results(rest, shown) :]
 
     def _show_results(self, messages: Sequence[Mapping[str, Any]], step: dict[str, Any]) -> int:
-        """Writes leading messages that are outputs of calls in `step` as results of `step`. Returns their number."""
+        """Writes the first messages as results of `step` if they are outputs of its calls. Returns their number."""
         calls = [call["tool_call_id"] for call in step.get("tool_calls", ())]
         if ids := {call[0] for call in llm_calls(step)}:
             shown = list(takewhile(lambda m: m.get("role") == "tool" and m.get("tool_call_id") in ids, messages))
@@ -285,7 +285,7 @@ class _AtifWriter:
 
 
 def _response_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns the fields of a response's agent step, and its fields that ATIF lacks; `None` for other actions."""
+    """Returns the fields of an agent step, and the other fields of `action`; `None` if it is not an LLM response."""
     try:
         pieces = action["data"]
         fields: dict[str, Any] = {
@@ -330,7 +330,7 @@ def _iso_8601(timestamp: float) -> str | None:
 
 
 def _parts_fit(message: Mapping[str, Any]) -> bool:
-    """Returns whether every part of a message's content can be expressed in ATIF: a text, or an image with a URL."""
+    """Returns whether ATIF supports every part of a message's content. It supports text, and images with a URL."""
     content = message.get("content")
     if not isinstance(content, FrozenList):
         return True

@@ -17,8 +17,8 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 class ExportedEpisodes:
     """The selected episodes of `run`, which can be iterated once. Only one episode is in memory at a time.
 
-    An interrupted episode of a killed run has its complete steps and the outcome `lost`. An unreadable file is recorded
-    in `problems`, and the iteration continues.
+    An episode of a killed run contains its complete steps and has the outcome `lost`. If a file cannot be read, the
+    error is added to `problems`, and the iteration continues.
 
     Attributes:
         run: A run directory, a folder of runs, or a file of episodes.
@@ -73,7 +73,7 @@ class ExportedEpisodes:
             self.left_out[f"episodes {reason}"] += 1
 
     def _why_not(self, episode: StoredEpisode) -> str | None:
-        """Returns the reason why an episode is excluded, phrased to follow "3 episodes"; `None` if it is included."""
+        """Returns why an episode is excluded, as a phrase after "3 episodes"; `None` if the episode is included."""
         reward = episode.total_reward
         if self.tasks and not any(fnmatchcase(episode.task_name, task) for task in self.tasks):
             return "of other tasks"

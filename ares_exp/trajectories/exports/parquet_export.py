@@ -1,7 +1,7 @@
 """The Parquet export of episodes, a table for queries with one row per step, compressed with zstd.
 
-It needs the package pyarrow (`pip install 'ares-exp[parquet]'`). An episode without steps (because its `reset()`
-failed) has one row whose step columns are null. The rows of an episode are consecutive and in order.
+The export needs the package pyarrow (`pip install 'ares-exp[parquet]'`). An episode without steps (because `reset()`
+failed) has one row whose step columns are null. The rows of an episode are consecutive, in the order of the steps.
 
 | columns of the episode, repeated in each row | |
 |---|---|
@@ -70,7 +70,7 @@ def write_table(path: Path, columns: Any, batches: Iterable[Iterable[Mapping[str
 
     Args:
         path: The file, whose directory must exist.
-        columns: Function that gets the module pyarrow and returns the Arrow type of each column by name.
+        columns: Function of the module pyarrow that returns the Arrow type of each column, by name.
         batches: The rows in batches. Only one batch is in memory at a time.
 
     Raises:
@@ -94,13 +94,13 @@ def write_table(path: Path, columns: Any, batches: Iterable[Iterable[Mapping[str
                 table = pyarrow.Table.from_pylist(rows, schema)
             except (pyarrow.ArrowException, OverflowError) as error:
                 raise TrajectoryFormatError(
-                    f"Cannot write {rows[0].get('episode_id')!r:.80} to a table: {error}."
+                    f"Cannot write the rows of {rows[0].get('episode_id')!r:.80} to a table: {error}."
                 ) from error
             writer.write_table(table)
 
 
 def _storable(value: Any) -> Any:
-    """Masks secrets in all strings in a value, and escapes lone surrogates so that the result is valid UTF-8."""
+    """Masks secrets in all strings of a value, and escapes lone surrogates, so that the strings are valid UTF-8."""
     if isinstance(value, str):
         return mask_known_secrets(value.encode(errors="backslashreplace").decode())
     if isinstance(value, Mapping):

@@ -7,9 +7,10 @@ for row in rows:            # {"prompt": [...], "chosen": [...], "rejected": [..
 report.sentences()          # skipped episodes and pairs, with reasons
 ```
 
-An attempt is represented by the last main conversation of its episode or, without one, by the last conversation. The
-prompt of a pair is the longest common start of both attempts that ends before a response from the model. `chosen` and
-`rejected` are the rest of the better and the worse attempt.
+The conversation of an attempt is the last version of the main conversation in its episode. If there is no main
+conversation, it is the last conversation. The prompt of a pair is the longest common start of both conversations that
+ends before a response from the model. `chosen` and `rejected` are the remaining messages of the better and the worse
+attempt.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ def preference_rows(
     """Creates rows for preference training.
 
     Args:
-        trajectories: The episodes. All episodes are read before the first row is made, and their conversations are kept
-            in memory. Episodes without a reward are left out.
-        min_margin: Minimum difference between the rewards of a pair. Equal rewards never make a pair.
-        pairs_per_task: Maximum number of pairs per task. Pairs of the best and worst attempts come first.
+        trajectories: The episodes. All episodes are read before the first row is created, and their conversations are
+            kept in memory. Episodes without a reward are left out.
+        min_margin: Minimum difference between the rewards of a pair. Attempts with equal rewards are never paired.
+        pairs_per_task: Maximum number of pairs per task. Pairs with the largest distance in the ranking come first.
         tool_arguments: See `training_conversations.conversations`.
         reasoning: See `training_conversations.conversations`. By default, reasoning is left out and counted.
 
@@ -90,7 +91,7 @@ def preference_rows(
 
 
 def _last(talked: Iterable[Conversation]) -> Conversation | None:
-    """Returns the last version of the main conversation or, without one, the last conversation."""
+    """Returns the last version of the main conversation; if there is no main conversation, the last conversation."""
     last: Conversation | None = None
     for conversation in talked:
         if conversation.conversation == MAIN_CONVERSATION or last is None or last.conversation != MAIN_CONVERSATION:
@@ -135,7 +136,7 @@ def _differ(better: _Attempt, worse: _Attempt, min_margin: float) -> bool:
 
 
 def _alternatives(better: Conversation, worse: Conversation) -> dict[str, Any] | str:
-    """Returns the row of a pair, or the reason that no row can be made, phrased to follow "3 pairs"."""
+    """Returns the row of a pair, or the reason why there is no row, as a phrase after "3 pairs"."""
     if better.tools != worse.tools:
         return "of attempts with different tools"
     chosen: Sequence[Any] = better.messages

@@ -7,10 +7,10 @@ for row in rows:  # {"messages": [...], "tools": [...], "episode_id": …, "task
 report.sentences()          # skipped episodes and steps, with reasons
 ```
 
-A row is a whole conversation whose last message comes from the model. If a longer conversation of the same episode
-starts with a shorter one, only the longer conversation becomes a row. Therefore, an agent that only appends messages
-produces one row, and an agent that rewrites its history produces one row for each version. A conversation that occurs
-several times, even in different episodes, becomes only one row.
+A row is a conversation whose last message comes from the model. If one conversation of an episode is the start of
+another one, only the longer conversation becomes a row. Therefore, an agent that only appends messages produces one
+row, and an agent that rewrites its history produces one row for each version. A conversation that occurs several times,
+even in different episodes, becomes only one row.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def sft_rows(
                 row: dict[str, Any] = {"messages": plain(conversation.messages), "tools": plain(conversation.tools)}
                 digest = hashlib.sha256(dump_json(row).encode()).digest()
                 if digest in seen:
-                    report.left_out["conversations that another episode also has"] += 1
+                    report.left_out["conversations that duplicate an earlier conversation"] += 1
                     continue
                 seen.add(digest)
                 report.rows += 1

@@ -1,9 +1,9 @@
 """Conversations in the form that trainers read, for the exports for supervised and preference training.
 
-A conversation is one request and its reply: the system prompt as the first message, the history, and the reply. Its
-messages have the chat-completions form (`role`, `content`, `tool_calls`, `tool_call_id`), which chat templates of TRL
-and similar trainers accept (https://huggingface.co/docs/trl/dataset_formats). Text parts are joined, and missing
-content becomes "", because a column of a data set must have one type.
+A conversation is one request and its reply: the system prompt as the first message, the history, and the reply. The
+messages have the chat-completions form (`role`, `content`, `tool_calls`, `tool_call_id`), which TRL and similar
+trainers accept (https://huggingface.co/docs/trl/dataset_formats). Text parts are joined, and missing content becomes
+"", because a column of a data set must have one type.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ToolArguments = Literal["text", "object"]
 Reasoning = Literal["field", "think"]
 """The form of the model's reasoning in replies.
 
-`field` is the field `reasoning_content`, which the chat templates of most reasoning models read. `think` is the start
-of the text, between `<think>` and `</think>`."""
+`field` stores the reasoning in the field `reasoning_content`, which the chat templates of most reasoning models read.
+`think` adds the reasoning to the start of the text, between `<think>` and `</think>`."""
 
 
 @dataclass(slots=True)
@@ -41,13 +41,13 @@ class ExportReport:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def sentences(self) -> list[str]:
-        """Describes the counts in sentences."""
+        """Returns sentences that describe the counts."""
         counted = f"{count_of(self.rows, 'row')} from {count_of(self.episodes, 'episode')}."
         return [counted, *left_out_sentences(self.left_out)]
 
 
 def left_out_sentences(left_out: Mapping[str, int]) -> list[str]:
-    """Returns one sentence per reason, such as "Left out: 1 pair of …". A reason starts with a plural."""
+    """Returns one sentence per reason, such as "Left out: 1 pair of …". Each reason starts with a plural noun."""
     sentences = []
     for reason, count in sorted(left_out.items()):
         things, _, rest = reason.partition(" ")
@@ -61,9 +61,8 @@ class Conversation:
     """A request and its reply.
 
     Attributes:
-        tools: Definitions of the tools that the model could call; empty for none.
-        messages: Messages from the system prompt to the reply. Messages are immutable, and equal messages are one
-            object.
+        tools: Definitions of the tools that the model could call; may be empty.
+        messages: Messages from the system prompt to the reply. They are immutable, and conversations share them.
         conversation: `main`, or the name of the conversation of a sub-agent or a background request.
     """
 
@@ -84,7 +83,7 @@ def conversations(
     Args:
         trajectory: The episode.
         report: Report that counts the steps that are left out.
-        tool_arguments: Form of the arguments of tool calls: JSON text, as in the chat-completions form, or objects,
+        tool_arguments: Type of the arguments of tool calls: JSON text, as in the chat-completions form, or an object,
             which some chat templates expect.
         reasoning: Form of the model's reasoning in all replies, including the history; `None` leaves it out.
     """
@@ -98,7 +97,7 @@ def conversations(
         else:
             thinking = action_thinking(answered.action)
             if thinking and reasoning is None:
-                report.left_out["replies' reasoning (--reasoning keeps it)"] += 1
+                report.left_out["blocks of reasoning (--reasoning keeps them)"] += 1
             messages = FrozenList((*request.messages, reader.remembered(reply, thinking)))
             yield Conversation(request.tools, messages, conversation_of(asked.observation or {}))
 
@@ -140,7 +139,7 @@ class _ChatReader:
         return self._normal({"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {}))
 
     def remembered(self, reply: Message, thinking: Sequence[ThinkingData]) -> Message:
-        """Returns a reply with its reasoning. Stores the reasoning, to restore it in later requests with the reply."""
+        """Adds the reasoning to a reply, and stores it, so that `request` can add it to the reply in the history."""
         if self._reasoning is None:
             return reply
         self._known.add_message(reply, thinking)
@@ -190,7 +189,7 @@ def _are_mappings(values: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 
 def _text(content: Any) -> Any:
-    """Joins content that consists only of text parts into one string. Other content is returned as immutable data."""
+    """Joins the parts of content that consists only of text. Converts other content to immutable data."""
     if content is None:
         return ""
     if _are_mappings(content) and all(isinstance(part.get("text"), str) for part in content):

@@ -1,1 +1,1 @@
-"""Trajectory files: their layouts, and how they are written and read."""
+"""The formats of trajectory files, and functions that write and read them."""

@@ -1,9 +1,9 @@
 """The files of episodes (schema version 3): JSON files with one episode, and JSON Lines files with any number.
 
-Both consist of the same records: `start` when the episode starts, `step` for each step, and `end` when the episode has
-ended. A record is one line, so that a file can be read while it grows, and after its process was killed.
+Both formats consist of the same records: `start` when the episode starts, `step` for each step, and `end` when the
+episode has ended. A record is one line, so that a file can be read while it grows, and after its process was killed.
 
-With its last line, a JSON file becomes one JSON object:
+After the last line was written, a JSON file is one JSON object:
 
 ```
 {"schema_version": 3, "episode_id": …, "task_name": …, "start_time": …, "metadata": {…}, "steps": [
@@ -13,11 +13,11 @@ With its last line, a JSON file becomes one JSON object:
 ```
 
 Each line of a JSON Lines file is a JSON object with the `type` of the record and the `episode_id`. Lines of different
-episodes may be mixed. A second `start` of an episode that has no `end` discards its earlier records. Empty lines are
-ignored. They occur because a writer that finds an incomplete last line adds a line end first.
+episodes may be mixed. If an episode without an `end` has a second `start`, its earlier records are ignored. Empty lines
+are also ignored. They can occur if a writer ends an incomplete line of an earlier process.
 
 `step_encoding` describes the encoding of a step. The other fields are the fields of `EpisodeTrajectory`. An episode
-without an end has its complete steps and the outcome `lost`, unless its LAST step was recorded.
+without an end is read with its complete steps. It has the outcome `lost`, unless its LAST step was recorded.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ SHARED_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
 """Suffixes of JSON Lines files."""
 STEPS = '"steps": ['
 MAX_PROBLEMS = 10
-"""Maximum number of problems of one file that are described. Further problems are only counted."""
+"""Maximum number of problems that are described for one file. Further problems are only counted."""
 _STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
-"""The start of a step in a JSON Lines file that this package wrote. Readers use it to find the episode of a line
+"""Matches the start of a step's line in a JSON Lines file from this package, so that readers find the episode of a line
 without parsing the line."""
 
 
 def start_line(started: EpisodeHandle | EpisodeTrajectory, *, shared: bool = False) -> str:
-    """Returns the line that opens an episode. `shared` is true for JSON Lines files, as in the following functions."""
+    """Returns the first line of an episode. `shared` selects JSON Lines, here and in the following functions."""
     fields = {"schema_version": SCHEMA_VERSION}
     fields |= {name: getattr(started, name) for name in ("episode_id", "task_name", "start_time", "metadata")}
     return _shared_line("start", started.episode_id, fields) if shared else f"{dump_json(fields)[:-1]}, {STEPS}\n"
@@ -65,7 +65,7 @@ def step_line(episode_id: str, encoded: Mapping[str, Any], *, first: bool, share
 
 
 def end_line(trajectory: EpisodeTrajectory, *, shared: bool = False) -> str:
-    """Returns the line that ends an episode. `unfinished_step` and `rewards` are left out if they are empty."""
+    """Returns the last line of an episode. Omits `unfinished_step` and `rewards` if they are empty."""
     names = ("end_time", "total_reward", "num_steps", "truncated", "outcome")
     fields: dict[str, Any] = {name: getattr(trajectory, name) for name in names}
     fields["error"] = trajectory.error.to_dict() if trajectory.error is not None else None
@@ -96,8 +96,8 @@ class FoundEpisode:
     Attributes:
         head: Fields of the episode's first line.
         offsets: Offsets of the episode's lines, in bytes of the uncompressed text.
-        steps: Complete steps, if they were read.
-        ended: The episode, without steps if these were not read; `None` for an episode without an end.
+        steps: Complete steps; empty if steps are not read.
+        ended: The episode if it has an end, otherwise `None`. It contains no steps if steps are not read.
     """
 
     head: Mapping[str, Any]
@@ -109,11 +109,11 @@ class FoundEpisode:
 
     @property
     def trajectory(self) -> EpisodeTrajectory:
-        """The episode, or its complete part with the outcome `lost`. Raises `ValueError` if `head` is invalid."""
+        """The episode. Without an end, it has the complete steps. Raises `ValueError` if `head` is invalid."""
         return self.ended or _lost(self.head, self.steps)
 
     def take(self, kind: str, text: str, *, with_steps: bool) -> None:
-        """Adds a record. After an invalid record, which raises one of `BROKEN`, later records are ignored."""
+        """Adds a record. An invalid record raises one of `BROKEN`, and all later records are ignored."""
         if self._is_broken:
             return
         try:
@@ -148,7 +148,7 @@ def _lost(head: Mapping[str, Any], steps: Sequence[StepRecord]) -> EpisodeTrajec
 
 
 def is_shared(path: Path) -> bool:
-    """Returns whether a file is a JSON Lines file, by its name."""
+    """Returns whether the name of a file is the name of a JSON Lines file."""
     return path.name.endswith(SHARED_SUFFIXES)
 
 
@@ -171,7 +171,7 @@ def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[F
 
 
 def _header_of_ends(path: Path) -> FoundEpisode | None:
-    """Reads an episode without steps from the first and last line of a JSON file; `None` if more lines are needed."""
+    """Reads an episode without steps from the first and last line of a JSON file; `None` if these do not suffice."""
     try:
         first, last = first_and_last_line(path)
         if not _is_head(first.text) or not last.text.startswith("]"):
@@ -190,9 +190,9 @@ def find_episodes(
 
     Args:
         path: The file.
-        problems: List to which a sentence for each invalid record is added. Reading then continues, and the episode has
-            its complete steps and the outcome `lost`. If `problems` is `None`, the first invalid record raises an
-            error.
+        problems: List to which a sentence for each invalid record is added. Reading continues, and the episode has only
+            the steps before the invalid record, and the outcome `lost`. If `problems` is `None`, the first invalid
+            record raises an error.
         offsets: Offsets of the lines to read. By default, all lines are read.
         with_steps: Whether steps are decoded.
 
@@ -234,19 +234,19 @@ def find_episodes(
     except ValueError as error:  # a line cannot be read, and neither can the lines after it
         report(error, "")
     if problems is not None and count > MAX_PROBLEMS:
-        problems.append(f"{path}: {count - MAX_PROBLEMS} more lines are broken.")
+        problems.append(f"{path}: {count - MAX_PROBLEMS} more lines are invalid.")
     yield from episodes.values()
 
 
 def _take(line: Line, path: Path, episodes: dict[str, FoundEpisode], *, with_steps: bool) -> Iterator[FoundEpisode]:
-    """Applies a line to `episodes`. Yields the episode if the line ends it. Invalid lines raise one of `BROKEN`."""
+    """Adds a line to its episode in `episodes`. If the line ends the episode, removes and yields the episode."""
     kind, episode_id, text = (_records_of_jsonl if is_shared(path) else _records_of_json)(line)
     if kind == "start":
         episodes[episode_id] = FoundEpisode(_head(text))
     elif kind not in ("step", "end"):
         raise ValueError(f"expected `type` to be start, step or end, got {kind!r:.80}")
     if (episode := episodes.get(episode_id)) is None:
-        raise ValueError(f"episode {episode_id!r:.80} has not started, or has ended")
+        raise ValueError(f"the episode {episode_id!r:.80} has no `start` before this line, or has already ended")
     episode.offsets.append(line.offset)
     if kind != "start":
         episode.take(kind, text, with_steps=with_steps)
@@ -274,7 +274,7 @@ def end_lost_episodes(path: Path) -> None:
 
 
 def _records_of_json(line: Line) -> tuple[str, str, str]:
-    """Returns the type of a record of a JSON file, an empty id, and the JSON text of the record."""
+    """Returns the type, an empty episode id and the JSON text of a record in a JSON file."""
     if not line.offset:
         return "start", "", f"{line.text.rstrip()}]}}"
     if line.text.startswith("]"):
@@ -283,7 +283,7 @@ def _records_of_json(line: Line) -> tuple[str, str, str]:
 
 
 def _records_of_jsonl(line: Line) -> tuple[str, str, str]:
-    """Returns the type of a record of a JSON Lines file, the id of its episode, and the JSON text of the record."""
+    """Returns the type, the episode id and the JSON text of a record in a JSON Lines file."""
     if step := _STEP.match(line.text):
         return "step", json.loads(step[1]), line.text
     data = _object(json.loads(line.text))
@@ -298,7 +298,7 @@ def _is_head(first_line: str) -> bool:
 
 
 def _head(text: str) -> dict[str, Any]:
-    """Parses and validates the record that opens an episode. Raises one of `BROKEN` if it is invalid."""
+    """Parses and validates the first record of an episode. Raises one of `BROKEN` if the record is invalid."""
     head = _object(json.loads(text))
     check_version(head.get("schema_version"))
     _lost(head, [])
@@ -327,7 +327,7 @@ def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
 
 
 def whole_episode(data: Mapping[str, Any], steps: Iterable[Any]) -> EpisodeTrajectory:
-    """Creates an episode from its fields in JSON form, and its steps: records, or their JSON form.
+    """Creates an episode from its fields in JSON form and its steps, which are `StepRecord` objects or their JSON form.
 
     Raises:
         ValueError: A field is missing or invalid, or the number of steps is not `num_steps`.
@@ -339,7 +339,7 @@ def whole_episode(data: Mapping[str, Any], steps: Iterable[Any]) -> EpisodeTraje
 
 
 def check_version(version: Any) -> None:
-    """Checks that a file has the current schema version. Raises `TrajectoryVersionError` if it has not."""
+    """Raises `TrajectoryVersionError` if `version` is not the current schema version."""
     if type(version) is not int or version != SCHEMA_VERSION:
         is_atif = isinstance(version, str) and version.startswith("ATIF")
         fix = "use the run that it was exported from" if is_atif else "use the version of ares_exp that wrote the file"

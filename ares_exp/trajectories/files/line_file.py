@@ -18,12 +18,12 @@ ZSTD = ".zst"
 MAX_FILE_BYTES = 4 * 1024**3
 MAX_LINE_BYTES = 256 * 1024**2
 TAIL_BYTES = 4096
-"""Number of bytes at the end of a file that are first read to find the last line. Each retry reads four times as
-much."""
+"""Number of bytes that are read from the end of a file to find the last line. If the line is longer, each retry reads
+four times as many bytes."""
 
 
 class Line(NamedTuple):
-    """One line of a file: its start in bytes of the uncompressed text, its number (0 if unknown), and its text."""
+    """A line of a file. `offset` counts the bytes of the uncompressed text before it. `number` is 0 if unknown."""
 
     offset: int
     number: int
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Start of the line, in words."""
+        """The position of the line, for messages."""
         return _place(self.offset, self.number)
 
 
@@ -41,7 +41,7 @@ class TextTooLongError(ValueError):
 
 @contextmanager
 def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[Iterator[Line]]:
-    """Opens a file for reading. Files named `….zst` are decompressed.
+    """Opens a file, and yields an iterator over its lines. Files named `….zst` are decompressed.
 
     Args:
         path: The file.
@@ -62,7 +62,7 @@ def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[
 
 
 def first_and_last_line(path: Path) -> tuple[Line, Line]:
-    """Reads the first and the last line of a file, without keeping other lines. For errors, see `read_lines`."""
+    """Reads the first and the last line of a file. Raises the same errors as `read_lines`."""
     with open_regular(path) as raw, _decompressed(raw, path) as file:
         lines = _lines(file)
         first = next(lines, Line(0, 1, ""))
@@ -74,13 +74,13 @@ def first_and_last_line(path: Path) -> tuple[Line, Line]:
 
 
 def read_rest(lines: Iterator[Line]) -> str:
-    """Reads the remaining lines of a file as one text, which may not exceed the size limit of a line."""
+    """Reads the remaining lines of a file as one string, which must not exceed the size limit of a line."""
     texts, length = [], 0
     for line in lines:
         texts.append(line.text)
         length += len(line.text)
         if length > MAX_LINE_BYTES:
-            raise TextTooLongError(f"expected a JSON object of at most {MAX_LINE_BYTES} bytes, got more")
+            raise TextTooLongError(f"the JSON object is longer than the limit of {MAX_LINE_BYTES} bytes")
     return "".join(texts)
 
 
@@ -88,7 +88,7 @@ def _lines(file: IO[bytes]) -> Iterator[Line]:
     offset = number = 0
     while data := _read_line(file, offset, number := number + 1):
         if offset + len(data) > MAX_FILE_BYTES:
-            raise TextTooLongError(f"expected at most {MAX_FILE_BYTES} bytes, got more")
+            raise TextTooLongError(f"the file is longer than the limit of {MAX_FILE_BYTES} bytes")
         yield Line(offset, number, _text(data, offset, number))
         offset += len(data)
 
@@ -101,9 +101,7 @@ def _line_at(file: IO[bytes], offset: int) -> Line:
 def _read_line(file: IO[bytes], offset: int, number: int) -> bytes:
     data = file.readline(MAX_LINE_BYTES + 1)
     if len(data) > MAX_LINE_BYTES:
-        raise TextTooLongError(
-            f"expected lines of at most {MAX_LINE_BYTES} bytes, but the line {_place(offset, number)} is longer"
-        )
+        raise TextTooLongError(f"the line {_place(offset, number)} is longer than the limit of {MAX_LINE_BYTES} bytes")
     return data
 
 
@@ -180,11 +178,11 @@ def write_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
 
 
 ASKING_LIMIT_SEC = 1.0
-"""Seconds that a writer waits while other processes check for a writer. Then it writes without the lock."""
+"""Time limit in seconds for acquiring the lock while processes call `has_writer`. After it, no lock is used."""
 
 
 class WriterLock:
-    """A shared lock on a file or directory, which is held while at least one writer writes there."""
+    """A shared lock on a file or directory, which is held until all its writers have released it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -192,7 +190,7 @@ class WriterLock:
         self._descriptor: int | None = None
 
     def acquire(self, path: Path, holder: str) -> None:
-        """Adds a holder of the lock on `path`. Raises `OSError` if `path` is missing."""
+        """Adds a writer, and locks `path` if this is the first writer. Raises `OSError` if `path` is missing."""
         with self._lock:
             if self._descriptor is None:
                 descriptor = os.open(path, os.O_RDONLY)
@@ -201,7 +199,7 @@ class WriterLock:
             self._holders.add(holder)
 
     def release(self, holder: str) -> None:
-        """Removes a holder. Releases the lock after the last holder. Does nothing for an unknown holder."""
+        """Removes a writer. Releases the lock if this was the last writer. Does nothing if the writer is unknown."""
         with self._lock:
             self._holders.discard(holder)
             if not self._holders and self._descriptor is not None:

@@ -4,15 +4,15 @@ An encoded step is a JSON object with the fields of `StepRecord`, without fields
 fields have another form:
 
 - `observation`: in a request, the number `conversation` replaces `messages`, and the number `settings` replaces all
-  other fields except `metadata`. Settings are stored once, because agents rarely change them.
+  other fields except `metadata`. Equal settings are stored once, because agents rarely change them.
 - `action`: a text that equals the content of a message is replaced with the number of the message, as in
-  `{"content_of": 7}`. If `prompt_token_ids` start with the tokens (prompt and completion) of an earlier step's action,
-  they are `{"step": 3, "keep": 120, "add": […]}`.
-- `adds`: the new `messages`, `nodes` and `settings` of this step, which are appended to the entries of earlier steps.
+  `{"content_of": 7}`. If `prompt_token_ids` start with tokens (prompt and completion) of an earlier step's action,
+  `{"step": 3, "keep": 120, "add": […]}` refers to the step and contains only the new tokens.
+- `adds`: the new `messages`, `nodes` and `settings` of this step. They are appended to the lists from earlier steps.
   The `conversation` of a request is the number of a node, or -1 if it is empty (see `ConversationWriter`).
-- An observation or action that could be mistaken for one of these forms is `{"verbatim": …}`.
+- An observation or action that could be mistaken for one of these forms is stored as `{"verbatim": …}`.
 
-To read a step, all earlier steps must have been read.
+To decode a step, all earlier steps must have been decoded.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ares_exp.llms.request import FrozenList, Message, freeze
 from ares_exp.trajectories.records import StepRecord, command_to_dict
 
 EMPTY = -1
-"""The node of the empty conversation, which is the parent of first messages."""
+"""The node of the empty conversation. It is the parent of each conversation with only one message."""
 
 MAX_REPEATED_MESSAGES = 100_000_000  # 10,000 steps of two messages each; 0.8 GB
-"""Limit on the messages of all conversations of a file when it is read. Repeated messages count each time."""
+"""Maximum number of messages in all conversations of a file. A message counts once for each conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The node of a conversation, and the entries to add for it.
+    """The node of a conversation, and the entries that must be stored for it.
 
-    `messages` is the conversation, in which equal messages are the same object. `new_messages` are to be appended to
-    the table, and `new_nodes` (pairs of the parent and the index of the message) to the nodes.
+    `messages` is the conversation, in which equal messages are the same object. `new_messages` must be appended to the
+    table of messages, and `new_nodes` (pairs of the parent and the index of the message) to the list of nodes.
     """
 
     node: int
@@ -69,7 +69,7 @@ class ConversationWriter:
         self._nodes: list[int] = []  # nodes of the prefixes of the previous conversation
 
     def add(self, conversation: Sequence[Mapping[str, Any]]) -> Added:
-        """Adds a conversation, whose messages must never change, and returns its node."""
+        """Adds a conversation, and returns its node and the new entries. The messages must not change later."""
         shared = self._shared_with_previous(conversation)
         self._given = conversation
         if shared == len(self._previous) and shared == len(conversation):
@@ -96,7 +96,7 @@ class ConversationWriter:
         return Added(node, messages, self.messages[known:], new_nodes)
 
     def _shared_with_previous(self, conversation: Sequence[Mapping[str, Any]]) -> int:
-        """Returns the number of equal messages at the start of `conversation` and the previous conversation."""
+        """Returns the length of the common prefix of `conversation` and the previous conversation."""
         if len(conversation) >= len(self._given) and all(map(is_, self._given, conversation)):
             return len(self._given)  # the fast path for agents that only append to a list
         count = 0
@@ -133,9 +133,9 @@ class ConversationReader:
             self._nodes.append((parent, index))
 
     def conversation(self, node: int) -> FrozenList:
-        """Returns the messages of `node`. Raises `ValueError` for a missing node, or above the message limit."""
+        """Returns the messages of `node`. Raises `ValueError` if the node is missing or the limit is exceeded."""
         if type(node) is not int or not EMPTY <= node < len(self._nodes):
-            raise ValueError(f"expected a conversation below {len(self._nodes)}, got {node!r:.80}")
+            raise ValueError(f"expected a conversation number below {len(self._nodes)}, got {node!r:.80}")
         at, tail = node, []
         while (started := self._read.get(at)) is None:
             at, index = self._nodes[at]
@@ -143,7 +143,7 @@ class ConversationReader:
         messages = FrozenList((*started, *reversed(tail))) if tail else started
         self._repeated += len(messages)
         if self._repeated > MAX_REPEATED_MESSAGES:
-            raise ValueError(f"expected at most {MAX_REPEATED_MESSAGES} messages in all requests together, got more")
+            raise ValueError(f"all requests together exceed the limit of {MAX_REPEATED_MESSAGES} messages")
         self._read[node] = messages
         return messages
 
@@ -152,7 +152,7 @@ MIN_SHARED_CHARS = 32
 MIN_SHARED_TOKENS = 16
 REMEMBERED_TOKEN_LISTS = 4
 MAX_REPEATED_TOKENS = 200_000_000
-"""Limit on the token ids of all prompts of a file when it is read. Repeated ids count each time."""
+"""Maximum number of token ids in all prompts of a file. An id counts once for each prompt."""
 
 
 class StepEncoder:
@@ -166,7 +166,7 @@ class StepEncoder:
         self._count = 0
 
     def encode(self, record: StepRecord) -> tuple[StepRecord, dict[str, Any]]:
-        """Encodes a record. Returns the record, which shares messages with earlier records, and the encoded step."""
+        """Encodes a record. Returns the record with the message objects of earlier records, and the encoded step."""
         observation, packed = self.pack(record.observation, record.action)
         if observation is not record.observation:
             record = replace(record, observation=observation)
@@ -187,7 +187,7 @@ class StepEncoder:
     def pack(self, observation: Any, action: Any) -> tuple[Any, dict[str, Any]]:
         """Encodes the next step as a dict with the keys `observation`, `action` and, if needed, `adds`.
 
-        Also returns the observation, whose messages are shared with earlier observations.
+        Returns the observation, in which message objects of earlier observations are reused, and the dict.
         """
         adds: dict[str, Any] = {}
         shared, packed = self._pack_observation(observation, adds)
@@ -261,8 +261,8 @@ class StepDecoder:
         """Decodes an encoded step.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: The data is not an encoded step, or refers to entries that
-                earlier steps did not add.
+            KeyError, TypeError, ValueError, AttributeError: The data is not an encoded step, or it refers to entries
+                that no earlier step has added.
         """
         observation, action = self.unpack(data)
         return StepRecord.from_dict({**data, "observation": observation, "action": action})
@@ -312,11 +312,11 @@ class StepDecoder:
         generated = earlier.get("completion_token_ids")
         known = (*earlier["prompt_token_ids"], *(generated if isinstance(generated, list) else ()))
         if type(packed["keep"]) is not int or not 0 <= packed["keep"] <= len(known):
-            raise ValueError(f"expected to keep at most {len(known)} token ids, got {packed['keep']!r:.80}")
+            raise ValueError(f"expected `keep` to be at most {len(known)}, got {packed['keep']!r:.80}")
         tokens = [*known[: packed["keep"]], *packed["add"]]
         self._repeated_tokens += len(tokens)
         if self._repeated_tokens > MAX_REPEATED_TOKENS:
-            raise ValueError(f"expected at most {MAX_REPEATED_TOKENS} prompt token ids in all, got more")
+            raise ValueError(f"all prompts together exceed the limit of {MAX_REPEATED_TOKENS} token ids")
         return tokens
 
 
@@ -326,12 +326,12 @@ def _unmistakable(value: Any, *reserved: str) -> Any:
 
 
 def _are_ids(tokens: Any) -> bool:
-    """Returns whether all tokens are ints. A plain comparison would accept 1.0 and True."""
+    """Returns whether all tokens are of the type `int`. `1.0` and `True` are not, although they equal 1."""
     return isinstance(tokens, FrozenList) and {int}.issuperset(map(type, tokens))
 
 
 def _common_length(earlier: tuple[int, ...], later: tuple[int, ...]) -> int:
-    """Returns the number of equal tokens at the start of two lists. Uses bisection, because slices compare fast."""
+    """Returns the length of the common prefix of two lists. Uses bisection, because comparing slices is fast."""
     low, high = 0, min(len(earlier), len(later))
     while low < high:
         middle = (low + high + 1) // 2
@@ -344,5 +344,5 @@ def _common_length(earlier: tuple[int, ...], later: tuple[int, ...]) -> int:
 
 def _item(items: Sequence[Any], index: Any, what: str) -> Any:
     if type(index) is not int or not 0 <= index < len(items):
-        raise ValueError(f"expected an index below {len(items)} into the {what}, got {index!r:.80}")
+        raise ValueError(f"expected an index of the {what} below {len(items)}, got {index!r:.80}")
     return items[index]

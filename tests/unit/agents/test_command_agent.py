@@ -395,11 +395,11 @@ def test_remote_servers_are_in_the_mcp_file(transport: Any, kind: str) -> None:
     ("words", "says"),
     [
         (["agent.files={/x: {text: a, path: b}}"], "either `text` or `path`"),
-        ([f"agent.files={{/x: {{text: {'a' * 100_001}, fill: true}}}}"], "at most 100000 bytes, got 100001 in /x"),
+        ([f"agent.files={{/x: {{text: {'a' * 100_001}, fill: true}}}}"], "has 100001 bytes, .* the limit is 100000"),
         (["agent.files={/x: missing.py}"], "missing.py"),
         (["agent.files={x: missing.py}"], "start with `/` or `~/`"),
         (["agent.mount=nowhere"], "nowhere"),
-        (["agent.command='echo ${NAME}'"], r"Use `\$NAME` for a variable of the shell"),
+        (["agent.command='echo ${NAME}'"], r"Use `\$NAME` for a shell variable"),
         (["agent.keepalive_sec=0"], "keepalive_sec"),
         (["snapshot=every_step"], "resume="),
     ],

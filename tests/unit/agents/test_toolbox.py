@@ -99,7 +99,7 @@ def test_failed_download_is_retried_a_few_times(registry: NpmRegistry, monkeypat
 def test_archives_cannot_escape_or_contain_links(registry: NpmRegistry, tmp_path: Path) -> None:
     outside, link = tarfile.TarInfo("package/../../../evil"), tarfile.TarInfo("package/bin/inner")
     link.type, link.linkname = tarfile.SYMTYPE, "tiny"
-    for member, problem in ((outside, "outside of the target directory"), (link, "a link where a file was expected")):
+    for member, problem in ((outside, "outside of the target directory"), (link, "contains the link")):
         registry.data = tgz({"bin/tiny": PROGRAM, "evil": member})
         with pytest.raises(ToolboxError, match=problem):
             install(replace(BUILD, parts=(pinned(registry.data),)), say=print)

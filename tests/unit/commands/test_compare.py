@@ -72,7 +72,7 @@ def test_significant_difference_is_reported(tmp_path: Path, capsys: pytest.Captu
     assert "A policy.temperature=0 8 32 0.31 [0.11, 0.62]" in text
     assert "key A B policy.temperature 0 1 B against A" in text
     assert "output_dir" not in text
-    assert "B against A, on 8 tasks that both have mean reward" in text
+    assert "B against A, on 8 tasks in both runs mean reward" in text
     assert "mean reward +0.47 [+0.26, +0.68], p = 0.016 (sign-flip test)" in text
     assert "per attempt: tokens 1,000 -> 1,500 (+50%), $ 0.01 -> 0.01 (+50%), seconds 2.00 -> 2.00 (+0%)" in text
     assert "B is better than A (p = 0.016)." in text
@@ -143,11 +143,11 @@ def test_tasks_of_only_one_run_are_excluded(tmp_path: Path, capsys: pytest.Captu
     b = _run(tmp_path / "b", {**_tasks([1, 2]), **{f"own{n}": [0.0] * 4 for n in range(7)}})
     code, text, _ = _compare(capsys, a, b)
     assert code == 0
-    assert "on 2 tasks that both have only in A, so left out: mine" in text
+    assert "on 2 tasks in both runs only in A, so left out: mine" in text
     assert "only in B, so left out: own0, own1, own2, own3, own4 and 2 more" in text
     c = _run(tmp_path / "c", {"other": [1.0]})
     text = _compare(capsys, a, c)[1]
-    assert "on 0 tasks that both have" in text
+    assert "on 0 tasks in both runs" in text
     assert "A and B have no task in common, so they cannot be compared." in text
 
 
@@ -162,7 +162,7 @@ def test_changed_tasks_are_compared_and_named(tmp_path: Path, capsys: pytest.Cap
         (run / "provenance.json").write_text(json.dumps({"tasks": digests[run.name]}))
     code, out, _ = _compare(capsys, *runs)
     assert code == 0
-    assert "on 4 tasks that both have compared, although the task changed between the runs: t1, t3 mean reward" in out
+    assert "on 4 tasks in both runs compared, although the task changed between the runs: t1, t3 mean reward" in out
     document = _document(capsys, *runs)
     assert [pair["changed_tasks"] for pair in document["pairs"]] == [["t1", "t3"]]
 

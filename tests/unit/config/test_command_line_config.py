@@ -23,7 +23,7 @@ from ares_exp.config.schema import GROUPS, KEYS, ExperimentConfig, keys, validat
 from ares_exp.config.targets import SCORER, added_defaults, constructor_defaults, instantiate_group, instantiate_several
 from ares_exp.errors import ConfigError
 
-MODELS = "`policy=anthropic` or `policy=openai` or another one"
+MODELS = "`policy=anthropic` or `policy=openai` or another option"
 
 
 @pytest.fixture(autouse=True)

@@ -59,7 +59,7 @@ def test_agent_instead_of_its_factory_is_explained(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("no_such_place.Part", rf"no module `no_such_place` for `no_such_place\.Part`\. Looked for in {Path.cwd()}"),
+        ("no_such_place.Part", rf"no module `no_such_place` for `no_such_place\.Part` in {Path.cwd()}"),
         ("ares_exp.agents.shell_agent.ShellAgentFactry", "has no `ShellAgentFactry`. Did you mean `ShellAgentFactory`"),
     ],
 )
@@ -291,8 +291,8 @@ def test_help_list_and_preset_show_the_warning(
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"_target_: caf\xe9\n", "to be in UTF-8, found the byte 0xe9"),
-        (b"\xff\xfea\x00:\x00 \x001\x00", "to be in UTF-8, found the byte 0xff"),
+        (b"_target_: caf\xe9\n", "is not valid UTF-8: it contains the byte 0xe9"),
+        (b"\xff\xfea\x00:\x00 \x001\x00", "is not valid UTF-8: it contains the byte 0xff"),
         (b"a: 1\x00\n", "special characters are not allowed"),
         (b"a: [\n", "expected the node content"),
         (b"a: " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
@@ -364,12 +364,12 @@ def test_plugin_is_found_without_its_import(site: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "files", "reason"),
     [
-        ("nowhere.conf", {}, "expected `nowhere.conf` to be a folder"),
-        ("bad", {"bad.py": ""}, "expected `bad` to be a folder"),
-        ("bad.conf:tree", {}, "expected the dotted name of a folder"),
-        ("bad.conf", {"bad/conf/README": ""}, "expected an option in"),
-        ("bad.conf", {"bad/conf/env/x.yaml": "", "bad/conf/config.yaml": ""}, "found config.yaml"),
-        ("bad.conf", {"bad/conf/env/x.yaml": "", "bad/conf/hydra/launcher/basic.yaml": ""}, "found hydra/"),
+        ("nowhere.conf", {}, "`nowhere.conf` is not a folder"),
+        ("bad", {"bad.py": ""}, "`bad` is not a folder"),
+        ("bad.conf:tree", {}, "must be the dotted name of a folder"),
+        ("bad.conf", {"bad/conf/README": ""}, "contains no option"),
+        ("bad.conf", {"bad/conf/env/x.yaml": "", "bad/conf/config.yaml": ""}, "contains config.yaml"),
+        ("bad.conf", {"bad/conf/env/x.yaml": "", "bad/conf/hydra/launcher/basic.yaml": ""}, "contains hydra/"),
     ],
 )
 def test_broken_plugin_is_named_and_skipped(site: Site, value: str, files: dict[str, str], reason: str) -> None:
@@ -378,7 +378,7 @@ def test_broken_plugin_is_named_and_skipped(site: Site, value: str, files: dict[
     found = options.installed_plugins()
     assert [plugin.name for plugin in found.plugins] == ["fine"]
     [problem] = found.problems
-    assert problem.startswith("The plugin `broken` of bad 1.0 is left out: ")
+    assert problem.startswith("The plugin `broken` of bad 1.0 is ignored: ")
     assert reason in problem
 
 
@@ -406,7 +406,7 @@ def test_first_of_two_equal_plugins_is_used(site: Site) -> None:
     site.install("twin", {"fine": "twin.conf"}, {"twin/conf/env/twin.yaml": "_target_: twin.Source\n"})
     found = options.installed_plugins()
     assert [plugin.package for plugin in found.plugins] == ["fine 1.0"]
-    assert "`fine` of twin 1.0 is left out: fine 1.0 has a plugin with this name" in found.problems[0]
+    assert "`fine` of twin 1.0 is ignored: fine 1.0 has a plugin with this name" in found.problems[0]
 
 
 def test_binary_option_file_has_no_description(site: Site, tmp_path: Path) -> None:

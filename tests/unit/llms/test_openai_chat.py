@@ -213,7 +213,7 @@ def test_content_parts_are_read() -> None:
 
 @pytest.mark.parametrize(
     ("request_", "named"),
-    [(replace(FULL, top_k=3), "`top_k`"), (replace(FULL, metadata={"n": 1}), r"`metadata\.n`, a int")],
+    [(replace(FULL, top_k=3), "`top_k`"), (replace(FULL, metadata={"n": 1}), r"`metadata\.n` of type int")],
 )
 def test_dropped_fields_of_written_request_are_named(request_: LLMRequest, named: str) -> None:
     with pytest.raises(WireFormatError, match=named):

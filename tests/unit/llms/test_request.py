@@ -31,7 +31,7 @@ def test_later_message_edits_do_not_change_the_request() -> None:
 )
 def test_message_is_immutable(change: object) -> None:
     message = LLMRequest([{"role": "user", "content": "hi"}]).messages[0]
-    with pytest.raises(TypeError, match="cannot change"):
+    with pytest.raises(TypeError, match="are immutable"):
         change(message)  # type: ignore[operator]
     assert message == {"role": "user", "content": "hi"}
 

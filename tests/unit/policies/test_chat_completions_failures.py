@@ -92,7 +92,7 @@ async def test_retries_are_bounded(endpoint: LoopbackEndpoint, make: Make) -> No
 
 async def test_timeout_names_its_limit(endpoint: LoopbackEndpoint, make: Make) -> None:
     endpoint.otherwise = slow(30)
-    with pytest.raises(EndpointTimeoutError, match=r"gave no response within 0\.05 s") as raised:
+    with pytest.raises(EndpointTimeoutError, match=r"received no response within 0\.05 s") as raised:
         await make(timeout_sec=0.05, max_retries=0)(HI)
     assert raised.value.status is None
 

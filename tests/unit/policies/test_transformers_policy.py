@@ -445,15 +445,15 @@ async def test_functions_change_hidden_states(tokenizer: Any, model: Any, tmp_pa
 
 async def test_missing_modules_and_hooks_are_rejected(tokenizer: Any, model: Any, tmp_path: Path) -> None:
     for given, said in (
-        ({"activations": [2]}, "of the 2 layers of the model, got 2"),
+        ({"activations": [2]}, "The model has 2 layers, but no layer 2"),
         ({"activations": [{"module": "nowhere"}]}, "'nowhere'"),
-        ({"hooks": [{"layer": -3, "function": "math.sqrt"}]}, "got -3"),
+        ({"hooks": [{"layer": -3, "function": "math.sqrt"}]}, "no layer -3"),
     ):
         policy = watched(model, tokenizer, tmp_path, **given)
         with pytest.raises(PreflightError, match=said):
             await policy.preflight()
         await policy.close()
-    with pytest.raises(ValueError, match="one of `layer` and `module`"):
+    with pytest.raises(ValueError, match="either `layer` or `module`"):
         TransformersPolicy(model="m", activations=[{"positions": "all"}])
     with pytest.raises(ConfigError, match=r"policy\.output_dir"):
         TransformersPolicy(model="m", activations=[0])

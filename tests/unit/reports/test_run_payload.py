@@ -172,7 +172,7 @@ def test_security_policy_names_script_and_style_digests() -> None:
             {"replay.json": '{"recording": "outputs/a", "matching_steps": 3, "compared_steps": 4, "score": 0.75}'},
             ["replay of outputs/a", "3 of 4 steps match (0.75)"],
         ),
-        ({"parts/0/config.yaml": "", "parts/1/config.yaml": ""}, ["merged of 2 runs"]),
+        ({"parts/0/config.yaml": "", "parts/1/config.yaml": ""}, ["merged from 2 runs"]),
     ],
 )
 def test_origin_of_a_run_is_described(tmp_path: Path, written: dict[str, str], about: list[str]) -> None:

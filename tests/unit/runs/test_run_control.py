@@ -171,7 +171,7 @@ async def test_outage_of_the_endpoint_is_shown_and_bounded(tmp_path: Path, monke
             await policy._endpoint.check_reachable()
         async with controlled(tmp_path, count=9, policy=policy, policy_timeout_sec=2) as run:
             await run.until(lambda: run.status is not None and run.status.outage)
-            assert "The run is not paused by a command. GET " in (await run.order("resume"))["says"]
+            assert "No command has paused the run. GET " in (await run.order("resume"))["says"]
             await run.until(lambda: run.status is not None and run.status.state == "paused")
     *_, row = rows(tmp_path)
     assert len(rows(tmp_path)) < 9
@@ -232,7 +232,7 @@ async def test_invalid_order_warns_and_the_run_continues(tmp_path: Path, caplog:
             (inbox / f"{number:02}.json").symlink_to("/etc/passwd")
         await run.until(lambda: not any(inbox.iterdir()) and run.noted())
         assert len((await run.end()).scored) == 1
-    told = [record.message for record in caplog.records if "without a valid command" in record.message]
+    told = [record.message for record in caplog.records if "No valid command in" in record.message]
     assert 1 <= len(told) <= 3
     assert "expected a regular file" in told[0]
     assert len(run.noted()) == len(told)

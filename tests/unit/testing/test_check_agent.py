@@ -77,7 +77,7 @@ async def test_unrecordable_error_is_found() -> None:
 
 async def test_agent_that_waits_instead_of_ending_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(careless.NeverReturns, "made", 0)
-    with pytest.raises(DivergenceError, match=r"like the first run, which ended, but it waited"):
+    with pytest.raises(DivergenceError, match="first run of the agent ended, but the second run waited"):
         await check_agent(careless.NeverReturns, replies=["yes"] * 4)
 
 
@@ -96,7 +96,7 @@ async def test_factory_may_be_a_local_class() -> None:
 
 async def test_stateful_agent_is_checked_by_its_state() -> None:
     assert await check_agent(StatefulAgentFactory(), replies=["a", "b", "done"]) == 3
-    with pytest.raises(DivergenceError, match=r"^Step 1: .*sends another request"):
+    with pytest.raises(DivergenceError, match=r"^Step 1: .*sends a different request"):
         await check_agent(ForgetfulAgentFactory(), replies=["a", "b", "done"])
 
 
@@ -105,7 +105,7 @@ async def test_nondeterministic_agent_without_state_cannot_be_checked() -> None:
         return careless.Now(**given)
 
     factory.deterministic = False  # type: ignore[attr-defined]
-    with pytest.raises(SnapshotUnsupportedError, match=r"must have get_state\(\)"):
+    with pytest.raises(SnapshotUnsupportedError, match=r"add get_state\(\)"):
         await check_agent(factory, replies=["yes"])
 
 

@@ -102,7 +102,7 @@ def test_part_without_a_suite_is_an_error(run: Run) -> None:
     message = "`my_parts.Missing` cannot be imported: the module `my_parts`"
     assert (done.stdout + done.stderr).count(message) == 1
     assert "Traceback" not in done.stdout + done.stderr
-    with pytest.raises(ConfigError, match="Expected pathlib:Path to be the class of an agent, which takes"):
+    with pytest.raises(ConfigError, match="Expected pathlib:Path to be the class of an agent, which accepts"):
         part_suites.suites_of(["pathlib:Path"], [])
 
 

@@ -78,7 +78,7 @@ async def test_calls_are_repeated_while_the_service_is_full_or_away() -> None:
         (error(404, "No rollout r9.", type="Unknown"), 404, "Unknown", "returned 404: No rollout r9."),
         (raw(b"<html>", status=500, content_type="text/html"), 500, None, "returned 500: Internal Server Error"),
         (error(429, "Full.", type="Full", headers={"Retry-After": "9"}), 429, "Full", "returned 429: Full."),
-        (json_body({"state": "?"}), None, None, "Expected RolloutFacts from the rollout service"),
+        (json_body({"state": "?"}), None, None, "The rollout service returned an invalid RolloutFacts"),
     ],
 )
 async def test_errors_have_the_status_and_the_message(

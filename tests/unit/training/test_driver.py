@@ -213,7 +213,7 @@ async def test_unknown_task_is_refused(policy: Responses) -> None:
     async with driver(policy) as driving:
         with pytest.raises(ConfigError, match=r"There is no task 'aple' in this run\. Did you mean `apple`"):
             driving.submit(["aple"])
-        with pytest.raises(ConfigError, match="at least 1, got 0"):
+        with pytest.raises(ConfigError, match="at least 1 attempt per task, got 0"):
             driving.submit(TASKS, n=0)
 
 

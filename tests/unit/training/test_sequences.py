@@ -120,13 +120,13 @@ def test_other_conversations_are_included_on_request() -> None:
         ({"completion_token_ids": None}, "no `completion_token_ids`"),
         ({"logprobs": None}, "no `logprobs`.*policy=transformers"),
         ({"logprobs": [-0.5]}, "2 sampled tokens and 1 log-prob"),
-        ({"logprobs": [-0.5, float("nan")]}, "not a list of log-probabilities"),
-        ({"logprobs": [-0.5, 0.5]}, "not a list of log-probabilities"),
-        ({"logprobs": [-0.5, float("-inf")]}, "not a list of log-probabilities"),
-        ({"completion_token_ids": [1, -1]}, "not a list of ids"),
-        ({"completion_token_ids": [1, True]}, "not a list of ids"),
-        ({"completion_token_ids": [], "logprobs": []}, "3 prompt and 0 sampled tokens"),
-        ({"prompt_token_ids": []}, "0 prompt and 2 sampled tokens"),
+        ({"logprobs": [-0.5, float("nan")]}, "must be a list of log-probabilities"),
+        ({"logprobs": [-0.5, 0.5]}, "must be a list of log-probabilities"),
+        ({"logprobs": [-0.5, float("-inf")]}, "must be a list of log-probabilities"),
+        ({"completion_token_ids": [1, -1]}, "must be a list of ids"),
+        ({"completion_token_ids": [1, True]}, "must be a list of ids"),
+        ({"completion_token_ids": [], "logprobs": []}, "3 prompt tokens and 0 sampled tokens"),
+        ({"prompt_token_ids": []}, "0 prompt tokens and 2 sampled tokens"),
         ({"sampling": {"temperature": 0.7}}, "temperature 0.7, expected 1"),
         ({"sampling": {"temperature": 1.0, "top_p": 0.9}}, "`top_p=0.9`"),
         ({"sampling": {"top_k": 20}}, "`top_k=20`"),
@@ -267,7 +267,7 @@ def test_rewritten_history_becomes_several_outputs_or_error() -> None:
     outputs = [AgentLoopOutput(**fields) for fields in agent_loop_outputs(FORKED)]
     assert [output.response_ids for output in outputs] == [[10, 11], [30]]
     assert [output.reward_score for output in outputs] == [0.5, 0.5]
-    with pytest.raises(UntrainableError, match=r"e2 \(task\), got 2, 1 of them forked"):
+    with pytest.raises(UntrainableError, match=r"e2 \(task\) to have one row, got 2 rows, of which 1 forked"):
         agent_loop_output(FORKED)
 
 
@@ -293,14 +293,17 @@ def test_rewritten_history_becomes_skyrl_steps() -> None:
     assert output["trajectory_ids"] == ["a", "b", "b", "c"]
     assert output["is_last_step"] == [True, False, True, True]
     assert output["rewards"] == [1.0, 0.5, 0.5, 1.0]
-    with pytest.raises(UntrainableError, match=r"episode e2 \(task\), got more"):
+    with pytest.raises(UntrainableError, match=r"Episode e2 \(task\) has several rows"):
         generator_output([LINEAR, FORKED], step_wise=False)
     with pytest.raises(ValueError, match="Expected 2 trajectory ids, got 0"):
         generator_output([LINEAR, FORKED])
 
 
 def test_verl_needs_integer_policy_versions() -> None:
-    for call, message in ((Call([1], [2], version="v1"), "global steps of verl, got v1"), (Call([1], [2]), "got none")):
+    for call, message in (
+        (Call([1], [2], version="v1"), "global steps of verl, got v1"),
+        (Call([1], [2]), "has no policy"),
+    ):
         with pytest.raises(UntrainableError, match=message):
             agent_loop_outputs(sequences_of(episode([call])))
     [output] = agent_loop_outputs(sequences_of(episode([Call([1], [2])])), global_step=7)

@@ -96,7 +96,7 @@ def test_broken_step_is_reported_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(TrajectoryFormatError) as caught:
         load_episode(path)
     offset = len("".join(lines[:2]).encode())
-    assert f"{path} at byte {offset} (line 3): expected a conversation below 3, got 99" in str(caught.value)
+    assert f"{path} at byte {offset} (line 3): expected a conversation number below 3, got 99" in str(caught.value)
     [saved], [problem] = salvaged(path)
     assert saved.num_steps == 1
     assert saved.outcome is Outcome.LOST
@@ -113,7 +113,7 @@ def test_broken_step_is_reported_with_its_line(tmp_path: Path) -> None:
         (lambda text: '{"schema_version": "ATIF-v1.6", "steps": []}', "use the run that it was exported from"),
         (lambda text: text.replace('"task_name"', '"name"'), "task_name"),
         (lambda text: text.replace("\n,{", "\n{", 1).replace("{", "", 1), "."),
-        (lambda text: text + "{}\n", "has ended"),
+        (lambda text: text + "{}\n", "has already ended"),
     ],
 )
 def test_other_mistakes_are_reported(tmp_path: Path, change: object, what: str) -> None:
@@ -147,7 +147,7 @@ def test_reformatted_object_is_read_within_line_limit(tmp_path: Path, monkeypatc
     monkeypatch.setattr("ares_exp.trajectories.files.line_file.MAX_LINE_BYTES", 10_000)
     path = tmp_path / "e.json"
     path.write_text("[\n" + "0,\n" * 4_000 + "0]")
-    with pytest.raises(TrajectoryFormatError, match="expected a JSON object of at most 10000 bytes, got more"):
+    with pytest.raises(TrajectoryFormatError, match="the JSON object is longer than the limit of 10000 bytes"):
         EpisodeTrajectory.load(path)
 
 

@@ -137,7 +137,7 @@ def test_foreign_action_leaves_response_columns_empty(tmp_path: Path) -> None:
 def test_value_outside_its_column_is_an_error(tmp_path: Path) -> None:
     for changes in ({"action": {"data": [], "usage": {}, "model": 4}}, {"step_index": 2**80}):
         odd = replace(episode(), steps=(replace(episode().steps[1], **changes),), num_steps=1)
-        with pytest.raises(TrajectoryFormatError, match="Cannot write 'e' to a table: "):
+        with pytest.raises(TrajectoryFormatError, match="Cannot write the rows of 'e' to a table: "):
             written(tmp_path, odd)
 
 

@@ -148,5 +148,5 @@ def test_diff_is_short() -> None:
     old, new = "\n".join(map(str, range(1000))), "\n".join(map(str, range(500, 1500)))
     diff = short_diff(old, new)
     assert len(diff) == 12
-    assert diff[-1].endswith("lines more")
+    assert diff[-1].endswith("more lines")
     assert max(map(len, short_diff("a" * 10_000 + "b" + "a" * 10_000, "a" * 20_001))) < 200

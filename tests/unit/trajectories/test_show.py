@@ -331,11 +331,11 @@ def test_id_prefix_selects_the_exact_or_all_episodes(tmp_path: Path) -> None:
         (["no/such/place"], "No such file"),
         (
             ["run", "--step", "1"],
-            "Expected one episode with `--step` or `--steps`, found 2 in run. Name one, such as run/a1\\.",
+            "`--step` and `--steps` require one episode, but found 2 in run. Name one, such as run/a1\\.",
         ),
-        (["run/a1", "--step", "4"], "Expected a step below 4, got 4"),
-        (["run/a1", "--step", "-5"], "Expected a step below 4, got -5"),
-        (["run/a1", "--steps", "50:60"], "Expected steps from 0 to 3, but `--steps` selects none"),
+        (["run/a1", "--step", "4"], "has no step 4, because it has only 4 steps"),
+        (["run/a1", "--step", "-5"], "has no step -5, because it has only 4 steps"),
+        (["run/a1", "--steps", "50:60"], "`--steps` selects no steps. The episode has the steps 0 to 3"),
         (["broken.json"], "broken.json at byte 0"),
     ],
 )

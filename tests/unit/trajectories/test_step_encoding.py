@@ -196,5 +196,5 @@ def test_decoding_memory_is_bounded() -> None:
     step |= {"reward": None, "discount": None, "timestamp": 0.0, "adds": {"messages": [said("x")], "nodes": nodes}}
     decoder.decode(step)
     del step["adds"]
-    with pytest.raises(ValueError, match="in all requests together"):
+    with pytest.raises(ValueError, match="all requests together"):
         deque((decoder.decode(step) for _ in range(2000)), maxlen=0)

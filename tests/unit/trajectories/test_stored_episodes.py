@@ -202,7 +202,7 @@ def test_broken_record_loses_only_later_steps(tmp_path: Path, name: str) -> None
 
 def test_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "e.json")
-    with pytest.raises(TrajectoryFormatError, match="found a pipe"):
+    with pytest.raises(TrajectoryFormatError, match="but it is a pipe"):
         load(tmp_path / "e.json")
 
 

@@ -75,7 +75,7 @@ def test_other_tools_make_another_conversation() -> None:
 def test_same_conversation_of_two_episodes_is_one_row() -> None:
     rows, report = sft_rows([talk("a", episode_id="1"), talk("b"), talk("a", episode_id="2")])
     assert [row["episode_id"] for row in rows] == ["1", "e"]
-    assert report.left_out == {"conversations that another episode also has": 1}
+    assert report.left_out == {"conversations that duplicate an earlier conversation": 1}
     assert report.rows == 2
 
 
@@ -118,7 +118,7 @@ def test_reasoning_is_counted_and_included_on_request() -> None:
     rows, report = sft_rows([episode])
     assert [message["content"] for message in next(rows)["messages"][2::2]] == ["a", "b", "a", "a"]
     assert [*rows] == []
-    assert "Left out: 3 replies' reasoning (--reasoning keeps it)." in report.sentences()
+    assert "Left out: 3 blocks of reasoning (--reasoning keeps them)." in report.sentences()
 
     rows, report = sft_rows([episode], reasoning="field")
     (row,) = rows

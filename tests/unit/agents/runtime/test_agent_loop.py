@@ -328,5 +328,5 @@ async def test_journal_ending_during_a_call_is_refused() -> None:
     journal = await recorded()
     first_done = next(place for place, entry in enumerate(journal.entries) if isinstance(entry, DoneEntry))
     journal.entries = journal.entries[:first_done]
-    with pytest.raises(JournalError, match="The journal ends before the agent's call for exec ends"):
+    with pytest.raises(JournalError, match="The journal ends before the result of the agent's exec call"):
         await again(twice, journal)

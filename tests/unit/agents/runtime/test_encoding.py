@@ -135,7 +135,7 @@ HOSTILE: dict[str, tuple[list[bytes], str]] = {
     "no object": ([b"[]"], "entry 0"),
     "nested": ([b"[" * 100_000], "entry 0"),
     "a completion without a call": ([line(t="done", id=3, at=0)], "there is no call 3"),
-    "twice": ([CALL, CALL], "call 0 exists twice"),
+    "twice": ([CALL, CALL], "call number 0 is negative or not unique"),
     "a negative call": ([line(t="call", id=-1, k="exec", a={})], "negative"),
     "a call without a kind": ([line(t="call", id=0, k="eval", a={})], "unknown kind of call 'eval'"),
     "completed twice": ([CALL, *[line(t="done", id=0, at=0, v=RESULT)] * 2], "call 0 is completed twice"),
@@ -151,7 +151,7 @@ HOSTILE: dict[str, tuple[list[bytes], str]] = {
     "a signal": ([CALL, line(t="done", id=0, at=0, e=["KeyboardInterrupt", []])], "a known error"),
     "an iteration": ([CALL, line(t="done", id=0, at=0, e=["StopIteration", []])], "a known error"),
     "an error of objects": ([CALL, line(t="done", id=0, at=0, e=["OSError", [{}]])], "with plain values"),
-    "more than there is": ([line(t="call", id=0, k="llm", s="x", keep=5, m=[])], "keeps 5 messages of 0"),
+    "more than there is": ([line(t="call", id=0, k="llm", s="x", keep=5, m=[])], "keeps 5 of 0 messages"),
     "a step of a command": ([CALL, line(t="step", id=0, time=0, reward=0, sec=[0, 0, 0])], "a known kind"),
     "a step without times": ([ASK, line(t="step", id=0, time=0, reward=0, sec=[0])], "not enough values"),
     "an unknown entry": ([ASK, line(t="jump", id=0)], "a known kind of entry, got 'jump'"),
@@ -180,7 +180,7 @@ def test_expanded_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [line(t="call", id=0, k="llm", s="x", keep=0, m=["a"] * 20)]
     calls += [line(t="call", id=number, k="llm", s="x", keep=20, m=[]) for number in range(1, 6)]
     assert len(decoded(calls[:5]).entries) == 5
-    with pytest.raises(SnapshotMetadataError, match=r"entry 5 .* 120 in all"):
+    with pytest.raises(SnapshotMetadataError, match=r"entry 5 .* 120 messages in all"):
         decoded(calls)
 
 

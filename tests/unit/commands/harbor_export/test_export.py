@@ -344,7 +344,7 @@ def test_missing_records_are_tolerated(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"{SOLVED}.json" in capsys.readouterr().err
     (job / "config.json").unlink()
     (run / "config.yaml").unlink()
-    assert "An export needs it" in refused(run, tmp_path / "other", capsys)
+    assert "The export needs this file" in refused(run, tmp_path / "other", capsys)
 
 
 @pytest.mark.skipif(HARBOR_PYTHON is None, reason="ARES_EXP_HARBOR_PYTHON names no Python that has Harbor")

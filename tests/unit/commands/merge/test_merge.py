@@ -111,7 +111,7 @@ def test_duplicate_attempts_are_refused_or_counted_once(
     again = shard(tmp_path / "again", "a", 0.0)
     out = str(tmp_path / "out")
     told = refused([out, *shards, str(again)], capsys)
-    assert f"attempt 0 of a ran in {shards[0]} and, with another result, in {again}" in told
+    assert f"{shards[0]} and {again} have different results of attempt 0 at a" in told
     assert "The same run directory is listed twice" in refused([out, shards[0], shards[0]], capsys)
     copy = shard(tmp_path / "copy", "a")
     assert main([out, *shards, str(copy)]) == 0, "the same rows count once"

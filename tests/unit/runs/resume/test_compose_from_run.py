@@ -377,7 +377,7 @@ def test_run_writable_by_others_needs_force(recorded: Recorded, verb: str) -> No
     for place in (run, run / "config.yaml", run / ".hydra", run / ".hydra/overrides.yaml"):
         mode = place.stat().st_mode
         place.chmod(0o777 if place.is_dir() else 0o666)
-        with pytest.raises(ConfigError, match=r"Expected a run directory that only you can write, got .*first"):
+        with pytest.raises(ConfigError, match=r"Expected a run directory that only you can write to, got .*first"):
             compose_from_run([], [verb])
         assert compose_from_run([], [verb, "resume_force=true"]).source in (run, Path("first"))
         place.chmod(mode)
