@@ -51,7 +51,7 @@ def dump_json(data: Any, *, indent: int | None = None) -> str:
 
 
 def json_text(data: Mapping[str, Any]) -> str:
-    """Returns valid JSON without the values of known secrets; non-finite numbers become null."""
+    """Returns data as strict JSON. Masks known secrets, and replaces non-finite numbers by null."""
     text = dump_json(data)
     return text if "NaN" not in text and "Infinity" not in text else dump_json(_finite(data))
 

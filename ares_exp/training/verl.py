@@ -130,12 +130,12 @@ def _fields(row: TrainingSequence, global_step: int | None) -> dict[str, Any]:
     except ValueError:
         raise UntrainableError(
             f"Expected the policy versions of episode {row.episode_id} ({row.task}) to be global steps of verl, got "
-            f"{', '.join(row.policy_versions)}. Let the endpoint report the step as `policy_version`."
+            f"{', '.join(row.policy_versions)}. Make the endpoint report the step as `policy_version`."
         ) from None
     if not steps and global_step is None and any(row.mask):
         raise UntrainableError(
-            f"Expected the policy versions of episode {row.episode_id} ({row.task}), got none. Let the endpoint report "
-            "the step as `policy_version`, or pass `global_step`."
+            f"Episode {row.episode_id} ({row.task}) has no policy versions. Make the endpoint report the step as "
+            "`policy_version`, or pass `global_step`."
         )
     steps = steps or [global_step or 0]
     return {

@@ -196,7 +196,7 @@ class _AtifWriter:
     def _observe(
         self, observation: Mapping[str, Any], acted: tuple[dict[str, Any], dict[str, Any] | None] | None
     ) -> None:
-        """Writes the new messages of an observation, as results of the preceding agent step where possible."""
+        """Writes the new messages of an observation. If possible, they become results of the preceding agent step."""
         lists = (observation.get("messages"), observation.get("tools", FrozenList()))
         are_lists = all(isinstance(items, FrozenList) and {Message}.issuperset(map(type, items)) for items in lists)
         if not (are_lists and isinstance(observation.get("system_prompt", ""), str)):
