@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import Cli
+from tests.conftest import run_command
 from tests.unit.trackers.wandb_service import ServedRun, WandbService, wandb_sync
+from tests.warm_start import warm_command
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
 
@@ -57,9 +58,10 @@ FILED = {
 """Job type and group of runs, and their command lines."""
 
 
-def test_runs_are_filed_by_their_kind_and_choices(cli: Cli, service: WandbService, tmp_path: Path) -> None:
+def test_runs_are_filed_by_their_kind_and_choices(service: WandbService, tmp_path: Path) -> None:
+    offline = ("env.tasks=write-greeting", "tracker.wandb.mode=offline", "tracker.wandb.tags=[mine]")
     for command in FILED.values():
-        done = cli(*command, "env.tasks=write-greeting", "tracker.wandb.mode=offline", "tracker.wandb.tags=[mine]")
+        done = run_command((*warm_command(), *command, *offline), tmp_path)
         assert done.returncode == 0, done.stderr
     assert service.asked == []
     wandb_sync(tmp_path)
