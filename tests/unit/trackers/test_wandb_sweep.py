@@ -1,8 +1,6 @@
 """The W&B runs of the real command: how each kind of run is filed, and the run that a W&B sweep waits for."""
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -41,8 +39,7 @@ def test_sweep_run_logs_its_objective(service: WandbService, tmp_path: Path) -> 
     command = agent_command(SWEEP, experiment="smoke", seed=2, **{"timeouts.agent": 30.5})
     assert command[2:] == ["-m", "ares_exp", "experiment=smoke", "seed=2", "timeouts.agent=30.5"]
     told = {"WANDB_SWEEP_ID": "the-sweep", "WANDB_RUN_ID": "the-run"}
-    command, env = [sys.executable, *command[2:]], {**os.environ, **told}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90, check=False)
+    done = run_command((*warm_command(), *command[4:]), tmp_path, {**os.environ, **told})
     assert done.returncode == 0, done.stderr
     assert list(service.runs) == ["the-run"]
     assert service.runs["the-run"][0]["sweep"] == "the-sweep"
