@@ -85,9 +85,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Three workers for two processors, because tests also wait; or what xdist's own variable says."""
-    if asked := os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
-        return int(asked)
+    """Three workers for two processors, because tests also wait."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return processors * 3 // 2
 

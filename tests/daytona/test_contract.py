@@ -45,8 +45,6 @@ async def shared_box() -> AsyncIterator[Container]:
 
 @pytest.mark.asyncio(loop_scope="module")
 class TestDaytonaContainer(ContainerContract):
-    """The suite on one sandbox, except for the tests that need their own."""
-
     other_user = "nobody" if is_privileged() else None
     networks = frozenset({"no-network"})  # the emulator's sandboxes are local boxes here
 

@@ -91,13 +91,6 @@ def agent(name: str, *marks: pytest.MarkDecorator) -> Recipe:
     return Recipe(words, (LOCAL, *marks))
 
 
-def collector(name: str, *marks: pytest.MarkDecorator) -> Recipe:
-    def words(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        return [f"collector={name}", "container=local", *scripted(SCRIPTS["shell"])]
-
-    return Recipe(words, (LOCAL, *marks))
-
-
 def container(
     name: str, *marks: pytest.MarkDecorator, start: Callable[[ExitStack, pytest.MonkeyPatch], None] = lambda *_: None
 ) -> Recipe:
@@ -200,7 +193,8 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "podman": container("podman", DOCKER, start=start_podman),
     },
     "collector": {
-        **{name: collector(name, NIGHTLY) for name in ("json", "jsonl", "memory", "none")},  # `json` is the default
+        name: Recipe(lambda *_, name=name: [f"collector={name}", *scripted(SCRIPTS["shell"])], (LOCAL, NIGHTLY))
+        for name in ("json", "jsonl", "memory", "none")  # `json` is the default
     },
 }
 

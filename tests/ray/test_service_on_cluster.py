@@ -8,14 +8,12 @@ from tests.ray.cluster import SmallCluster
 from tests.ray.runs import on
 from tests.service_contract import ServiceContract
 
-OF_THE_CLUSTER = {
-    *("test_episodes_come_once_in_order", "test_cancel_releases_containers", "test_failures_have_no_reward"),
-    *("test_pause_stops_clocks_and_ends", "test_resumed_service_loses_and_repeats_nothing"),
-}
-
 
 class TestServiceOnCluster(ServiceContract):
-    by_night = frozenset(dir(ServiceContract)) - OF_THE_CLUSTER  # the daily run has them in `test_service.py`
+    by_night = frozenset(dir(ServiceContract)) - {  # the daily run has them in `test_service.py`
+        *("test_episodes_come_once_in_order", "test_cancel_releases_containers", "test_failures_have_no_reward"),
+        *("test_pause_stops_clocks_and_ends", "test_resumed_service_loses_and_repeats_nothing"),
+    }
 
     @pytest.fixture(autouse=True)
     def on_cluster(self, cluster: SmallCluster, place: Any) -> None:
