@@ -120,14 +120,18 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.local
-def test_agent_source_and_containers_are_tested(run: Run, stub: Path) -> None:
+def test_agent_and_source_are_tested(run: Run, stub: Path) -> None:
     done = run("--ares-exp-part=ares_exp.agents.shell_agent:ShellAgentFactory")
     assert done.returncode == 0, done.stdout
     source = "--ares-exp-part=ares_exp.environments.ares_adapter:AresEnvironments"
     done = run(source, "--ares-exp-option=preset=echo:0:3", path=stub)
     assert done.returncode == 0, done.stdout
     assert rows(done)["TestAresEnvironments::test_episode_starts"] == "PASSED"
+
+
+@pytest.mark.slow
+@pytest.mark.local
+def test_container_backend_is_tested(run: Run) -> None:
     done = run("--ares-exp-part=ares_exp.containers.local:LocalContainerFactory", "-k", "exit_code or protocols")
     assert done.returncode == 0, done.stdout + done.stderr
     assert rows(done)["TestLocalContainerFactory::test_factory_follows_the_protocols"] == "PASSED"
