@@ -85,10 +85,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes for each processor, for tests also wait; or what xdist's own variable says."""
-    if asked := os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
-        return int(asked)
-    return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2 * (os.cpu_count() or 1)
+    """Three workers for two processors, because tests also wait."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return processors * 3 // 2
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -128,7 +128,7 @@ class ContainerContract(ContainerSuite):
     def spec(self) -> ContainerSpec:
         return ContainerSpec("contract", env={"FROM_SPEC": "spec", "BOTH": "spec"})
 
-    def test_factory_follows_the_protocols(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
+    async def test_factory_follows_the_protocols(self, factory: ContainerFactory, spec: ContainerSpec) -> None:
         assert isinstance(factory, ContainerFactory)
         assert isinstance(factory(spec), Container)
 

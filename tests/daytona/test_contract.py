@@ -4,14 +4,18 @@ Sandboxes of the emulator are local boxes, which are fast and cover all cases ex
 networks. The nightly run also runs the other cases there, where every request is a `docker exec`.
 """
 
-import pytest
+from collections.abc import AsyncIterator
 
-from ares_exp.containers.container import ContainerFactory, ContainerSpec
+import pytest
+import pytest_asyncio
+
+from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec
+from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.local.isolation import is_privileged
 from ares_exp.containers.network_policy import NO_NETWORK, NetworkMode
 from ares_exp.testing.container_contract import ContainerContract
 from ares_exp.testing.forwarded_port_contract import RelayedForwardedPortContract
-from tests.daytona.conftest import OnSandboxes
+from tests.daytona.conftest import OnSandboxes, emulated
 
 pytestmark = pytest.mark.once
 
@@ -29,14 +33,32 @@ NETWORKS = pytest.mark.parametrize(
 """Local boxes have one of them."""
 
 
-class TestDaytonaContainer(OnSandboxes, ContainerContract):
+SPEC = ContainerSpec("contract", docker_image="debian:12.9", env={"FROM_SPEC": "spec", "BOTH": "spec"})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_box() -> AsyncIterator[Container]:
+    with pytest.MonkeyPatch.context() as environment:
+        async with emulated(environment, box="local"), DaytonaContainerFactory()(SPEC) as box:
+            yield box
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestDaytonaContainer(ContainerContract):
     other_user = "nobody" if is_privileged() else None
     networks = frozenset({"no-network"})  # the emulator's sandboxes are local boxes here
 
     @pytest.fixture
+    def factory(self, shared_box: Container) -> ContainerFactory:
+        return DaytonaContainerFactory()
+
+    @pytest.fixture
     def spec(self) -> ContainerSpec:
-        env = {"FROM_SPEC": "spec", "BOTH": "spec"}
-        return ContainerSpec("contract", docker_image="debian:12.9", env=env)
+        return SPEC
+
+    @pytest.fixture
+    def box(self, shared_box: Container) -> Container:
+        return shared_box
 
     @NETWORKS
     async def test_network_follows_the_policy(
@@ -73,5 +95,4 @@ class TestDaytonaContainerOnDocker(OnSandboxes, ContainerContract):
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
-        env = {"FROM_SPEC": "spec", "BOTH": "spec"}
-        return ContainerSpec("contract", docker_image="debian:bookworm-slim", env=env)
+        return ContainerSpec("contract", docker_image="debian:bookworm-slim", env=SPEC.env)

@@ -38,9 +38,6 @@ class TestDockerContainer(ContainerContract):
     def box(self, shared_box: Container) -> Container:
         return shared_box
 
-    async def test_factory_follows_the_protocols(self, factory: ContainerFactory, spec: ContainerSpec) -> None:  # type: ignore[override]
-        super().test_factory_follows_the_protocols(factory, spec)
-
 
 class TestDockerRewards(RewardContract):
     @pytest.fixture

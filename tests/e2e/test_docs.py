@@ -22,7 +22,9 @@ from typing import Any
 import pytest
 
 import ares_exp
-from ares_exp.config.options import OPTION_GROUPS
+from ares_exp.config.hydra_setup import compose_config
+from ares_exp.config.options import OPTION_GROUPS, config_dirs_of
+from ares_exp.config.overrides import flags_and_overrides
 from ares_exp.config.schema import MADE_NODES
 from ares_exp.runs.control.orders import Order
 from ares_exp.tasks.task_set import SAMPLES
@@ -357,10 +359,13 @@ def test_documented_session_prints_the_shown_output(page: Page, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("where", "command"), COMPOSED, ids=[where for where, _ in COMPOSED])
-def test_documented_command_is_composed(where: str, command: str, here: Path) -> None:
+def test_documented_command_is_composed(where: str, command: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(where.rpartition(":")[0], here)
-    done = run(f"{command} --cfg job", here)
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.chdir(here)
+    words = shlex.split(command.replace("python -m ares_exp", "ares-exp", 1))[1:]
+    flags, overrides = flags_and_overrides(words)
+    assert {*flags} <= {"--config-dir", "options"}
+    compose_config(overrides, config_dirs=config_dirs_of(words))
 
 
 @pytest.mark.parametrize("block", blocks(SCRIPTS, always_local=True))

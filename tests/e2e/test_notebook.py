@@ -59,7 +59,7 @@ async for episode in ares_exp.rollouts(env="harbor", policy="oracle", overrides=
 """
 
 
-def ran(*sources, folder="."):
+def ran(*sources, folder):
     import nbformat
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
@@ -71,20 +71,15 @@ def ran(*sources, folder="."):
     return ["".join(output.get("text", "") for output in cell.outputs).strip() for cell in notebook.cells]
 
 
-@pytest.mark.filterwarnings("default")  # of the client and its dependencies
-def test_gymnasium_runs_in_a_notebook():
-    said = ran(SETUP, REFUSED, BLOCKING, LATER, AWAITED, LEFT)
-    assert "pass `allow_running_loop=True` to `gymnasium.make` or `wrap_as_gym`" in said[1]
-    assert said[2:] == ["", "(0.0, False, False)", "(1.0, True, False)", "[]"]
-
-
 @pytest.mark.local
 @pytest.mark.filterwarnings("default")  # of the client and its dependencies
-def test_runs_and_rollouts_work_in_a_notebook(tmp_path):
-    said = ran(SETUP, RUN, FRAME, ROLLOUTS, folder=tmp_path)
-    assert "mean reward 1.00" in said[1]
-    assert "1/1 done" in said[1]
-    assert said[2:] == ["[1.0] 1.0", "write-greeting 1.0"]
+def test_gymnasium_runs_and_rollouts_work_in_a_notebook(tmp_path):
+    said = ran(SETUP, REFUSED, BLOCKING, LATER, AWAITED, LEFT, RUN, FRAME, ROLLOUTS, folder=tmp_path)
+    assert "pass `allow_running_loop=True` to `gymnasium.make` or `wrap_as_gym`" in said[1]
+    assert said[2:6] == ["", "(0.0, False, False)", "(1.0, True, False)", "[]"]
+    assert "mean reward 1.00" in said[6]
+    assert "1/1 done" in said[6]
+    assert said[7:] == ["[1.0] 1.0", "write-greeting 1.0"]
 
 
 def _kernel():

@@ -91,21 +91,14 @@ def agent(name: str, *marks: pytest.MarkDecorator) -> Recipe:
     return Recipe(words, (LOCAL, *marks))
 
 
-def collector(name: str, *marks: pytest.MarkDecorator) -> Recipe:
-    def words(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        return [f"collector={name}", "container=local", *scripted(SCRIPTS["shell"])]
-
-    return Recipe(words, (LOCAL, *marks))
-
-
 def container(
-    name: str, mark: pytest.MarkDecorator, start: Callable[[ExitStack, pytest.MonkeyPatch], None] = lambda *_: None
+    name: str, *marks: pytest.MarkDecorator, start: Callable[[ExitStack, pytest.MonkeyPatch], None] = lambda *_: None
 ) -> Recipe:
     def words(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         start(stack, monkeypatch)
         return [f"container={name}", *scripted(SCRIPTS["shell"])]
 
-    return Recipe(words, (mark,))
+    return Recipe(words, marks)
 
 
 def start_daytona(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,15 +186,15 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "transformers": Recipe(tiny_model, (LOCAL, pytest.mark.train), reward=0.0, interrupted=False),
     },
     "container": {
-        "daytona": container("daytona", LOCAL, start_daytona),
+        "daytona": container("daytona", LOCAL, start=start_daytona),
         "docker": container("docker", DOCKER),
-        "host": container("host", pytest.mark.root, require_sandbox),
-        "local": container("local", LOCAL),
-        "podman": container("podman", DOCKER, start_podman),
+        "host": container("host", pytest.mark.root, start=require_sandbox),
+        "local": container("local", LOCAL, NIGHTLY),  # the recipes of agents and policies use it
+        "podman": container("podman", DOCKER, start=start_podman),
     },
     "collector": {
-        "json": collector("json"),
-        **{name: collector(name, NIGHTLY) for name in ("jsonl", "memory", "none")},
+        name: Recipe(lambda *_, name=name: [f"collector={name}", *scripted(SCRIPTS["shell"])], (LOCAL, NIGHTLY))
+        for name in ("json", "jsonl", "memory", "none")  # `json` is the default
     },
 }
 

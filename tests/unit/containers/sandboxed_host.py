@@ -251,8 +251,3 @@ class TestHostRuns:
         done = cli("container=host", "tracker=none", "env.path=tasks")
         assert done.returncode == 2
         assert "the tests need a separate container" in done.stderr
-
-    def test_snapshots_are_refused(self, cli: Cli) -> None:
-        done = cli("container=host", "tracker=none", "snapshot=every_step")
-        assert done.returncode == 2
-        assert "Set `snapshot=none`" in done.stderr

@@ -142,6 +142,8 @@ async def test_host_rejects_the_files_of_a_snapshot(tmp_path: Path) -> None:
     changes = StoredChanges(Delta("host:any", {}), ObjectStore(tmp_path))
     with pytest.raises(SnapshotUnsupportedError, match="Set `snapshot=none`"):
         await HostContainer(ContainerSpec("t", changes=changes)).start()
+    with pytest.raises(ConfigError, match="Set `snapshot=none`"):
+        HostContainerFactory().check_snapshots()
 
 
 def test_host_warns_of_limits_and_networks() -> None:

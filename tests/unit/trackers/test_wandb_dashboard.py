@@ -3,7 +3,6 @@
 import asyncio
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,14 @@ from ares_exp.runs.control.runner_monitor import RunnerMonitor
 from ares_exp.trackers.wandb_files import KEY
 from tests.unit.trackers.tracked_run import RESULTS, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedRun, WandbService
+from tests.warm_start import warm_command
 
 pytestmark = LEAVES_FOLDERS
 
 
 def dashboard(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the command in a separate process: W&B reads its settings once."""
-    command = [sys.executable, "-m", "ares_exp", "wandb", "dashboard", *arguments]
+    command = [*warm_command(), "wandb", "dashboard", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -1,16 +1,15 @@
 """The W&B runs of the real command: how each kind of run is filed, and the run that a W&B sweep waits for."""
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.conftest import Cli
+from tests.conftest import run_command
 from tests.unit.trackers.wandb_service import ServedRun, WandbService, wandb_sync
+from tests.warm_start import warm_command
 
 pytestmark = [pytest.mark.once, pytest.mark.local]
 
@@ -40,8 +39,7 @@ def test_sweep_run_logs_its_objective(service: WandbService, tmp_path: Path) -> 
     command = agent_command(SWEEP, experiment="smoke", seed=2, **{"timeouts.agent": 30.5})
     assert command[2:] == ["-m", "ares_exp", "experiment=smoke", "seed=2", "timeouts.agent=30.5"]
     told = {"WANDB_SWEEP_ID": "the-sweep", "WANDB_RUN_ID": "the-run"}
-    command, env = [sys.executable, *command[2:]], {**os.environ, **told}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90, check=False)
+    done = run_command((*warm_command(), *command[4:]), tmp_path, {**os.environ, **told})
     assert done.returncode == 0, done.stderr
     assert list(service.runs) == ["the-run"]
     assert service.runs["the-run"][0]["sweep"] == "the-sweep"
@@ -57,9 +55,10 @@ FILED = {
 """Job type and group of runs, and their command lines."""
 
 
-def test_runs_are_filed_by_their_kind_and_choices(cli: Cli, service: WandbService, tmp_path: Path) -> None:
+def test_runs_are_filed_by_their_kind_and_choices(service: WandbService, tmp_path: Path) -> None:
+    offline = ("env.tasks=write-greeting", "tracker.wandb.mode=offline", "tracker.wandb.tags=[mine]")
     for command in FILED.values():
-        done = cli(*command, "env.tasks=write-greeting", "tracker.wandb.mode=offline", "tracker.wandb.tags=[mine]")
+        done = run_command((*warm_command(), *command, *offline), tmp_path)
         assert done.returncode == 0, done.stderr
     assert service.asked == []
     wandb_sync(tmp_path)
