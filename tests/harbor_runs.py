@@ -1,13 +1,13 @@
-"""`python -m tests.harbor_runs CONTAINER [NAME|NAME=MOUNT …]`: runs agents of Harbor, for their table in docs.
+"""`python -m tests.harbor_runs CONTAINER [NAME …]`: runs agents of Harbor, for their table in docs.
 
 Each agent solves the bundled task write-greeting with a scripted policy, in a container without a network. The program
-comes from packages that are packed here, or from the directory `MOUNT`. Without names, all agents are run. Needs
-Python 3.12 and the extra `harbor`. `tests.docs_reference` writes the table from the recorded results.
+comes from a package, which is packed here if it is missing, or from npm in a temporary directory. Without names, all
+agents are run. Needs Python 3.12 and the extra `harbor`. `tests.docs_reference` writes the table from the results.
 """
 
 import json
 import re
-import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -18,6 +18,8 @@ from typing import Any
 
 import ares_exp
 from ares_exp.agents.installed.harbor_agents import HarborAgentFactory
+from ares_exp.agents.toolbox.package import user_package
+from ares_exp.agents.toolbox.package_store import AgentStore
 from ares_exp.commands.cli.main import run_word
 from ares_exp.errors import ConfigError
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -37,64 +39,57 @@ class Program:
     """The program of an agent.
 
     Attributes:
-        specs: Packages of npm and PyPI, separated by spaces.
+        specs: Packages of npm and PyPI, separated by spaces. Empty for the default package.
         options: Options of `agents pack`, separated by spaces.
         overrides: Overrides of the run.
         note: What a user has to know.
+        installed: Whether npm installs the packages, because they need their scripts.
     """
 
-    specs: str
+    specs: str = ""
     options: str = ""
     overrides: tuple[str, ...] = ()
     note: str = ""
+    installed: bool = False
 
 
-SCRIPTS_OF_NPM = "`agents pack` does not run the scripts that its package needs. Use `agent.mount`."
+SCRIPTS_OF_NPM = "Needs the scripts of npm: use `npm install` and `agent.mount`, as shown above."
 PROGRAMS = {
-    "aider": Program("pip:aider-chat"),
-    "claude-code": Program("npm:@anthropic-ai/claude-code", note=SCRIPTS_OF_NPM),
+    "aider": Program(),
+    "claude-code": Program("npm:@anthropic-ai/claude-code npm:node@24", note=SCRIPTS_OF_NPM, installed=True),
     "code-puppy": Program("pip:code-puppy", "--python 3.13"),
     "codex": Program("npm:@openai/codex"),
-    "copilot-cli": Program("npm:@github/copilot"),
+    "copilot-cli": Program(),
     "deerflow": Program("pip:deerflow-harness", note="The package has no module `deerflow`, which the class starts."),
-    "gemini-cli": Program("npm:@google/gemini-cli"),
+    "gemini-cli": Program(),
     "hermes": Program("pip:hermes-agent"),
     "kimi-cli": Program(
         "pip:kimi-cli pip:uv", "--python 3.13", note="Version 1.52.0 exits and reports that it is no longer maintained."
     ),
-    "kimi-code": Program("npm:@moonshot-ai/kimi-code"),
+    "kimi-code": Program(),
     "mini-swe-agent": Program("pip:mini-swe-agent pip:litellm[mcp] pip:orjson pip:fastapi"),
     "nemo-agent": Program("pip:nvidia-nat[eval,langchain]", note="Its start script did not find the module `nat`."),
     "openclaw": Program("npm:openclaw", "--node 24", note="Its setup needs the scripts of npm and a writable package."),
     "opencode": Program(
-        "npm:opencode-ai",
+        "npm:opencode-ai npm:node@24",
         overrides=("agent.model_name=ares/policy",),
         note=f"Needs a provider other than `openai`: `agent.model_name=ares/policy`. {SCRIPTS_OF_NPM}",
+        installed=True,
     ),
-    "openhands": Program(
-        "pip:openhands-ai", note="Version 1.11.0 has no module `openhands.core.main`, which the class starts."
-    ),
+    "openhands": Program("pip:openhands-ai", note="Version 1.11.0 has no module `openhands.core.main` for the class."),
     "openhands-sdk": Program("pip:openhands-sdk pip:openhands-tools pip:fastapi"),
-    "pi": Program(
-        "npm:@earendil-works/pi-coding-agent",
-        note="Version 0.74.2 does not replace the variable in the `apiKey` that the class writes (401).",
-    ),
+    "pi": Program(note="Version 0.74.2 does not replace the variable in the `apiKey` that the class writes (401)."),
     "qwen-coder": Program("npm:@qwen-code/qwen-code"),
     "vibe": Program("pip:mistral-vibe"),
 }
+OF_VENDORS = ("antigravity-cli", "fx", "fx-dev", "grok-build", "mimo", "muse-code")
 NO_PROGRAM = {
-    "antigravity-cli": "Installed by a script of its vendor.",
+    **dict.fromkeys(OF_VENDORS, "Installed by a script of its vendor."),
+    **dict.fromkeys(("computer-1", "dspy-rlm"), "Calls its LLM from Harbor's process, not from the container."),
     "antigravity-sdk": "Installed by uv from Harbor's own lock file.",
-    "computer-1": "Calls its LLM from Harbor's process, not from the container.",
-    "dspy-rlm": "Calls its LLM from Harbor's process, not from the container.",
-    "fx": "Installed by a script of its vendor.",
-    "fx-dev": "Installed by a script of its vendor.",
     "goose": "Installed by a script that downloads a release of GitHub.",
-    "grok-build": "Installed by a script of its vendor.",
     "langgraph": "Needs a project of the user (`langgraph.json`).",
     "mcode": "npm has no package `@minimax-ai/code`.",
-    "mimo": "Installed by a script of its vendor.",
-    "muse-code": "Installed by a script of its vendor.",
     "opencode-v2": "npm has no package `@opencode/cli`.",
     "strands": "Needs a factory of the user (`agent.kwargs`).",
     "swe-agent": "Installed from a git repository. PyPI has no package `togetherunidiff`, which it needs.",
@@ -106,9 +101,6 @@ NO_PROGRAM = {
 
 class GreetingPolicy(ScriptedPolicy):
     """Solves write-greeting with the shell tool of any agent, and then ends the conversation."""
-
-    def __init__(self) -> None:
-        super().__init__(replies=[])
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         return respond
@@ -136,8 +128,8 @@ def arguments(schema: dict[str, Any]) -> dict[str, Any]:
     return {**given, command: ["bash", "-c", COMMAND] if is_list else COMMAND}
 
 
-def run(name: str, mount: str, container: str) -> dict[str, Any]:
-    """Runs one agent, and returns its entry."""
+def run(name: str, folder: str, container: str) -> dict[str, Any]:
+    """Runs one agent with temporary files in `folder`, and returns its entry."""
     try:
         HarborAgentFactory(name=name)
     except ConfigError as error:
@@ -147,21 +139,21 @@ def run(name: str, mount: str, container: str) -> dict[str, Any]:
     program = PROGRAMS[name]
     words = ["env=harbor", "env.tasks=[write-greeting]", "agent=harbor", f"agent.name={name}", *program.overrides]
     words += [f"container={container}", "policy=greeting", "tracker=none", "collector=json"]
-    if not mount:
+    if program.installed:
+        specs = [spec.removeprefix("npm:") for spec in program.specs.split()]
+        subprocess.run(["npm", "install", "--global", "--prefix", f"{folder}/mount", *specs], check=True)
+        words.append(f"agent.mount={folder}/mount")
+    elif program.specs:
         first, *others = program.specs.split()
         added = [word for spec in others for word in ("--add", spec)]
         package = f"harbor-{name}"
-        run_word(["agents", "pack", first, *added, *program.options.split(), "--name", package], program="ares-exp")
+        if AgentStore().find(user_package(package).builds[0]) is None:
+            run_word(["agents", "pack", first, *added, *program.options.split(), "--name", package], program="ares-exp")
         words.append(f"agent.package={package}")
-    else:
-        words.append(f"agent.mount={mount}")
-    run_dir = Path("outputs") / f"harbor-{name}"
-    shutil.rmtree(run_dir, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix="harbor-") as folder:
-        policy = Path(folder, "policy", "greeting.yaml")
-        policy.parent.mkdir()
-        policy.write_text("_target_: tests.harbor_runs.GreetingPolicy\n")
-        [row] = ares_exp.run([*words, f"hydra.run.dir={run_dir}"], config_dirs=[folder], quiet=True).rows
+    policy = Path(folder, "policy", "greeting.yaml")
+    policy.parent.mkdir()
+    policy.write_text("_target_: tests.harbor_runs.GreetingPolicy\nreplies: []\n")
+    [row] = ares_exp.run(words, config_dirs=[folder], quiet=True).rows
     entry = {"date": date.today().isoformat(), "harbor": version("harbor"), "reward": row.reward}
     entry |= {"requests": row.agent.requests, "version": row.agent.version, "containers": [container]}
     entry["note"] = program.note
@@ -172,11 +164,11 @@ def main() -> None:
     """The command line."""
     from harbor.agents.factory import AgentFactory
 
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     container, *names = sys.argv[1:]
-    for word in names or AgentFactory.registered_names():
-        name, _, mount = word.partition("=")
-        found = run(name, mount, container)
+    for name in names or AgentFactory.registered_names():
+        with tempfile.TemporaryDirectory(prefix="harbor-") as folder:
+            found = run(name, folder, container)
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         known = results.get(name, {})
         if found.get("reward") == known.get("reward") == 1.0:
             found["containers"] = sorted({container, *known["containers"]})

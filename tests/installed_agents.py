@@ -44,6 +44,7 @@ SCRIPTS: dict[str, list[Any]] = {
     ],
 }
 """Replies that solve write-greeting. What a command prints right before its end, qwen-code 0.24.4 may lose."""
+OPTIONS = {"aider": ["+agent.env.AIDER_EDIT_FORMAT=diff"]}  # it asks again if an edit does not fit
 OF_PROVIDERS = {"WebSearch", "WebFetch", "websearch", "webfetch", "web_search", "web_fetch"}
 """Tools that reach out."""
 
@@ -91,8 +92,8 @@ def execute(
     }
     (folder / f"{run_dir}.yaml").write_text(json.dumps(policy))
     words = ["env.tasks=[write-greeting]", f"agent={agent}", f"container={container}"]
-    words += [f"policy={run_dir}", "collector=json", "tracker=none", f"hydra.run.dir={run_dir}", *overrides]
-    return ares_exp.run(words, config_dirs=["options"], quiet=True)
+    words += [f"policy={run_dir}", "collector=json", "tracker=none", f"hydra.run.dir={run_dir}"]
+    return ares_exp.run([*words, *OPTIONS.get(agent, ()), *overrides], config_dirs=["options"], quiet=True)
 
 
 def check_solved(run_dir: str, results: RunResults) -> EpisodeTrajectory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,8 @@ If the container has no bash, commands use `sh` by default.
 """
 
 MAX_OUTPUT_BYTES = 1024 * 1024
+
+GLIBC_LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +107,31 @@ class Mount:
         source: Directory on the host. Its contents must not change while the container exists.
         target: Absolute path of the directory in the container.
         digest: Digest of the directory's contents, for backends that copy the directory and keep the copy.
+        needs_glibc: Name of the mounted package if its programs need glibc, otherwise empty.
     """
 
     source: Path
     target: str
     digest: str
+    needs_glibc: str = ""
+
+
+def find_missing_glibc(mounts: Iterable[Mount], exists: Callable[[str], bool]) -> str:
+    """Returns an error message if a mounted package needs glibc and the container has none, otherwise `""`.
+
+    A backend that can read the container's files before the start calls this function by then.
+
+    Args:
+        mounts: Mounts of the container.
+        exists: Function that returns whether an absolute path exists in the container.
+    """
+    packages = [mount.needs_glibc for mount in mounts if mount.needs_glibc]
+    if not packages or any(map(exists, GLIBC_LOADERS)):
+        return ""
+    return (
+        f"This container has no glibc ({GLIBC_LOADERS[0]}), and the package {packages[0]} needs glibc. Choose an image "
+        "with glibc, or another agent."
+    )
 
 
 @dataclass(frozen=True, slots=True)

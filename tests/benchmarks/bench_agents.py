@@ -24,7 +24,7 @@ from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.targets import instantiate_group
 from ares_exp.containers.container import ExecResult
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
-from tests.installed_agents import SCRIPTS, execute
+from tests.installed_agents import OPTIONS, SCRIPTS, execute
 from tests.wire_server import WireServer
 
 PAIRS = 5
@@ -119,7 +119,8 @@ def main(agents: list[str]) -> None:
     os.chdir(tempfile.mkdtemp(prefix="bench-agents-"))
     print("| agent | by hand | episode | ratio |\n|---|---|---|---|")
     for agent in agents:
-        factory = instantiate_group(compose_config([f"agent={agent}", "policy=scripted", "policy.replies=[]"]), "agent")
+        words = [f"agent={agent}", "policy=scripted", "policy.replies=[]", *OPTIONS.get(agent, ())]
+        factory = instantiate_group(compose_config(words), "agent")
         asyncio.run(factory.preflight())
         in_episode(agent, f"{agent}_warm")  # builds the image
         listed = subprocess.run(["docker", "images", "-q", "ares-exp/write-greeting"], capture_output=True, text=True)

@@ -18,7 +18,7 @@ from ares_exp.containers.docker.mounts import volume_name
 from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.network_policy import NO_NETWORK
-from ares_exp.errors import PortForwardingError, UnsupportedTaskError
+from ares_exp.errors import AgentInstallError, PortForwardingError, UnsupportedTaskError
 from ares_exp.testing.forwarded_port_contract import (
     ForwardedPortContract,
     RelayedForwardedPortContract,
@@ -157,6 +157,13 @@ async def test_mounts_are_read_only_and_not_captured(tmp_path: Path, tool: Mount
     assert (tool.source / "bin" / "run").exists()
     async with factory(replace(spec, changes=StoredChanges(delta, objects))) as box:
         assert (await box.exec("/opt/ares_exp/tool/bin/run; cat /opt/file")).output == "ran\nmine\n"
+
+
+async def test_image_without_glibc_is_rejected_before_start(tmp_path: Path, tool: Mount) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM debian:bookworm-slim\nRUN rm /lib*/ld-linux*\n")
+    spec = ContainerSpec("musl", context_dir=tmp_path, mounts=(replace(tool, needs_glibc="tool"),))
+    with pytest.raises(AgentInstallError, match=r"no glibc .*, and the package tool needs glibc"):
+        await DockerContainerFactory(keep_image=False)(spec).start()
 
 
 async def test_remote_engine_copies_each_directory_once(

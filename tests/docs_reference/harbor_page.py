@@ -1,6 +1,7 @@
 """The table in docs/compatibility.md of each agent of Harbor with the result of its last run by `tests.harbor_runs`."""
 
 import json
+import re
 from typing import Any
 
 from tests.docs_reference.markdown import plain, table
@@ -32,5 +33,5 @@ def _cells(one: dict[str, Any]) -> tuple[str, ...]:
     if "reason" in one:
         return ("–",) * 5 + (shown,)
     reward = "–" if one["reward"] is None else f"{one['reward']:g}"
-    version = "–" if (one["version"] or "sha256").startswith("sha256") else one["version"]
+    version = re.sub(r" ?sha256:.*", "", one["version"] or "").removeprefix("harbor-") or "–"
     return reward, str(one["requests"]), version, ", ".join(one["containers"]), one["date"], shown

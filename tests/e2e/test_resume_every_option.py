@@ -27,8 +27,8 @@ from tests.conftest import ROOT, rows
 from tests.docker.podman_service import missing_program, podman_service
 from tests.e2e.daytona_service import DaytonaService
 from tests.e2e.test_own_agents import SCRIPTS as OWN_SCRIPTS
+from tests.installed_agents import OPTIONS, local_python
 from tests.installed_agents import SCRIPTS as INSTALLED_SCRIPTS
-from tests.installed_agents import local_python
 from tests.interrupted_policy import INTERRUPT
 from tests.loopback_endpoint import Behaviour, LoopbackEndpoint, Received
 from tests.token_engine import TokenEngine
@@ -51,7 +51,7 @@ SCRIPTS: dict[str, list[Any]] = {
 }
 AGENT_OPTIONS = {
     "command": ["agent.command='python3 /opt/agent.py'", f"agent.files={{/opt/agent.py: {PROGRAM}}}"],
-    "aider": ["+agent.env.AIDER_EDIT_FORMAT=diff"],  # it asks again if an edit does not fit
+    **OPTIONS,
     "harbor": ["agent.name='tests.harbor_classes:ChatAgent'"],
     "mini_swe_agent": [f"agent.pythons=['{local_python()}']"],
 }

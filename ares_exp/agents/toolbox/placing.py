@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.toolbox.installing import ensure
@@ -17,10 +17,9 @@ from ares_exp.agents.toolbox.package import PACKAGES, PYTHONS, AgentPackage, Bui
 from ares_exp.agents.toolbox.package_store import AgentStore, Installed
 from ares_exp.agents.toolbox.packing import NODE, PYTHON
 from ares_exp.cancellation import in_thread
-from ares_exp.containers.container import Mount
+from ares_exp.containers.container import GLIBC_LOADERS, Mount, find_missing_glibc
 from ares_exp.errors import AgentInstallError, ConfigError, ToolboxError, close_matches
 
-GLIBC_LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 _LOOK_SEC = 60.0
 _CHECK_SEC = 120.0
 _SHOWN_CHARS = 1500
@@ -113,13 +112,10 @@ async def fitting_build(container: AgentContainer, package: AgentPackage, builds
     chosen = [build for build in builds if build.libc == libc]
     if not chosen:
         has = "glibc" if libc == "glibc" else f"no glibc ({GLIBC_LOADERS[0]})"
-        problem = (
-            f"the package {package.name} needs glibc. Choose an image with glibc, or another agent."
-            if package.is_packed
-            else f"the build of {package.title} for {libc} is not installed. "
+        raise AgentInstallError(
+            f"This container has {has}, and the build of {package.title} for {libc} is not installed. "
             f"Run `ares-exp agents install {package.name} --libc {libc}`."
         )
-        raise AgentInstallError(f"This container has {has}, and {problem}")
     if chosen[0].python is None:
         return Placed(chosen[0])
     return await _for_python(container, package, {build.python or "": build for build in chosen})
@@ -216,7 +212,7 @@ class PackageMount:
         """
         self._package = await in_thread(lambda: package_for(self.name))
         (found,) = await ready_builds(self._package)
-        self._found, self.mounts = found, (found.mount,)
+        self._found, self.mounts = found, (replace(found.mount, needs_glibc=self.name),)
         self.version = f"{self.name} {found.version} {found.digest}"
 
     async def find(self, container: AgentContainer) -> str:
@@ -226,7 +222,10 @@ class PackageMount:
             AgentInstallError: The container has no glibc, or the runtime of the package does not run in it.
         """
         assert self._found is not None, "preflight was not called"
-        placed = await fitting_build(container, self._package, [self._found.build])
+        has_glibc = await _libc(container) == "glibc"
+        if problem := find_missing_glibc(self.mounts, lambda _: has_glibc):
+            raise AgentInstallError(problem)
+        placed = Placed(self._found.build)
         runtimes = [name for name in (NODE, PYTHON) if name in self._found.programs]
         checks = " && ".join(f"{placed.path('bin', name)} --version" for name in runtimes)
         await check_runs(container, self._package, placed.build, checks)

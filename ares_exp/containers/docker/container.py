@@ -16,6 +16,7 @@ from ares_exp.containers.container import (
     Shell,
     User,
     bounded_start,
+    find_missing_glibc,
 )
 from ares_exp.containers.docker.capabilities import limits
 from ares_exp.containers.docker.capture import Capture, CaptureWay
@@ -34,6 +35,7 @@ from ares_exp.containers.docker.mounts import container_mounts
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
 from ares_exp.containers.docker.reaper import watch_over_us
 from ares_exp.containers.docker.running import RunningContainer
+from ares_exp.containers.docker.transfer import exists
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Serve
@@ -42,6 +44,7 @@ from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels, unique_name
 from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import (
+    AgentInstallError,
     ContainerDiedError,
     ContainerError,
     ContainerStartError,
@@ -237,6 +240,8 @@ class DockerContainer(EngineContainer):
         except AnswerLostError:
             self._may_appear = True
             raise
+        if problem := find_missing_glibc(spec.mounts, lambda path: exists(engine.api, self.container_name, path)):
+            raise AgentInstallError(problem)
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
         running = self._started

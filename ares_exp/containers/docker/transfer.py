@@ -48,6 +48,12 @@ def get(api: APIClient, container: str, source: str, target: Path) -> None:
     raise TransferError(f"Cannot download {source}: its path has more than {_MAX_LINKS} symbolic links.")
 
 
+def exists(api: APIClient, container: str, path: str) -> bool:
+    """Returns whether a path exists in a container, which may not have been started."""
+    with open_archive(api, container, path) as answer:
+        return answer.status_code != 404
+
+
 def open_archive(api: APIClient, container: str, path: str) -> Response:
     """Requests a tar archive of a path. Used because docker-py's method cannot close a partly read response."""
     answer: Response = api.get(

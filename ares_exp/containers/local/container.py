@@ -22,6 +22,7 @@ from ares_exp.containers.container import (
     Shell,
     User,
     bounded_start,
+    find_missing_glibc,
 )
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
@@ -371,6 +372,8 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
         raise UnsupportedTaskError(
             f"{spec.name}: container={backend} has no GPUs, but the task needs {spec.gpus}. Leave this task out."
         )
+    if problem := find_missing_glibc(spec.mounts, lambda path: Path(path).exists()):
+        raise UnsupportedTaskError(f"{spec.name}: container={backend} has the files of this machine. {problem}")
     if spec.compose_file is not None:
         raise UnsupportedTaskError(
             f"{spec.compose_file}: container={backend} does not support compose files. {_REMEDY}"

@@ -19,7 +19,8 @@ from ares_exp.agents.toolbox.package import this_machine
 from ares_exp.agents.toolbox.package_store import MANIFEST, AgentStore, Installed
 from ares_exp.agents.toolbox.placing import package_for
 from ares_exp.commands.cli.commands import COMMANDS
-from ares_exp.errors import ConfigError
+from ares_exp.containers import container
+from ares_exp.errors import ConfigError, UserError
 from tests.npm_registry import NpmRegistry
 
 pytestmark = pytest.mark.once
@@ -90,7 +91,10 @@ def test_run_uses_a_packed_npm_program(registry: NpmRegistry, monkeypatch: pytes
     monkeypatch.setattr(placing, "GLIBC_LOADERS", ("/none/ld-linux.so",))
     row = run("resume=run", "attempts=2", "resume_force=true")
     assert row["error"]["type"] == "AgentInstallError"
-    assert "has no glibc (/none/ld-linux.so), and the package tiny needs glibc" in row["error"]["message"]
+    assert "has no glibc (/lib64/ld-linux-x86-64.so.2), and the package tiny needs glibc" in row["error"]["message"]
+    monkeypatch.setattr(container, "GLIBC_LOADERS", ("/none/ld-linux.so",))
+    with pytest.raises(UserError, match=r"files of this machine\. This container has no glibc \(/none/ld-linux\.so\)"):
+        ares_exp.run(["resume=run", "attempts=3", "resume_force=true"], quiet=True)
 
 
 @needs_uv
