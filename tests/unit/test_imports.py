@@ -48,10 +48,6 @@ def room(module: str) -> str:
     return module.split(".")[1]
 
 
-def room_exists(name: str) -> bool:
-    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
-
-
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
     """The rooms that a module imports from, and whether for types only."""
     tree = ast.parse(path.read_text())
