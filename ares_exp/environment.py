@@ -541,8 +541,7 @@ class _Completed(StandIn, EnvironmentBase):
         if options:
             if not _takes(env.reset, "options"):
                 raise TypeError(
-                    "Expected an environment that can be reset with options, but "
-                    f"{type(env).__name__}.reset() does not accept any, got {dict(options)!r:.200}. Call "
+                    f"{type(env).__name__}.reset() does not accept options, but got {dict(options)!r:.200}. Call "
                     "reset() without options, or add the keyword argument `options=None` to the environment's "
                     "reset()."
                 )

@@ -262,7 +262,7 @@ def _has(rewards: Iterable[str], name: str) -> bool:
 
 
 def _check_name(scorer: ConfiguredScorer, file: Path, own: Iterable[str]) -> None:
-    """Rejects a scorer whose name is already in use, and removes unusable lines from its file."""
+    """Rejects a scorer whose name is already in use. Removes malformed lines from the file of its results."""
     if _has(own, scorer.name):
         raise ConfigError(f"The run already has rewards named `{scorer.name}` from its own scorers or tests. {RENAME}")
     if not file.exists():
@@ -289,7 +289,10 @@ def _tasks(run_dir: RunDir) -> Mapping[str, Task]:
             _warn(f"These tasks have changed since the run, so scorers do not receive them: {', '.join(changed[:5])}")
         return {name: one for name, one in tasks.items() if name not in changed}
     except (UserError, OSError, OmegaConfBaseException) as error:
-        _warn(f"The tasks cannot be loaded, so scorers only receive the first request of each episode: {error}")
+        _warn(
+            "The tasks cannot be loaded, so scorers receive the first request of each episode instead of its task: "
+            f"{error}"
+        )
         return {}
 
 

@@ -99,7 +99,7 @@ class AresEnvironments(SelectingSource[SimpleNamespace]):
 
 
 def _import_ares(timeout_sec: float) -> Any:
-    """Imports the package in a daemon thread, for at most `timeout_sec`, because a connection may hang. Blocking.
+    """Imports the package in a daemon thread, because the import opens connections, which may hang. Blocking.
 
     Raises:
         PreflightError: The package is not installed, or its import fails or takes too long.

@@ -85,7 +85,7 @@ class CodeEnvironment(EnvironmentBase):
         usage: Usage of the steps, including the steps before a snapshot.
         verdict: Combined result of the verifiers; `None` until they have run.
         past_stages: The finished stages.
-        ran: The time steps that were replayed with recorded responses, ending with the pending step.
+        ran: Time steps of the replay. The last one is pending: it has no action yet.
         clock: The current phase, and the seconds in each phase.
         seen: The agent's activity in the container since the last time step.
         container: The running container; `None` before and after the episode.

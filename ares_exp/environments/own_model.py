@@ -257,7 +257,7 @@ class EpisodeModel:
         self.used = EnvironmentUsage()
 
     async def ask(self, question: str, request: LLMRequest, reading: Reading[T]) -> T:
-        """Asks the model a question, and records the answer. `question` is the text of the question in the record.
+        """Sends `request` to the model, and records its answer under the label `question`.
 
         If the episode continues an earlier episode that recorded an answer to this question, returns this answer.
 

@@ -116,7 +116,8 @@ def recorded_setup(
     facts = EpisodeFacts.of(snapshot)
     if facts.provide_solution and not is_task_given:
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: the task is not loaded, because the episode had its solution. Pass `task`."
+            f"{snapshot.snapshot_dir}: this episode had access to the solution of its task, so the task is not loaded. "
+            "Pass `task`."
         )
     return EpisodeParts(
         as_container_factory(container_factory or recorded_container_factory(snapshot)),

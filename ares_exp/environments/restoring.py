@@ -85,8 +85,8 @@ class Rerun:
             step: Number of responses to replay.
             seed: The recorded seed.
             lineage: Origin of the new episode, for its trajectory.
-            edits: All changes to messages before the policy sees them. Ignored if `snapshot` is set, because the
-                snapshot contains edits.
+            edits: Edits that are applied to messages before the policy sees them. Ignored if `snapshot` is set, because
+                a snapshot contains its own edits.
             snapshot: Snapshot of an earlier step to start from; by default the replay starts at the first step.
             report: Called with a message for the user if requests differ from the recorded requests.
         """
@@ -233,8 +233,8 @@ class Continuation:
         checked = self.task if task is None else _checked_task(snapshot, task)
         if setup.provide_solution and not facts.provide_solution:
             raise SnapshotMismatchError(
-                f"{snapshot.snapshot_dir}: `policy=oracle` cannot continue this episode, because its container has "
-                "no solution of the task. Use another policy."
+                f"{snapshot.snapshot_dir}: `policy=oracle` cannot continue this episode, because its container "
+                "does not contain the task's solution. Use another policy."
             )
         episode.setup = replace(setup, provide_solution=facts.provide_solution)
         episode.current_task, episode.seed = checked, facts.seed

@@ -52,7 +52,7 @@ def reasoning_of_message(message: Mapping[str, Any], lose: Report) -> list[Think
 
 
 def reasoning_of_part(part: Mapping[str, Any], lose: Report) -> ThinkingData:
-    """Converts a content part with reasoning, as a text or as a list of text parts. Calls `lose` for other parts."""
+    """Converts a content part whose reasoning is a string or a list of text parts. Calls `lose` for other parts."""
     inner = part.get("thinking")
     inner = [{"text": inner}] if isinstance(inner, str) else inner
     parts = inner if isinstance(inner, list | tuple) else [None]

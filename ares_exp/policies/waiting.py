@@ -25,7 +25,7 @@ _REPORT_EVERY_SEC = 1.0
 
 @contextmanager
 def reported(on_wait: OnWait) -> Iterator[None]:
-    """Reports the time in the block to `on_wait` at regular intervals, so that the wait causes no timeout."""
+    """Reports the time spent in the block to `on_wait` at regular intervals, so that waiting causes no timeout."""
     loop = asyncio.get_running_loop()
     since = loop.time()
     timer: asyncio.TimerHandle

@@ -44,7 +44,7 @@ def make_console(pager: IO[str] | None = None) -> Console:
 
 
 def printable(text: str) -> str:
-    """Escapes characters that can affect a terminal, such as control characters, text directions and surrogates."""
+    """Escapes characters that can affect a terminal, such as control characters, bidirectional marks and surrogates."""
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(map(_shown, text))

@@ -119,7 +119,7 @@ class ContainerSuite:
 
 
 class ContainerContract(ContainerSuite):
-    """The suite for containers. Override `factory`, and `spec` if a container needs more than a name."""
+    """The test suite for container backends. Override `factory`, and `spec` if containers need more than a name."""
 
     other_user: str | None = "nobody"
     """A user in the container other than root; `None` if there is only root."""

@@ -53,7 +53,7 @@ def suites_of(parts: Sequence[str], options: Sequence[str]) -> ModuleType:
 def _suite(part: Any, name: str, options: Mapping[str, Any]) -> type:
     kind = _kind_of(part, name)
     if kind == "container" and find_spec("pytest_asyncio") is None:
-        raise ConfigError("The suite of containers needs pytest-asyncio: pip install pytest-asyncio.")
+        raise ConfigError("The test suite for containers needs pytest-asyncio: pip install pytest-asyncio.")
     contract = vars(import_module(f"ares_exp.testing.{kind}_contract"))[f"{kind.capitalize()}Contract"]
 
     def given(self: object, tmp_path: Path) -> Any:

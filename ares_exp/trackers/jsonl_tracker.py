@@ -107,7 +107,7 @@ class JsonlTracker(TrackerBase):
         self._append("system", lambda: sample)
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Appends the line of a command to the run. Returns immediately."""
+        """Appends the line of a control command that the run received. Returns immediately."""
         self._append("order", lambda: line)
 
     def finish(self, summary: RunSummary) -> None:

@@ -193,9 +193,9 @@ class SequenceCounts:
             )
         if self.unstated_sampling:
             sentences.append(
-                f"The record of {count_of(self.unstated_sampling, 'call')} has no temperature, or leaves a parameter "
-                "to the engine (`null`). The rows are correct only if the engine used the expected temperature and no "
-                "truncation."
+                f"{count_of(self.unstated_sampling, 'call')} recorded without a temperature, or with a parameter that "
+                "the engine chose (`null`). The rows are correct only if the engine used the expected temperature and "
+                "no top-p or top-k."
             )
         return sentences
 

@@ -92,9 +92,9 @@ class RecordedResponses:
     def next_for(self, request: Mapping[str, Any]) -> Exchange | None:
         """Returns the next exchange in the conversation of `request`; `None` if no exchange is left.
 
-        The recorded conversation with the same name is used or, if there is none, the recorded conversation with the
-        same first request. If there is also none and the agent offers no tools, its first conversation is matched with
-        the recorded main conversation.
+        Uses the recorded conversation with the same name. If there is none, uses the conversation with the same first
+        request. If neither exists and the agent offers no tools, the agent's first conversation is matched with the
+        recorded main conversation.
         """
         conversation = conversation_of(request)
         if conversation not in self._names:

@@ -199,7 +199,7 @@ async def test_stop_closes_sockets_and_networks(engine: docker.DockerClient, ser
 def test_remote_engine_is_refused(monkeypatch: pytest.MonkeyPatch, asked: ContainerSpec) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.77:2375")
     with pytest.raises(
-        UnsupportedTaskError, match=r"Task network .* but DOCKER_HOST is tcp://192.0.2.77:2375\. Run it"
+        UnsupportedTaskError, match=r"Task network .* but DOCKER_HOST is tcp://192.0.2.77:2375\. Run ares_exp there"
     ):
         DockerContainerFactory().check(asked)
     assert DockerContainerFactory(network="no-network").check(asked) == []

@@ -218,7 +218,7 @@ async def test_unsupported_reset_options_are_refused() -> None:
 
     env = EnvironmentWrapper(EnvironmentWrapper(TakesSeed()))
     assert (await env.reset(seed=3, options={})).observation == "seed 3"
-    with pytest.raises(TypeError, match=r"TakesSeed.reset\(\) does not accept any, got {'task': 'a'}"):
+    with pytest.raises(TypeError, match=r"TakesSeed.reset\(\) does not accept options, but got {'task': 'a'}"):
         await env.reset(seed=3, options={"task": "a"})
     given = {"seed": 3, "options": {"task": "a"}}
     assert (await complete(TakesAnything()).reset(**given)).observation == given  # type: ignore[arg-type]

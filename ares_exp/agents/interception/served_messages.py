@@ -68,7 +68,7 @@ class MessagesWire:
         return to_json(_message(asked, response))
 
     def opening(self, asked: Asked) -> bytes:
-        """Returns `message_start`. The end of the stream replaces its token counts."""
+        """Returns the event `message_start`. Its token counts are preliminary; the last event has the final counts."""
         message = _message(asked, LLMResponse([])) | {"stop_reason": None}
         return _event({"type": "message_start", "message": message})
 

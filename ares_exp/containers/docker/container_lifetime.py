@@ -228,7 +228,7 @@ _semaphores = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semap
 
 
 def starts(engine: Engine) -> asyncio.Semaphore:
-    """Returns this event loop's semaphore for starts. More concurrent starts than it allows would not be faster."""
+    """Returns the semaphore that limits concurrent starts of containers in this event loop."""
     return _semaphores.setdefault(
         asyncio.get_running_loop(), asyncio.Semaphore(engine.capabilities.simultaneous_starts)
     )

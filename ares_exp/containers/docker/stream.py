@@ -1,4 +1,4 @@
-"""Byte streams of a Docker engine: shells, the attached first process, terminals, and programs."""
+"""Byte streams to processes in a Docker container: shells, the first process, terminals and programs."""
 
 from __future__ import annotations
 

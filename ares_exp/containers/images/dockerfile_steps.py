@@ -303,9 +303,11 @@ _TOO_COMPLEX = re.compile(r"\$\{\w*[^\w}]")
 
 
 def simplify(text: str, variables: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Replaces `${name:-default}` and `${name:+other}` with new variables. Returns the text and all variables.
+    """Replaces each `${name:-default}` and `${name:+other}` with a new variable that has its value.
 
-    Raises `ValueError` for another form of substitution.
+    Returns the text, and all variables.
+
+    Raises `ValueError` for any other form of substitution.
     """
     known = dict(variables)
 

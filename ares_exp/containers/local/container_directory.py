@@ -4,9 +4,9 @@ When the runner ends, the container's processes end, and its mounts disappear. T
 unless the shell that removes them was also killed. If another program removes a directory (for example, a cleaner of
 `/tmp`), the cgroups remain. Their names identify the owner.
 
-If a folder in memory supports upper layers of overlays, it contains the directories. The files then count as memory of
-the container. Otherwise, a folder on disk that supports upper layers contains the directories. If there is no such
-folder, the files are in a tmpfs inside the container. It cannot be read from outside, so snapshots are not supported.
+The directories are created in a folder in memory if it supports upper layers of overlays. Their files then count as
+memory of the container. The second choice is a folder on disk that supports upper layers. Without such a folder, the
+files are in a tmpfs inside the container. The host cannot read this tmpfs, so snapshots are not supported.
 """
 
 from __future__ import annotations

@@ -332,7 +332,7 @@ class ContainerProcess:
         return await happened(self._exited, _REPORT_SEC)
 
     def why_ended(self) -> str:
-        """Returns the reason why the process ended without a call of `kill`, as a clause."""
+        """Returns the reason why the process ended although `kill` was not called, for an error message."""
         status = self._process.returncode or 0
         killer = status - 128 if status > 128 else -status  # of the container's first process, or of bubblewrap
         if killer == signal.SIGKILL and (

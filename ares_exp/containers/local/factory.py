@@ -168,8 +168,8 @@ class LocalContainerFactory(ContainerFactoryBase):
         if self._network == "public" and spec.networks not in ({PUBLIC}, {NO_NETWORK}):
             raise UnsupportedTaskError(
                 f"{spec.name}: container=local supports neither allowlists nor different networks per phase. Use "
-                "container=docker, or run the task without a network: container.network=build (only "
-                "Dockerfiles have the network) or container.network=no-network."
+                "container=docker, or run the task without a network: container.network=build "
+                "(network access only while images are built) or container.network=no-network."
             )
         if not is_privileged() and (users := {str(user) for user in spec.users}.difference(ROOT_NAMES)):
             raise UnsupportedTaskError(

@@ -87,7 +87,7 @@ def _reap() -> dict[int, int]:
 
 
 def end_descendants() -> None:
-    """Kills all descendants of this process until it has no child left. Orphans are also children of this process."""
+    """Kills all descendants of this process until it has no child left. Orphans become children of this process."""
     stopped: set[int] = set()
     deadline = time.monotonic() + KILL_SEC  # the kernel may keep a process alive, for example if its disk hangs
     with contextlib.suppress(ChildProcessError):

@@ -233,7 +233,7 @@ class Scoring:
 
 
 async def _raise_if_lost(container: Container) -> None:
-    """Raises `ContainerLostError` if the container is lost, because then the tests did not cause the timeout."""
+    """Raises `ContainerLostError` if the container is lost. In this case, the tests did not cause the timeout."""
     try:
         await container.exec("true", user="root", cwd="/", timeout_sec=60, shell=PLAIN_SHELL)
     except ContainerLostError:

@@ -116,7 +116,7 @@ def _attempts(
 
 
 def _tasks(found: float, now: float, alpha: float) -> int | None:
-    """Finds the smallest sufficient number of tasks by bisection. The required quantiles decrease with this number."""
+    """Finds the smallest number of tasks with enough power. Uses bisection, because power grows with this number."""
     low, high = 2, 2
     while not _enough(high, found, now, alpha):
         low, high = high + 1, 2 * high

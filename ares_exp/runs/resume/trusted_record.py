@@ -117,7 +117,7 @@ def _text(value: Any, composed: Any) -> Any:
 def check_values(
     run: RecordedRun, values: Mapping[str, Any], *, typed: Collection[str], config_dirs: Sequence[Path]
 ) -> None:
-    """Rejects masked secrets. If the run is not trusted, also rejects classes that no option on this machine names.
+    """Rejects masked secrets. If the run is not trusted, also rejects classes that no local option file names.
 
     Ignores the recorded values of keys in `typed`, because the user sets them now.
 

@@ -194,7 +194,7 @@ def data_set_of_repository(
     mode = repositories.tree(url, commit).get(file)
     if mode is None or not mode.startswith("100"):
         raise ConfigError(
-            f"There is no file {where}. Leave `env.dataset` out to run the tasks in its folder "
+            f"There is no file {where}. Leave `env.dataset` out to run the tasks in the folder "
             f"{DEFAULT_FOLDER}/, or set `env.registry=<path in the repository>`."
         )
     datasets = parse_registry(repositories.read(url, commit, file), where=where)

@@ -103,7 +103,7 @@ def chat_calls(calls: Any) -> list[tuple[str, str, str]]:
 
 
 def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Creates a tool call of ATIF. Adds the original text of the arguments if `json.dumps` produces another text."""
+    """Creates an ATIF tool call. Also stores the original arguments if `json.dumps` would produce another string."""
     call: dict[str, Any] = {
         "tool_call_id": call_id,
         "function_name": name,

@@ -315,5 +315,5 @@ async def test_oracle_needs_the_solution_to_continue(make_environment: Any, make
     await env.reset()
     going_on = Continuation(await env.export_state(store), task=task)
     oracle = make_environment(task, provide_solution=True, start_from=going_on)
-    with pytest.raises(SnapshotMismatchError, match="its container has no solution of the task"):
+    with pytest.raises(SnapshotMismatchError, match="does not contain the task's solution"):
         await oracle.reset()

@@ -170,7 +170,7 @@ def test_unrecorded_sampling_defaults_to_the_request() -> None:
         sequences_of(episode([FIRST], request=LLMRequest([], top_p=0.5), sampling=None))
     report = sequences_of(episode([FIRST], sampling=None))
     assert report.unstated_sampling == 1
-    assert "The record of 1 call has no temperature" in report.sentences()[-1]
+    assert "1 call recorded without a temperature" in report.sentences()[-1]
 
 
 def test_sampling_left_to_the_engine_is_reported() -> None:
