@@ -124,7 +124,7 @@ def test_agent_and_source_are_tested(run: Run, stub: Path) -> None:
     done = run("--ares-exp-part=ares_exp.agents.shell_agent:ShellAgentFactory")
     assert done.returncode == 0, done.stdout
     source = "--ares-exp-part=ares_exp.environments.ares_adapter:AresEnvironments"
-    done = run(source, "--ares-exp-option=preset=echo:0:3", path=stub)
+    done = run(source, "--ares-exp-option=preset=echo", path=stub)
     assert done.returncode == 0, done.stdout
     assert rows(done)["TestAresEnvironments::test_episode_starts"] == "PASSED"
 

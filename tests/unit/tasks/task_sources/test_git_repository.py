@@ -86,7 +86,7 @@ def test_deleted_branch_is_reported(repository: Repository, cache_dir: Path, tol
     repository.git("branch", "side")
     load(cache_dir, told, repo=f"{repository.url}@side")
     repository.git("branch", "-D", "side")
-    with pytest.raises(PreflightError, match="has no 'side'"):
+    with pytest.raises(PreflightError, match="has no branch or tag 'side'"):
         load(cache_dir, told, repo=f"{repository.url}@side")
 
 
