@@ -18,14 +18,13 @@ from ares_exp.agents.toolbox.package import (
     AgentPackage,
     Build,
     Pack,
-    package_named,
     user_package,
 )
 from ares_exp.agents.toolbox.package_store import AgentStore
 from ares_exp.agents.toolbox.packing import default_name, parse_spec
 from ares_exp.agents.toolbox.placing import default_builds
 from ares_exp.commands.cli.run_command import CommandParser
-from ares_exp.errors import ConfigError
+from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records.terminal_text import columns_that_fit, format_size, make_console, make_table
 
 HELP = """\
@@ -237,11 +236,14 @@ def _chosen(arguments: argparse.Namespace, packed: Sequence[AgentPackage] = ()) 
     if not arguments.agents:
         raise ConfigError(f"Expected the name of an agent, one of {', '.join(PACKAGES)}, or `--all`.")
     users = {one.name: one for one in packed}
-    return [
-        package
-        for name in arguments.agents
-        for package in ([users[name], *filter(None, [PACKAGES.get(name)])] if name in users else [package_named(name)])
-    ]
+    known = [*PACKAGES, *(name for name in users if name not in PACKAGES)]
+    for name in arguments.agents:
+        if name not in known:
+            raise ConfigError(
+                f"Expected an agent that can be installed, one of {', '.join(known)}, got {name!r}."
+                f"{close_matches(name, known)}"
+            )
+    return [found for name in arguments.agents for found in (users.get(name), PACKAGES.get(name)) if found]
 
 
 def _say(sentence: str) -> None:

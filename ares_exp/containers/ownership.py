@@ -253,7 +253,7 @@ def _ask(*command: str) -> str:
 
 
 _UNLOCKED_SEC = 60.0  # far longer than a new directory is unlocked
-ShortLived = Literal["build", "fork", "host", "transfer", "verifier", "wandb"]
+ShortLived = Literal["agent", "build", "fork", "host", "transfer", "verifier", "wandb"]
 """Purposes of short-lived directories. The name of a directory contains its purpose."""
 
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from ares_exp.agents.toolbox.packing import PYTHON
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ExecResult, User
 from ares_exp.containers.forwarded_port import FORWARDED_PORT
+from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import AgentInstallError, ConfigError, ContainerError, PreflightError, TransferError
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.secrets import EPISODE_KEY_PREFIX, mask_known_secrets
@@ -239,11 +239,10 @@ class HarborAgent(InstalledAgent):
         """Runs Harbor's class on `task`; see `InstalledAgent.run`."""
         mount = MOUNT_TARGET if self._recipe.mounts else ""
         root = await self._recipe.find_program(self._container) or mount
-        with tempfile.TemporaryDirectory(prefix="ares_exp-harbor-") as folder:
-            async with self._served() as (line, port):
-                await self._make_files({INSTRUCTION_FILE: AgentFile(task)})
-                agent = self._harbor.create(Path(folder), port.url, line.key, self._context)
-                error = await self._until_lost(self._run(agent, task, root, Path(folder)), port)
+        async with working_directory("agent") as folder, self._served() as (line, port):
+            await self._make_files({INSTRUCTION_FILE: AgentFile(task)})
+            agent = self._harbor.create(folder, port.url, line.key, self._context)
+            error = await self._until_lost(self._run(agent, task, root, folder), port)
         self._judge(ExecResult(error, 1 if error else 0, 0.0))
 
     async def _run(self, agent: BaseAgent, task: str, root: str, logs: Path) -> str:
@@ -343,9 +342,9 @@ class HarborAgentFactory(InstalledAgentFactory):
             ConfigError: The class rejects its options.
         """
         await super().preflight()
-        with tempfile.TemporaryDirectory(prefix="ares_exp-harbor-") as folder:
+        async with working_directory("agent") as folder:
             try:
-                await in_thread(lambda: self._harbor.create(Path(folder), "http://127.0.0.1:1", "-", AgentContext()))
+                await in_thread(lambda: self._harbor.create(folder, "http://127.0.0.1:1", "-", AgentContext()))
             except (ValueError, TypeError, OSError) as error:
                 raise ConfigError(
                     f"Harbor's agent `{self._harbor.name}` rejects its options. Change `agent.kwargs`. {error}"

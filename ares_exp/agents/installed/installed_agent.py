@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests,
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, ServingContainer
+from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import AgentError, EndpointLostError, NoRequestError, PortForwardingError
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.results import AgentFacts
@@ -201,9 +201,9 @@ class InstalledAgent:
         staging = f"{AGENT_DIR}/.files"
         folders = " ".join([AGENT_DIR, staging, *([NO_SKILLS] if "skills_dir" in self._recipe.supports else [])])
         await self._succeed(f"mkdir -p {folders} && chmod 777 {folders}", user="root")
-        with tempfile.TemporaryDirectory(prefix="ares_exp-agent-") as folder:
+        async with working_directory("agent") as folder:
             shown = ["" if file.is_secret else file.text for file in files.values()]
-            await in_thread(lambda: _write_numbered(Path(folder), shown))
+            await in_thread(lambda: _write_numbered(folder, shown))
             await self._container.upload(folder, staging)
         steps: list[str] = []
         env: dict[str, str] = {}

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ares_exp.errors import ConfigError, close_matches
-
 Libc = Literal["glibc", "musl", "any"]
 """C library that a build needs: `"any"` for statically linked builds and for builds without machine code."""
 
@@ -364,17 +362,3 @@ PACKAGES = {
     )
 }
 """Pinned packages by name."""
-
-
-def package_named(name: str) -> AgentPackage:
-    """Returns a pinned package.
-
-    Raises:
-        ConfigError: No package has this name.
-    """
-    if name not in PACKAGES:
-        raise ConfigError(
-            f"Expected an agent that can be installed, one of {', '.join(PACKAGES)}, got {name!r}."
-            f"{close_matches(name, PACKAGES)}"
-        )
-    return PACKAGES[name]

@@ -193,10 +193,13 @@ def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Ev
     find, managed = [*uv, "python", "find", "--no-project"], "/" not in version
     pyenv = ":".join(str(path) for path in Path.home().glob(f".pyenv/versions/{version}*/bin")) if managed else ""
     local = {"PATH": f"{os.environ.get('PATH', '')}:{pyenv}", "UV_PYTHON_DOWNLOADS": "never"}
+    choices: list[tuple[list[str], dict[str, str]]] = [([], local)]
     if managed:
         with suppress(ToolboxError):
             run_program([*uv, "python", "install", "--no-bin", version], what, stop, env={"UV_HTTP_RETRIES": "0"})
-    for options, env in ((["--managed-python"], {}), ([], local)):
+        # Without --system, uv also returns the Python of an active virtual environment, which is not managed by uv.
+        choices.insert(0, (["--managed-python", "--system"], {}))
+    for options, env in choices:
         try:
             found = run_program([*find, *options, version], what, stop, env=env).strip()
         except ToolboxError:

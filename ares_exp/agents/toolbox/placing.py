@@ -143,7 +143,7 @@ async def check_runs(container: AgentContainer, package: AgentPackage, build: Bu
     has = found.output.strip() or "an unknown C library"
     needs = f"It needs {floor} or newer; the container has {has}. " if floor else ""
     raise AgentInstallError(
-        f"{package.title} {build.version} does not run in this container. {needs}"
+        f"{' '.join(filter(None, (package.title, build.version)))} does not run in this container. {needs}"
         f"`{command:.200}` ended with exit code {result.exit_code}: {result.output.strip()[-_SHOWN_CHARS:]}"
     )
 

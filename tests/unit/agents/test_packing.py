@@ -98,15 +98,20 @@ def test_run_uses_a_packed_npm_program(registry: NpmRegistry, monkeypatch: pytes
 
 
 @needs_uv
-def test_packed_python_program_is_reproducible(registry: NpmRegistry, capsys: pytest.CaptureFixture[str]) -> None:
+def test_packed_python_program_is_reproducible(
+    registry: NpmRegistry, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", "none")
+    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)  # of which `uv python find --managed-python` returns the interpreter
     digests = set()
-    for _ in range(2):
-        assert main(["pack", "pip:tiny==1.2.3", "--python", sys.executable]) == 0
+    for python in (sys.executable, ".".join(map(str, sys.version_info[:2]))):
+        assert main(["pack", "pip:tiny==1.2.3", "--python", python]) == 0
         found = packed()
         assert found is not None
         (program,) = (found.path / "bin").glob("tiny-say")
         said = subprocess.run([program, "hello"], capture_output=True, text=True, check=True).stdout
         assert said == f"tiny hello {found.path / 'python'}\n"
+        assert (found.path / "python/lib/python.bin").exists()  # started with its own libraries
         assert list(found.path.rglob("tiny.*.pyc"))
         assert not [one for one in found.path.rglob("tiny*") if one.is_file() and b"cache/ares_exp" in one.read_bytes()]
         digests.add(found.digest)
