@@ -68,7 +68,10 @@ PROGRAMS = {
     ),
     "kimi-code": Program(),
     "mini-swe-agent": Program("pip:mini-swe-agent pip:litellm[mcp] pip:orjson pip:fastapi"),
-    "nemo-agent": Program("pip:nvidia-nat[eval,langchain]", note="Its start script did not find the module `nat`."),
+    "nemo-agent": Program(
+        "pip:nvidia-nat[eval,langchain]",
+        note="Its default workflow is one chat completion without tools. Set `config_file` in `agent.kwargs` for another one.",
+    ),
     "openclaw": Program("npm:openclaw", "--node 24", note="Its setup needs the scripts of npm and a writable package."),
     "opencode": Program(
         "npm:opencode-ai npm:node@24",
