@@ -1,9 +1,10 @@
 """Trajectories: recording, storing and loading episodes.
 
-Imports containers, the environment contract and records. All code that records or reads episodes imports this package.
+A trajectory is the record of one episode: its requests, responses, commands and rewards. `load(path)` finds the
+episodes of a run. This package also exports record classes, collectors, and functions that serialise requests and
+responses. Each name is imported on first use.
 
-`load(path)` finds the episodes of a run. You can also import records, collectors, and the functions that serialise
-requests and responses from this package. Each name is imported on first use.
+Imports containers, the environment contract and records. All code that records or reads episodes imports this package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A wrapper around any environment that records its episodes. Data passes through unchanged."""
+"""A wrapper that records the episodes of any environment. It passes actions and time steps through unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ from ares_exp.trajectories.records import (
 END_TIMEOUT_SEC = 10.0
 """Maximum time in seconds that a cancelled caller waits until the collectors have finished writing."""
 ENDED_AT_ONCE = 4
-"""Maximum number of threads that end episodes. If there are few threads, each thread can combine more disk syncs."""
+"""Maximum number of threads that end episodes. With few threads, more episodes wait for each thread, which then syncs
+them to disk together."""
 
 
 class EpisodeListener(Protocol):
@@ -50,15 +51,16 @@ class EpisodeListener(Protocol):
         ...
 
     def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
-        """Handles an exception of a collector, and returns whether the run ends. May be called in any thread.
+        """Handles an exception that a collector raised. Returns whether this exception ends the run.
 
-        An error that ends the run is neither counted nor logged. If `is_at_end` is true, the collector failed in
-        `end_episode`, so that it has not stored the episode.
+        If so, the caller does not count the exception as a failure, because the run reports it. `is_at_end` is true if
+        `end_episode` raised the exception, which means that the collector has not stored the episode. May be called in
+        any thread.
         """
         ...
 
     def recorded(self, trajectory: EpisodeTrajectory | None, failures: int, *, end_time: float) -> None:
-        """Handles the end of an episode, after all collectors have stored it.
+        """Handles the end of an episode, after each collector has stored it or failed.
 
         Args:
             trajectory: The episode; `None` if every collector failed or did not finish in time.
@@ -69,16 +71,22 @@ class EpisodeListener(Protocol):
 
 
 class EpisodeEnds(GatheredCalls["_Ending"]):
-    """Ends episodes in threads, because collectors may write files. Episodes that end together share one disk sync."""
+    """A queue of episodes that collectors must store. Threads do this, so that file writes do not block the event loop.
+
+    Episodes that end at the same time are synced to disk together, which is faster.
+    """
 
     def __init__(self) -> None:
-        """Creates the queue, which all environments of an event loop may share."""
+        """Creates an empty queue, which all environments of an event loop can share."""
         super().__init__(_end_together, at_once=ENDED_AT_ONCE)
 
 
 @dataclass(slots=True)
 class _Ending:
-    """The end of an episode: functions that each end the episode in one collector, and the returned trajectories."""
+    """One entry of the queue. Each function in `ends` stores the episode in one collector.
+
+    `kept` contains the trajectories that these functions return.
+    """
 
     ends: Sequence[tuple[CollectorGuard, Callable[[], EpisodeTrajectory | None]]]
     kept: list[EpisodeTrajectory] = field(default_factory=list)
@@ -157,7 +165,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return sum(sink.failures for sink in self._sinks)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode. If an episode is running, records it as abandoned."""
+        """Starts an episode. If an episode is running, first ends its record with the outcome `abandoned`."""
         await self._end(Ending(Outcome.ABANDONED))
         start_time, started = self._start_time or self._clock(), time.perf_counter()
         self._start_time = None
@@ -175,7 +183,11 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return time_step
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Steps the environment and records the step. If the episode was restored, also records the earlier steps."""
+        """Steps the environment and records the step.
+
+        If the episode was already running when the environment was wrapped, the first call also records its earlier
+        steps.
+        """
         started = time.perf_counter()
         if not self._active:
             self._adopt()
@@ -193,7 +205,10 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Makes the environment end its episode, if the environment supports it, and records the LAST step."""
+        """Calls `truncate` of the environment, which ends the episode because of `limit`, and records the LAST step.
+
+        Returns `None`, and records nothing, if the environment does not support this.
+        """
         started = time.perf_counter()
         self._adopt()
         try:
@@ -209,7 +224,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return last
 
     async def close(self) -> None:
-        """Closes the environment. If an episode is running, records it as closed."""
+        """Closes the environment. If an episode is running, first ends its record with the outcome `closed`."""
         try:
             await self._end(Ending(Outcome.CLOSED))
         finally:
@@ -218,7 +233,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the environment. If an episode is running, records it with the exception, or as closed."""
+        """Closes the environment. If an episode is running, first ends its record with the exception, if any."""
         try:
             await self._end(Ending(Outcome.CLOSED) if exc is None else ending(None, exc))
         finally:
@@ -232,7 +247,10 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             self._waiting_since = None  # the start of the policy's time is unknown
 
     def _record_past(self, past: Sequence[PastStep]) -> None:
-        """Records the past time steps of an environment, ending with the pending step."""
+        """Records the time steps that the environment returned before recording started.
+
+        The last one has no action yet.
+        """
         for one in past:
             spent = one.policy_sec, one.environment_sec
             self._record(self._record_of(one.time_step, one.action, spent, one.activity, one.timestamp))
@@ -330,7 +348,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
 
 class _Unfinished(NamedTuple):
-    """Placeholder for the time step of a `reset()` or `step()` that raised an exception."""
+    """The time step in the record of a `reset()` or `step()` that raised an exception, and so returned no time step."""
 
     step_type: StepType
     reward: None = None

@@ -1,4 +1,4 @@
-"""The contract of trajectory collectors, and the base class of the collectors of this package."""
+"""The interface of trajectory collectors, which store episodes, and the base classes for implementing it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, total_r
 
 @dataclass(slots=True, eq=False)
 class EpisodeHandle:
-    """One open episode of a collector.
+    """An episode that a collector is recording.
 
     Attributes:
         episode_id, task_name, start_time, metadata: Fields of `EpisodeTrajectory`.
         steps: Steps recorded so far. Steps with an equal message share one message object.
-        encoder: Encoder of the steps.
+        encoder: Encoder that converts the steps to JSON-ready data.
         unwritten: Error that prevented writing a line to the collector's file; `None` if all lines were written.
     """
 
@@ -43,7 +43,10 @@ class EpisodeHandle:
 
 @runtime_checkable
 class TrajectoryCollector(Protocol):
-    """Stores episodes. These methods and arguments are required. `CollectorBase` defines optional arguments."""
+    """The interface of an object that stores episodes. It has only the methods and arguments that each collector needs.
+
+    `CollectorBase` has additional, optional arguments.
+    """
 
     def begin_episode(self, *, task_name: str) -> object:
         """Opens an episode and returns its handle."""
@@ -59,7 +62,9 @@ class TrajectoryCollector(Protocol):
 
 
 class CollectorBase(TrajectoryCollector):
-    """Base class with all optional arguments. Other collectors receive only the keyword arguments that they accept.
+    """Base class of collectors that accept all optional arguments.
+
+    Your collector can also accept only some of them: it then receives only the keyword arguments in its signatures.
 
     One instance can serve concurrent environments: `begin_episode` returns a handle, which is passed to `record_step`
     and `end_episode` as `episode=`. Without this argument, these methods use the only open episode.
@@ -67,9 +72,10 @@ class CollectorBase(TrajectoryCollector):
 
     @property
     def keeps_apart(self) -> bool:
-        """Whether concurrent episodes can be recorded. If false, `concurrency=1` is required. Default: true.
+        """Whether the collector can record several episodes at the same time. If false, runs require `concurrency=1`.
 
-        For a collector that does not inherit from this class, the value is true if `record_step` accepts `episode`.
+        True by default. For a collector that does not inherit from this class, the value is true if `record_step`
+        accepts `episode`.
         """
         return True
 
@@ -129,8 +135,9 @@ class CollectorBase(TrajectoryCollector):
 class EpisodeCollector(CollectorBase):
     """Base class of the collectors of this package. Keeps open episodes in memory. Thread-safe.
 
-    Subclasses store an episode when it starts (`_started`), at each step (`_recorded`) and when it has ended
-    (`_ended`). If one of these methods raises an exception, the data in memory is still complete.
+    Subclasses override `_started`, `_recorded` and `_ended`, which store the start, each step and the end of an
+    episode. If `_recorded` raises an exception, the step is still in memory, so that `_ended` can store the complete
+    episode.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
@@ -211,17 +218,20 @@ class EpisodeCollector(CollectorBase):
         """Stores the start of an episode. If this method raises an exception, the episode is not opened."""
 
     def _recorded(self, handle: EpisodeHandle, encoded: Mapping[str, Any]) -> None:
-        """Stores a step. `encoded` is the result of `StepEncoder.encode`."""
+        """Stores a step, which `encoded` contains as JSON-ready data."""
 
     def _ended(self, handle: EpisodeHandle, trajectory: EpisodeTrajectory) -> None:
         """Stores an episode that has ended."""
 
     def _append(self, handle: EpisodeHandle, path: Path | str, line: str) -> None:
-        """Appends the line of a step to the episode's file, unless an earlier line of the episode is missing.
+        """Appends the line of a step to the episode's file.
+
+        After a failed write, later lines of the episode are skipped, because they may refer to the missing line.
+        `_ended` then writes the whole episode.
 
         Raises:
-            OSError: This line or the first line of the episode could not be written. Raised at most once per episode,
-                and not if the file was removed. `_ended` then writes the whole episode.
+            OSError: The line could not be written, or it is the first step and the line before it could not be written.
+                Raised at most once per episode, and not if the file was removed.
         """
         try:
             if handle.unwritten is None:
@@ -256,7 +266,7 @@ class CollectorGuard:
     """Catches the exceptions of a collector, so that they do not affect the episodes of an environment.
 
     Failures are counted, and the first failure of each method is logged as a warning. A failure that ends the run is
-    neither counted nor logged, because the run reports it.
+    not counted, and only logged for debugging, because the run reports it.
 
     Attributes:
         failures: Number of collector calls that raised an exception.
@@ -265,7 +275,8 @@ class CollectorGuard:
     def __init__(self, name: str, collector: TrajectoryCollector, ends_run: Callable[..., bool] | None = None) -> None:
         """Wraps `collector`, which several environments may share.
 
-        `name` is the collector's name in messages. `ends_run` is `EpisodeListener.collector_failed`.
+        `name` is the collector's name in messages. `ends_run` decides whether an exception ends the run (see
+        `EpisodeListener.collector_failed`). By default, no exception does.
         """
         self.failures = 0
         self._name = name
@@ -276,7 +287,7 @@ class CollectorGuard:
         self._active = False
 
     def start(self, *, task_name: str, episode_id: str | None, start_time: float, metadata: Mapping[str, Any]) -> None:
-        """Opens an episode."""
+        """Opens an episode. If the collector raises an exception, the steps of the episode are not recorded."""
         try:
             self._episode = self._collector.begin_episode(
                 task_name=task_name, episode_id=episode_id, start_time=start_time, metadata=metadata
@@ -294,7 +305,12 @@ class CollectorGuard:
                 self.failed("record_step", error)
 
     def close(self, outcome: Outcome, error: ErrorInfo | None, **more: Any) -> Callable[[], EpisodeTrajectory | None]:
-        """Closes the open episode, so that it accepts no further steps. `more` is passed to `end_episode`.
+        """Closes the open episode, so that it accepts no further steps. Does not store it yet.
+
+        Args:
+            outcome: Outcome of the episode.
+            error: The error, or the limit that was reached, if any.
+            more: Other arguments of the collector's `end_episode`.
 
         Returns:
             A function that ends the episode in the collector. It can be called in any thread. It returns the stored
@@ -317,7 +333,7 @@ class CollectorGuard:
         return end
 
     def failed(self, what: str, error: Exception) -> None:
-        """Counts and logs an exception of the collector's method `what`, unless the exception ends the run."""
+        """Counts and logs an exception that the collector's method `what` raised, unless the exception ends the run."""
         if self._ends_run is not None and self._ends_run(error, is_at_end=what == "end_episode"):
             logger.debug("The %s collector failed in %s", self._name, what, exc_info=error)
             return
@@ -328,7 +344,10 @@ class CollectorGuard:
 
 
 def as_collector(collector: TrajectoryCollector) -> CollectorBase:
-    """Converts a collector to a `CollectorBase`, which omits keyword arguments that the collector does not accept."""
+    """Returns the collector if it is a `CollectorBase`, and otherwise wraps it in one.
+
+    The wrapper passes only the keyword arguments that the methods of the collector accept.
+    """
     return collector if isinstance(collector, CollectorBase) else _ForeignCollector(collector)
 
 
@@ -358,7 +377,7 @@ class _ForeignCollector(StandIn, CollectorBase):
 
 
 def _known(given: Mapping[str, Any], method: Callable[..., Any]) -> Mapping[str, Any]:
-    """Returns the arguments in `given` that `method` accepts."""
+    """Returns the keyword arguments in `given` that `method` accepts."""
     names = _keywords_of(method.__func__ if inspect.ismethod(method) else method)
     return given if names is None else {name: value for name, value in given.items() if name in names}
 

@@ -1,4 +1,4 @@
-"""Collectors, which store the episodes of a run."""
+"""Collectors that store the episodes of a run in memory or in files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord
 
 
 class NullTrajectoryCollector(EpisodeCollector):
-    """Tracks which episodes are open, but stores neither steps nor files."""
+    """Stores nothing (`collector=none`). Still raises an error if a step is recorded while no episode is open."""
 
     def record_step(self, record: StepRecord, *, episode: EpisodeHandle | None = None) -> None:
-        """Drops the step, after checking that an episode is open."""
+        """Drops the step. Raises `RuntimeError` if no episode is open."""
         self._resolve(episode)
 
 
@@ -74,7 +74,8 @@ class JsonTrajectoryCollector(EpisodeCollector):
 
         Args:
             output_dir: Directory of the files, which is created when the first episode starts.
-            compression: `"zstd"` replaces `{episode_id}.json` with `{episode_id}.json.zst` when the episode ends.
+            compression: `"zstd"` compresses each file to `{episode_id}.json.zst` when the episode ends. By default,
+                files are not compressed.
             clock: Function that returns epoch seconds.
         """
         super().__init__(clock=clock)
@@ -83,7 +84,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
         self._directory = WriterLock()
 
     def _started(self, handle: EpisodeHandle) -> None:
-        """Creates the file of an episode. The id of the episode must be a valid file name, and the file must be new."""
+        """Creates the file of an episode. The episode id must be a valid file name, and the file must not exist."""
         episode_id, path = handle.episode_id, self._path(handle)
         if not SAFE_NAME.fullmatch(episode_id) or episode_id.startswith("."):
             raise ValueError(
@@ -158,7 +159,11 @@ class JsonlTrajectoryCollector(EpisodeCollector):
             handle.unwritten = error
 
     def _make_file(self, handle: EpisodeHandle) -> None:
-        """Creates the file if it is missing. If it existed before, marks the other open episodes as not written."""
+        """Creates the file if it is missing.
+
+        If the collector has already created it, another process has removed it. All other open episodes are then marked
+        as unwritten, so that they are written completely when they end.
+        """
         with self._making:
             if self.path.exists():
                 return

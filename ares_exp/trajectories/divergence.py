@@ -26,7 +26,7 @@ MEASURED = frozenset(
         "prompt_token_ids", "completion_token_ids", "activations",
     }
 )  # fmt: skip
-"""Fields of a response that are not compared."""
+"""Fields of a response that are not compared, because they may differ between two runs of the same task."""
 MARK_CHARS = 8
 
 
@@ -54,9 +54,10 @@ def find_divergence(old: EpisodeTrajectory, new: EpisodeTrajectory) -> Divergenc
 
 
 def step_marks(episode: EpisodeTrajectory) -> list[list[str]]:
-    """Returns digests of the compared parts of each step: reply, commands, outcome and observation.
+    """Returns four short hashes for each step.
 
-    The digests of two parts are equal if `find_divergence` finds no difference between the parts.
+    They are hashes of the reply, of the commands, of the step type with reward and discount, and of the observation.
+    Two hashes are equal if `find_divergence` finds no difference between these parts.
     """
     names, known, marks = _CallNames(), _Marks(), list[list[str]]()
     for step in episode.steps:
@@ -114,7 +115,7 @@ def _between(was: StepRecord, has: StepRecord, old_names: _CallNames, new_names:
 
 
 def _said(names: _CallNames, step: StepRecord) -> Any:
-    """Returns the parts of a step's action that are compared."""
+    """Returns the action of a step without the parts that are not compared: measured values and reasoning."""
     if not step.action:
         return step.action
     said = {name: value for name, value in step.action.items() if name not in MEASURED}

@@ -1,4 +1,4 @@
-"""A printer of the steps of an episode, which prints only the new messages of each request."""
+"""A printer for episodes in the terminal. For each request, it prints only the messages that are new."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTotals:
-    """The sums of values over the steps of an episode. A sum is `None` if no step has the value.
+    """Totals over the steps of an episode, such as tokens and cost. A total is `None` if it is unknown in every step.
 
     Attributes:
         prompt_tokens, generated_tokens: Token counts that the policy reported.
@@ -63,7 +63,10 @@ class EpisodeTotals:
 
 
 def _sum(values: Any) -> Any:
-    """Adds up the numbers among `values`, because files may contain other types; `None` if there is no number."""
+    """Adds up the numbers among `values` and ignores other values, because files may contain any type.
+
+    Returns `None` if there are no numbers.
+    """
     numbers = [value for value in values if is_number(value)]
     return sum(numbers) if numbers else None
 
@@ -71,7 +74,7 @@ def _sum(values: Any) -> Any:
 REMOVED_LINES = 2
 SIGNS = {"+": "green", "-": "red", " ": "dim"}
 MODEL_FIELDS = ("model", "policy_version", "sampling")
-"""Fields of a response that are only printed when they change."""
+"""Fields of a response that are printed only if they differ from the previous response."""
 
 
 class EpisodePrinter:
@@ -84,7 +87,12 @@ class EpisodePrinter:
         self._model: Mapping[str, Any] = {}
 
     def header(self, path: Path, outcome: Outcome | None) -> None:
-        """Prints facts about the whole episode. The outcome `None` means that the episode is running."""
+        """Prints the id, task, outcome, reward, totals, error and metadata of the episode.
+
+        Args:
+            path: Path to print.
+            outcome: Outcome to print; `None` if the episode is running.
+        """
         episode, totals = self._trajectory, EpisodeTotals.of(self._trajectory)
         self._line(f"Episode {one_line(episode.episode_id)}", style="bold")
         reward = f"reward {number(episode.total_reward)}{by_name(episode.rewards)}"
@@ -101,7 +109,7 @@ class EpisodePrinter:
         self._line(str(path), 2, style="dim")
 
     def step(self, position: int) -> None:
-        """Prints the step at `position`."""
+        """Prints one step: its reply, commands and background requests, and the changes of its request."""
         step = self._trajectory.steps[position]
         self._done(step, step.step_type)
         if is_request(step.observation):
@@ -122,12 +130,12 @@ class EpisodePrinter:
             self._line(one_line(f"$ {command.command}", width - 20) + f"  {ended(command)}", 6, style=style)
 
     def unfinished_step(self) -> None:
-        """Prints the step that raised an exception, if any."""
+        """Prints the partial record of a step that raised an exception, if the episode has such a record."""
         if (step := self._trajectory.unfinished_step) is not None:
             self._done(step, "not finished")
 
     def result(self, verifier_output: Mapping[str, str]) -> None:
-        """Prints the reward and the verifier's output. `verifier_output` maps file names to file contents."""
+        """Prints the reward and the verifier's output files. `verifier_output` maps file names to file contents."""
         episode = self._trajectory
         self._line("")
         self._line(f"reward {number(episode.total_reward)}{by_name(episode.rewards)}", style="bold cyan")
@@ -259,7 +267,7 @@ def _reply_text(response: Mapping[str, Any] | None) -> str:
 
 
 def ended(command: CommandRecord) -> str:
-    """Describes how a command ended."""
+    """Describes how a command ended, such as `exit 1` or `timed out`."""
     if command.timed_out:
         return "timed out"
     return "killed" if command.exit_code is None else f"exit {command.exit_code}"
@@ -271,7 +279,7 @@ def as_text(value: Any, *, indent: int | None = None) -> str:
 
 
 def is_text(piece: Any) -> bool:
-    """Returns whether a piece of a response is text."""
+    """Returns whether a piece of a response is a text, and not reasoning or a tool call."""
     return isinstance(piece, Mapping) and piece.keys() == {"content"}
 
 
@@ -281,7 +289,7 @@ def is_thinking(piece: Any) -> bool:
 
 
 def piece_text(piece: Any) -> str:
-    """Formats a piece of a response as text."""
+    """Formats a piece of a response, which is a text, reasoning or a tool call, as a string for the terminal."""
     if is_text(piece):
         return as_text(piece["content"])
     if is_thinking(piece):
@@ -292,7 +300,7 @@ def piece_text(piece: Any) -> str:
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """Formats a message as text: the content, the tool calls and other fields."""
+    """Formats a message as text. Contains its content, its tool calls, and all other fields except the role."""
     content, parts = message.get("content"), []
     if isinstance(content, str):
         parts.append(content)
@@ -312,12 +320,12 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def number(value: Any) -> str:
-    """Formats a number as briefly as possible; returns `–` for `None`."""
+    """Formats a number in few characters, such as `0.5` or `3`; returns `–` for `None`."""
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def by_name(rewards: Mapping[str, float]) -> str:
-    """Formats rewards in parentheses; returns an empty string if the only reward is `reward`."""
+    """Formats rewards as in ` (reward 1, style 0.5)`; returns an empty string if the only reward is `reward`."""
     if not rewards.keys() - {"reward"}:
         return ""
     return f" ({', '.join(f'{one_line(name)} {number(value)}' for name, value in rewards.items())})"
@@ -329,26 +337,26 @@ def seconds(value: float) -> str:
 
 
 def spent(source: StepRecord | EpisodeTotals) -> list[str]:
-    """Describes the known durations of the policy, the environment and the container."""
+    """Describes the known durations of the policy, the environment and the container, as in `["policy 1.2 s"]`."""
     names = ("policy", "environment", "container")
     known = ((name, getattr(source, f"{name}_sec")) for name in names)
     return [f"{name} {seconds(value)}" for name, value in known if value is not None]
 
 
 def usage(prompt: Any, generated: Any, reasoning: Any = None) -> list[str]:
-    """Describes token counts. Returns an empty list if they are unknown or 0."""
+    """Describes token counts, as in `["1,200 + 80 tokens"]` for the prompt and the response. Empty if unknown or 0."""
     numbers = [value for value in (prompt, generated) if isinstance(value, int)]
     thought = f" ({reasoning:,} of reasoning)" if isinstance(reasoning, int) and reasoning else ""
     return [f"{numbers[0]:,} + {numbers[1]:,} tokens{thought}"] if len(numbers) == 2 and any(numbers) else []
 
 
 def price(cost: Any) -> list[str]:
-    """Describes a cost in US dollars. Returns an empty list if it is unknown or 0."""
+    """Describes a cost as in `["$0.012"]`. Empty if it is unknown or 0."""
     return [f"${cost:.4g}"] if is_number(cost) and cost else []
 
 
 def moment(epoch_seconds: float) -> str:
-    """Formats a time in UTC."""
+    """Formats a time as in `2026-01-31 12:00:00 UTC`. Returns the plain number if it is outside the supported range."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(epoch_seconds))
     except (OverflowError, ValueError, OSError):

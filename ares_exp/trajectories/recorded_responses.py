@@ -1,7 +1,7 @@
 """The recorded responses of an episode, which resume, replay and branches pass to the agent again.
 
-These three features pass recorded responses to the agent up to a certain step, and compare the agent's requests with
-the recorded requests. They differ in the choice of this step, and in the handling of differences.
+They do so up to a certain step, and compare each request of the agent with the recorded request. The features differ in
+the choice of this step, and in what they do if the requests differ.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ares_exp.trajectories.request_diff import Normaliser, RequestComparison, St
 
 
 class Exchange(NamedTuple):
-    """A request and its response.
+    """A request of the agent and its response.
 
     Attributes:
         request: The request, as `serialize_llm_request` returns it.
         response: The response; `None` if the environment reached its time limit before the response.
         stage: Number of finished stages of the task.
-        is_pending: Whether this request is the last entry of the record, and has no response.
+        is_pending: Whether the record ends with this request, so that its response is unknown.
     """
 
     request: Mapping[str, Any]
@@ -34,12 +34,12 @@ class Exchange(NamedTuple):
 
 
 def responses(exchanges: Iterable[Exchange]) -> list[LLMResponse]:
-    """Returns the responses in `exchanges`. Skips exchanges without a response."""
+    """Returns the responses in `exchanges`, without the exchanges that have no response."""
     return [exchange.response for exchange in exchanges if exchange.response is not None]
 
 
 def recorded_exchanges(episode: EpisodeTrajectory) -> list[Exchange]:
-    """Returns one exchange for each request of a trajectory, in order."""
+    """Returns the requests of a trajectory and their responses, in order. Does not include background requests."""
     steps: Sequence[StepRecord] = episode.steps
     return [
         Exchange(
@@ -61,10 +61,11 @@ def background_exchanges(episode: EpisodeTrajectory) -> Iterator[Exchange]:
 
 
 class RecordedResponses:
-    """The recorded responses that have not been used yet.
+    """The recorded responses that the agent has not received yet.
 
-    Each time an agent runs, its concurrent conversations may send their requests in a different order. Each
-    conversation therefore has its own queue of responses.
+    There is one queue of responses for each conversation of the agent, such as the main conversation or a sub-agent.
+    Requests of concurrent conversations may be in a different order each time the agent runs, but requests of one
+    conversation are not.
     """
 
     def __init__(
@@ -86,15 +87,14 @@ class RecordedResponses:
                 queue.append(number)
 
     def __bool__(self) -> bool:
-        """Whether any response is left."""
+        """Returns whether any response is left."""
         return bool(self._left)
 
     def next_for(self, request: Mapping[str, Any]) -> Exchange | None:
-        """Returns the next exchange in the conversation of `request`; `None` if no exchange is left.
+        """Returns the next recorded exchange for the conversation of `request`; `None` if there is none.
 
-        Uses the recorded conversation with the same name. If there is none, uses the conversation with the same first
-        request. If neither exists and the agent offers no tools, the agent's first conversation is matched with the
-        recorded main conversation.
+        The recorded conversation has the same name or, if there is none, the same first request. If neither exists, the
+        first conversation of an agent without tools uses the recorded main conversation.
         """
         conversation = conversation_of(request)
         if conversation not in self._names:
@@ -113,19 +113,22 @@ class RecordedResponses:
         return self._left[queue[0]] if queue else None
 
     def compare(self, exchange: Exchange, request: Mapping[str, Any], step: int) -> StepComparison:
-        """Compares a request with a recorded request. A changed message only counts in the first step that has it."""
+        """Compares a request with a recorded one.
+
+        A changed message counts only in the first request that contains it.
+        """
         return self._comparison.compare(step, exchange.request, request)
 
     def are_same(self, recorded: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-        """Returns whether two requests are equal after normalising, including all messages."""
+        """Returns whether two requests are equal after normalising. All their messages count."""
         return RequestComparison(self._normalisers).compare(0, recorded, request).is_same
 
     def use(self, request: Mapping[str, Any]) -> None:
-        """Removes the next exchange of the request's conversation."""
+        """Removes the exchange that `next_for(request)` returned."""
         del self._left[self._conversations[self._names[conversation_of(request)]].popleft()]
 
     def forget(self, request: Mapping[str, Any]) -> list[Exchange]:
-        """Removes the remaining exchanges of the request's conversation, and returns them."""
+        """Removes and returns all remaining exchanges of the request's conversation."""
         queue = self._conversations[self._names[conversation_of(request)]]
         forgotten = [self._left.pop(number) for number in queue]
         queue.clear()

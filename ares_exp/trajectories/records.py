@@ -1,4 +1,4 @@
-"""Trajectory records of steps and episodes. `step_encoding` and `episode_file` describe their files."""
+"""The records of episodes and steps in memory. `episode_file` and `step_encoding` describe their form in files."""
 
 from __future__ import annotations
 
@@ -62,10 +62,11 @@ def conversation_of(request: Mapping[str, Any]) -> str:
 
 
 def _with_main(steps: Sequence[StepRecord], *, is_whole: bool) -> tuple[StepRecord, ...]:
-    """Names the first conversation `main` if no conversation has this name.
+    """Names the first conversation `main` if no conversation has this name, which happens if the agent offers no tools.
 
-    A first conversation without tools could be a background request, such as a request for a title. In an incomplete
-    episode (`is_whole` is false), it is therefore only renamed if it has grown after its first request.
+    However, the first conversation could also be a background request, such as a request for a title. If `is_whole` is
+    false because the episode is incomplete, it is therefore renamed only if its requests differ in their number of
+    messages.
     """
     requests = [step.observation for step in steps if step.observation is not None]
     names = [conversation_of(request) for request in requests]
@@ -108,7 +109,7 @@ def deserialize_llm_response(data: Mapping[str, Any]) -> LLMResponse:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRecord:
-    """A background request from the agent and the response. Background requests are not steps.
+    """A background request of the agent and its response. A background request belongs to a step, but is not a step.
 
     Attributes:
         request: The request, as `serialize_llm_request` returns it.
@@ -135,7 +136,7 @@ class BackgroundRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One time step and the action that led to it.
+    """One time step of an episode, and the action that led to it.
 
     Attributes:
         step_index: Index of the step, starting at 0 for FIRST.
@@ -173,7 +174,7 @@ class StepRecord:
         object.__setattr__(self, "action", freeze(self.action))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form, with all messages."""
+        """Returns the JSON-ready form. Unlike a step in a file, it contains all messages of the request."""
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["commands"] = [command_to_dict(command) for command in self.commands]
         data["background_requests"] = [background_request.to_dict() for background_request in self.background_requests]
@@ -181,7 +182,7 @@ class StepRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StepRecord:
-        """Creates a record from its JSON form; see `validated`."""
+        """Creates a record from the result of `to_dict`. Raises `ValueError` if a field is missing or invalid."""
         return validated(cls, data)
 
 
@@ -197,7 +198,7 @@ def command_to_dict(command: CommandRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTrajectory:
-    """One complete episode.
+    """The record of one episode: its steps, its result, and how it ended.
 
     Attributes:
         episode_id: Unique id.
@@ -206,7 +207,7 @@ class EpisodeTrajectory:
         start_time, end_time: Epoch seconds.
         total_reward: Sum of the steps' rewards. `None` if there is no LAST step, or if LAST has no reward and the
             rewards of all other steps are 0.0.
-        num_steps: Number of records, including FIRST.
+        num_steps: Number of `steps`, including FIRST.
         truncated: Whether a limit ended the episode.
         outcome: Outcome of the episode.
         error: The error that ended the episode, or the limit that truncated it; otherwise `None`.
@@ -231,7 +232,7 @@ class EpisodeTrajectory:
     rewards: Mapping[Text, Number] = field(default_factory=Message)
 
     def __post_init__(self) -> None:
-        """Freezes mutable fields, and names the main conversation of an agent that offers no tools."""
+        """Freezes mutable fields, and names the main conversation if the agent offers no tools (see `_with_main`)."""
         object.__setattr__(self, "steps", _with_main(self.steps, is_whole=self.outcome is Outcome.COMPLETED))
         object.__setattr__(self, "metadata", freeze(self.metadata))
         object.__setattr__(self, "rewards", freeze(self.rewards))
@@ -243,12 +244,12 @@ class EpisodeTrajectory:
 
     @property
     def is_of_oracle(self) -> bool:
-        """Whether any response came from `policy=oracle`, which runs the solution in the task."""
+        """Whether any response came from `policy=oracle`, the reference solution of the task."""
         return any(step.action is not None and step.action.get("model") == ORACLE_MODEL for step in self.steps)
 
     @property
     def step_count(self) -> int:
-        """Number of steps after FIRST, including an unfinished step. It is `num_steps` in `episodes.jsonl`."""
+        """Number of steps after FIRST, including an unfinished step. `episodes.jsonl` contains it as `num_steps`."""
         unfinished = self.unfinished_step
         return max(self.num_steps - 1, 0) + (unfinished is not None and unfinished.step_type != "FIRST")
 
@@ -276,7 +277,10 @@ class EpisodeTrajectory:
         return tuple(reversed(returns))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form, whose keys are the names of the fields. Observations contain all messages."""
+        """Returns the JSON-ready form.
+
+        Its keys are the names of the fields, and each observation contains all its messages.
+        """
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["steps"] = [step.to_dict() for step in self.steps]
         data["error"] = self.error.to_dict() if self.error is not None else None
@@ -299,8 +303,8 @@ class EpisodeTrajectory:
         """Reads a file that a collector of this package wrote, which may be compressed (`.zst`).
 
         Raises:
-            TrajectoryFormatError: The file is missing, not JSON, or not one trajectory, or has another schema version.
-                The message contains the path and, if known, the position.
+            TrajectoryFormatError: The file is missing or invalid, contains several episodes, or has another schema
+                version. The message contains the path and, if known, the position.
         """
         from ares_exp.trajectories.files.episode_file import load_episode
 
@@ -310,7 +314,8 @@ class EpisodeTrajectory:
 def total_reward(steps: Sequence[StepRecord]) -> float | None:
     """Adds up the rewards of an episode. Returns `None` if there is no LAST step, or if the episode has no reward.
 
-    MID steps have the reward 0.0 by default. If LAST has no reward and all other rewards are 0.0, there is no reward.
+    If the LAST step has no reward and all other rewards are 0.0, the episode has no reward, because 0.0 is only the
+    default of MID steps.
     """
     if not steps or steps[-1].step_type != "LAST":
         return None
@@ -323,14 +328,14 @@ BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, Recursion
 
 
 def what_broke(error: BaseException) -> str:
-    """Describes an exception whose type is in `BROKEN`."""
+    """Describes why a record is invalid. `error` is an exception of a type in `BROKEN`."""
     if isinstance(error, KeyError):
         return f"the field {error} is missing"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def is_number(value: object) -> bool:
-    """Returns whether a value from a file is a float, or an integer that is not too large for a float."""
+    """Returns whether a value is a float, or an integer that can be converted to a float."""
     is_integer = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**1000
     return is_integer or isinstance(value, float)
 
@@ -352,13 +357,13 @@ class Ending(NamedTuple):
 def ending(
     last: Any, failure: BaseException | None = None, *, limit: str | None = None, note: str | None = None
 ) -> Ending:
-    """Determines how an episode ended.
+    """Determines the outcome, the error and the reward of an episode that has ended.
 
     Args:
         last: The LAST time step or its record (an object with `reward` and `discount`); `None` without a LAST step.
         failure: The exception that ended the episode, if any. Ignored if the episode reached LAST.
         limit: The limit that ended the episode, if known.
-        note: Details about this limit.
+        note: Sentence with details about this limit, if any.
     """
     if last is None:
         ended = failure or RuntimeError("the episode ended without a LAST step")

@@ -1,17 +1,18 @@
-"""The comparison of two requests from an agent, which finds the first difference.
+"""The comparison of a request from an agent with a recorded request.
 
-Resume, replay, branches and `ares-exp compare` use the same rules. Requests are compared message by message and setting
-by setting. Each part is equal, equal after normalising (see `BUILT_IN`), or different. Known secrets are masked, as in
-the records. Resume and branches normalise values that come from the clock, the kernel or random generators. A replay
-uses the normalisers in its config, and `ares-exp compare` uses none. The requests of an agent that is replayed from its
-journal must be exactly equal, because the agent gets the recorded times. They are compared by the digests of the same
-parts (`agents.runtime.call_identity`).
+Each message and each setting is equal, equal after normalising, or different. Normalisers replace values that change in
+each run, such as times or process ids, by a placeholder (see `BUILT_IN`). Known secrets are masked, as in the records.
+Resume and branches use all built-in normalisers, and a replay uses those in its config. Both also use the normalisers
+of the agent. `ares-exp compare` uses none.
 
-The origin of a request (`origin`) and the reasoning in its messages are not compared. Reasoning comes from the model
-and is part of a replayed response. Requests that came over HTTP are also equal if they have the same canonical form
+An agent that is replayed from its journal gets the recorded times. Its requests must therefore be exactly equal, and
+are compared by their digests instead (`agents.runtime.call_identity`).
+
+The origin of a request (`origin`) and the reasoning in its messages are not compared. The agent only repeats reasoning
+that it received in recorded responses. Requests that came over HTTP are also equal if they have the same canonical form
 (see `llms.canonical`).
 
-A request repeats the conversation so far, so a changed message is also in all later requests. The change only counts in
+A request repeats the conversation so far, so a changed message is also in all later requests. The change counts only in
 the first step that contains it. Otherwise, one random number at the start would make all later steps different.
 """
 
@@ -83,7 +84,8 @@ class UserNormaliser(BaseModel):
     """A user-defined normaliser, such as `{pattern: 'port [0-9]+', replacement: 'port <n>'}`.
 
     Attributes:
-        pattern: A regular expression for Python's `re`. It is not checked whether the run time can be exponential.
+        pattern: A regular expression for Python's `re`. A pattern whose matching takes exponential time is not
+            rejected.
         replacement: Text that replaces each match. A backslash followed by 1 inserts the first group of the pattern.
     """
 
@@ -105,19 +107,26 @@ class UserNormaliser(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """A compiled normaliser. The `name` of a user-defined normaliser is its pattern."""
+    """A compiled regular expression and the text that replaces its matches.
+
+    `name` is the name of a built-in normaliser, or the pattern of a user-defined one.
+    """
 
     name: str
     pattern: re.Pattern[str]
     replacement: str
 
     def __call__(self, text: str) -> str:
-        """Returns the normalised text."""
+        """Returns the normalised text. Texts of one million characters or more are returned unchanged."""
         return self.pattern.sub(self.replacement, text) if len(text) < MAX_CHARS else text
 
 
 def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normaliser, ...]:
-    """Compiles normalisers in the given order. Raises `ValueError` for an unknown name."""
+    """Compiles the normalisers that a config declares: names of built-in ones, or user-defined ones.
+
+    Raises:
+        ValueError: A name is unknown.
+    """
     made: dict[str, tuple[str, str]] = {}
     for one in declared:
         if isinstance(one, UserNormaliser):
@@ -130,7 +139,7 @@ def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normalis
 
 
 def with_own(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
-    """Compiles the normalisers of an agent, and appends the built-in normalisers."""
+    """Compiles the normalisers of an agent, and then the built-in normalisers. `own` is as in `compiled`."""
     return (*compiled(own), *compiled(BUILT_IN))
 
 
@@ -142,7 +151,7 @@ def compiled(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
 def normalise(value: Any, normalisers: Iterable[Normaliser], used: set[str]) -> Any:
     """Normalises every string in a JSON value, and adds the names of the applied normalisers to `used`.
 
-    Known secrets are masked, because they are masked in the recorded text.
+    Also masks known secrets, because they are masked in the recorded values.
     """
     if isinstance(value, str):
         value = mask_known_secrets(value)
@@ -159,15 +168,15 @@ def normalise(value: Any, normalisers: Iterable[Normaliser], used: set[str]) -> 
 
 
 SPELLING = "spelling"
-"""Entry of `StepComparison.normalisers` for requests that are equal only in their canonical form."""
+"""Name in `StepComparison.normalisers` if requests are equal only in their canonical form (see `llms.canonical`)."""
 DIFF_LINES = 12
 LINE_CHARS = 160
 COMPARED_LINES = 400
-"""Number of lines that are compared for a diff, starting near the first difference."""
+"""Maximum number of lines that `short_diff` compares, so that it stays fast for long texts."""
 
 
 class Match(StrEnum):
-    """The result of comparing a step of an episode with the recorded step."""
+    """The result of comparing a request with the recorded request. `StepComparison` describes the values."""
 
     EXACT = "exact"
     NORMALISED = "normalised"
@@ -178,7 +187,7 @@ class Match(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepComparison:
-    """The comparison of one step, which is one request from the agent.
+    """The result of comparing the request of one step with the recorded request.
 
     Attributes:
         step: Number of responses that the agent had received before this request; 0 for the first request.
@@ -209,14 +218,17 @@ class StepComparison:
 
 
 class RequestComparison:
-    """Compares the requests of a replayed episode with the recorded requests, in order."""
+    """Compares the requests of an episode with the recorded requests, in order. Reports each change only once."""
 
     def __init__(self, normalisers: Sequence[Normaliser] | None = None) -> None:
         self._normalisers = with_own({}) if normalisers is None else normalisers
         self._known: set[tuple[object, object]] = set()
 
     def compare(self, step: int, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> StepComparison:
-        """Compares two requests, both as `serialize_llm_request` returns them."""
+        """Compares the request `asked` in a step with the `recorded` one.
+
+        Both have the form of `serialize_llm_request`.
+        """
         equal: tuple[str, set[str]] | None = None
         different: tuple[str, tuple[str, ...]] | None = None
         for where, old, new in _parts(recorded, asked):
@@ -238,7 +250,10 @@ class RequestComparison:
         return StepComparison(step, Match.EXACT)
 
     def _is_same_spelt_otherwise(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-        """Returns whether two requests that came over HTTP have the same canonical form after normalising."""
+        """Returns whether two requests that came over HTTP mean the same, although their JSON differs.
+
+        This is the case if their canonical forms (see `llms.canonical`) are equal after normalising.
+        """
         if "origin" not in recorded or "origin" not in asked:
             return False
         from ares_exp.llms.canonical import fingerprint
@@ -249,7 +264,7 @@ class RequestComparison:
 
 
 class Difference(NamedTuple):
-    """The location of a difference, such as `message 3 (user)`, with the old and the new text, which may be `None`."""
+    """The location of a difference, such as `message 3 (user)`, and the old and new text; `None` for a missing text."""
 
     where: str
     old: str | None
@@ -257,7 +272,7 @@ class Difference(NamedTuple):
 
 
 def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference | None:
-    """Returns the first difference between two requests, without normalising; `None` if they are equal."""
+    """Returns the first difference between two requests, which are not normalised; `None` if they are equal."""
     for where, was, has in _parts(old, new):
         if was != has:
             contents = _content(was), _content(has)
@@ -268,13 +283,19 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Differen
 
 
 def apart(was: str, now: str, *, width: int, before: int) -> tuple[int, str, str]:
-    """Returns the start index of two excerpts around the first difference of two strings, and both excerpts."""
+    """Cuts two texts to excerpts of at most `width` characters that show their first difference.
+
+    Each excerpt starts at most `before` characters before the difference. Returns the start index and both excerpts.
+    """
     start = max(0, _first_difference(was, now) - before)
     return start, was[start : start + width], now[start : start + width]
 
 
 def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the name, the old value and the new value of each message and setting. A missing value is `None`."""
+    """Yields the compared parts of two requests: the name of a message or setting, the old value, and the new value.
+
+    If a request lacks the part, its value is `None`.
+    """
     for index, (was, has) in enumerate(zip_longest(compared_messages(old), compared_messages(new))):
         message = has if was is None else was
         role = message.get("role") if isinstance(message, Mapping) else None
@@ -284,7 +305,7 @@ def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def compared_messages(request: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields the messages of a request, without the reasoning that they contain."""
+    """Yields the messages of a request, without reasoning, which is not compared."""
     for message in request.get("messages", ()):
         has_some = isinstance(message, Mapping) and any(name in message for name in REASONING_FIELDS)
         if has_some and message.get("role") == "assistant":
@@ -294,7 +315,7 @@ def compared_messages(request: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _content(part: Any) -> str | None:
-    """Returns the text of a message; `None` for other parts, and for messages whose content is not text."""
+    """Returns the text of a message; `None` if `part` is not a message, or if its content is not a text."""
     content = part.get("content") if isinstance(part, Mapping) else None
     return content if isinstance(content, str) else None
 
@@ -304,7 +325,7 @@ def _text(part: Any) -> str | None:
 
 
 def _key(value: Any) -> object:
-    """Returns a hashable key that is equal for equal values."""
+    """Returns a hashable key for a value. Equal values have equal keys."""
     try:
         key = frozenset(value.items()) if isinstance(value, Mapping) else value
         hash(key)
@@ -314,7 +335,10 @@ def _key(value: Any) -> object:
 
 
 def short_diff(old: Any, new: Any) -> tuple[str, ...]:
-    """Returns a diff with one line of context. Has at most `DIFF_LINES` lines of at most `LINE_CHARS` characters."""
+    """Returns the lines of a short diff between two values, near their first difference.
+
+    It has one line of context, and at most `DIFF_LINES` lines of at most `LINE_CHARS` characters.
+    """
     was, now = _lines(old), _lines(new)
     same = _first_difference(was, now)
     if same < min(len(was), len(now)):
@@ -343,30 +367,31 @@ def _lines(value: Any) -> list[str]:
 
 
 def _window(line: str, at: int = 0) -> str:
-    """Returns a line, or an excerpt of a long line around position `at`."""
+    """Returns a line. If it is too long, returns an excerpt that contains the character at index `at`."""
     start = max(0, at - LINE_CHARS // 4) if len(line) >= LINE_CHARS else 0
     shown = line[start : start + LINE_CHARS - 2]
     return f"{'…' if start else ''}{shown}{'…' if len(line) > start + len(shown) else ''}"
 
 
 MAX_COMPARISONS = 4_000_000
-"""Maximum product of the numbers of old and new messages that are compared with each other. Above it, all old messages
-are shown as removed, and all new messages as added."""
+"""Limit on the number of old messages times the number of new messages. Above it, messages are not compared with each
+other: all old messages are shown as removed, and all new messages as added."""
 
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestChange:
-    """The changes of a request relative to an earlier request.
+    """The difference between a request and an earlier request of the same conversation, for display.
 
     Attributes:
         base: Step of the earlier request; `None` for the first request of a conversation.
-        is_previous: Whether `base` is the step of the previous request.
+        is_previous: Whether `base` is the step of the latest earlier request of any conversation.
         kept: Number of unchanged messages at the start.
-        edits: The messages after them, in order: removed `("-", message)`, added `("+", message)` or unchanged
-            `(" ", message)`.
-        settings: Name, old value and new value of each changed setting. The value of a missing setting is `None`.
+        edits: The messages after the unchanged ones, in order: removed `("-", message)`, added `("+", message)` or
+            unchanged `(" ", message)`.
+        settings: Name, old value and new value of each setting that differs from this latest request. The value of a
+            missing setting is `None`.
     """
 
     base: int | None
@@ -377,13 +402,16 @@ class RequestChange:
 
 
 def is_request(observation: Any) -> bool:
-    """Returns whether an observation is a request from a code agent, which has `messages`."""
+    """Returns whether an observation is a request from a code agent, which is a mapping with a list of `messages`."""
     messages = observation.get("messages") if isinstance(observation, Mapping) else None
     return isinstance(messages, tuple) and all(isinstance(message, Mapping) for message in messages)
 
 
 def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
-    """Returns how the request of a step differs from an earlier request. The step `number` must have a request."""
+    """Returns how the request of the step at index `number` differs from an earlier request of its conversation.
+
+    This is the latest request whose messages the new request continues or, if there is none, the latest request.
+    """
     request = steps[number].observation or {}
     asked = [index for index in reversed(range(number)) if is_request(steps[index].observation)]
     last = (steps[asked[0]].observation or {}) if asked else {}

@@ -1,19 +1,20 @@
-"""The response log, which contains the requests and responses of a running episode.
+"""The response log of a running episode, from which a resumed run continues the episode.
 
-Each response is written before it is passed to the agent, so that no paid response is lost after `kill -9`. The run
-directory contains one file per episode, independent of collectors. The file is deleted when the attempt has a result. A
-resumed run continues from the remaining files.
+It contains each request and its response. A response is written before it is passed to the agent, so that no paid
+response is lost after `kill -9`. The folder `responses/` of the run contains one file per episode, independent of
+collectors. The file is deleted when the attempt has a result.
 
-Each line is a JSON object. The first line identifies the episode (`LoggedEpisode`). Most other lines are exchanges,
+Each line is a JSON object. The first line identifies the episode (see `LoggedEpisode`). Most other lines are exchanges,
 encoded like a step (`step_encoding`): the request is the `observation`, and the response is the `action`. The `action`
 is `null` if the environment reached its time limit before the response. In a task with several stages, `stage` is the
 number of finished stages; it is omitted if it is 0. After the end of the episode, the last line contains the result
-(`{"result": …}`). If the process dies before it writes the row of the episode, this result becomes the row.
+(`{"result": …}`). If the process dies before it adds the row of the episode to `episodes.jsonl`, this result becomes
+the row.
 
-If an agent has several pending requests, the run also requests responses for requests that are not the current
-observation. The line of such a prefetched response has a number (`"ahead": 3`). The line `{"applied": 3}` means that
-this response was used in the next exchange. Prefetched responses from an earlier episode that this episode continues
-have `"taken_over": true`.
+If an agent sends several requests at the same time, only one of them is the current observation. The run may already
+request the responses to the others (see `ahead`). The line of such a prefetched response contains a number: `"ahead":
+3`. The line `{"applied": 3}` means that this response was used in the next exchange. If this episode continues an
+earlier episode, prefetched responses from the earlier episode have `"taken_over": true`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from ares_exp.trajectories.records import (
 SUFFIX = ".jsonl"
 SCHEMA_VERSION = 3
 _CONTENT = {"exchanges", "ahead", "ahead_taken_over", "result"}
-"""Fields of a `LoggedEpisode` that are not in the first line of the log."""
+"""Fields of a `LoggedEpisode` that come from later lines of the log. The other fields form the first line."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +64,10 @@ class LoggedEpisode:
         episode_id, task_name, attempt, retry, seed: Fields of the episode's `EpisodeResult`.
         started_at: Epoch seconds; 0.0 if the episode has not started, because its attempt waits for a retry.
         parent: Id of the earlier episode that this episode continues, if any.
-        taken_over: Number of exchanges from the earlier episode at the start of `exchanges`.
+        taken_over: Number of exchanges at the start of `exchanges` that come from the earlier episode.
         exchanges: Requests and responses in order, one for each time step.
         ahead: Exchanges with prefetched responses that have not been used yet.
-        ahead_taken_over: Prefetched responses from the earlier episode, including used responses.
+        ahead_taken_over: All prefetched responses from the earlier episode, whether or not they have been used.
         result: Result of the episode; `None` if it has not ended.
     """
 
@@ -85,12 +86,12 @@ class LoggedEpisode:
 
     @property
     def has_started(self) -> bool:
-        """Whether the episode was started."""
+        """Whether the episode was started. False if its attempt waits for a retry."""
         return self.started_at > 0
 
     @property
     def slot(self) -> tuple[str, int]:
-        """Task name and number of the attempt."""
+        """Task name and number of the attempt. Together, they identify the attempt in a run."""
         return self.task_name, self.attempt
 
     @classmethod
@@ -141,10 +142,10 @@ _HEAD_FIELDS = tuple(field.name for field in fields(LoggedEpisode) if field.name
 
 
 class ResponseLog:
-    """Writes the log of one episode. If a line cannot be written, the run ends."""
+    """Writes the log of one episode. If writing a line fails, the run ends (see `RunStorage.write`)."""
 
     def __init__(self, folder: Path, episode: LoggedEpisode, storage: RunStorage) -> None:
-        """Creates the log of an episode in `folder`, but not its file yet."""
+        """Creates the log of `episode`. `start` creates the file in `folder`."""
         self._storage = storage
         self._path = f"{folder}/{episode.episode_id}{SUFFIX}"
         self._exists = False
@@ -160,11 +161,14 @@ class ResponseLog:
         return self._episode.episode_id
 
     def start(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> None:
-        """Creates or replaces the file, and writes the responses of the earlier episode, if any. Blocking.
+        """Creates or replaces the file.
+
+        Also writes the responses of the earlier episode that this episode continues, if any. Blocking.
 
         Args:
             taken_over: Exchanges of the earlier episode, which are the first time steps of this episode.
-            ahead: Exchanges with prefetched responses from the earlier episode. Their numbers for `apply` are 0, 1, …
+            ahead: Exchanges with prefetched responses from the earlier episode. To use them, pass their numbers 0, 1, …
+                to `apply`.
 
         Raises:
             StorageError: The file could not be written.
@@ -179,7 +183,11 @@ class ResponseLog:
         self._exists = True
 
     def _make(self, text: str, *, has_responses: bool) -> None:
-        """Creates the file. Syncs a file that contains responses to disk. Later lines are not synced."""
+        """Creates the file with `text`.
+
+        A file that contains responses is written atomically and synced to disk, because it replaces the log of the
+        earlier episode. Later lines are not synced.
+        """
         if not has_responses:
             with suppress(FileExistsError):
                 append_text(self._path, text, flags=os.O_CREAT | os.O_EXCL)
@@ -190,32 +198,45 @@ class ResponseLog:
             whole.write(text.encode())
 
     def check(self) -> None:
-        """Checks that a response can be logged, before a request is sent. Raises `StorageError` if not."""
+        """Checks that a response could be logged.
+
+        Call it before each request, so that no response is paid for and then lost.
+
+        Raises:
+            StorageError: Writing has failed before, or the run directory or the file is missing.
+        """
         self._storage.check()
         if self._exists and not os.path.exists(self._path):  # noqa: PTH110 - before each request
             raise self._storage.fail(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), self._path)
 
     def append(self, request: LLMRequest, response: LLMResponse | None, *, stage: int = 0) -> None:
-        """Appends an exchange, which then survives `kill -9`. Raises `StorageError` if the write fails."""
+        """Appends a request and its response, which then survive `kill -9`.
+
+        Raises:
+            StorageError: The line could not be written.
+        """
         self._append(self._line(Exchange(serialize_llm_request(request), response, stage)))
 
     def append_ahead(self, request: LLMRequest, response: LLMResponse, *, stage: int = 0) -> int:
-        """Appends a prefetched response, with the same guarantees as `append`. Returns its number for `apply`."""
+        """Appends a prefetched response like `append`.
+
+        Returns its number, which `apply` needs when the response is used.
+        """
         number = self._ahead
         self._ahead += 1
         self._append(self._line(Exchange(serialize_llm_request(request), response, stage), ahead=number))
         return number
 
     def apply(self, number: int) -> None:
-        """Appends a line which states that prefetched response `number` was used in the next exchange."""
+        """Appends a line which states that prefetched response `number` is now the next exchange."""
         self._append(dump_json({"applied": number}))
 
     def end(self, row: str) -> None:
-        """Appends the row of the episode, which is a line of JSON."""
+        """Appends the result of the episode. `row` is its row in `episodes.jsonl`, as JSON text."""
         self._append(f'{{"result": {row}}}')
 
     def read(self) -> LoggedEpisode | None:
-        """Reads the log. Returns `None` if the log was discarded or cannot be read. Blocking."""
+        """Reads the file. Returns `None` if it was discarded, or with a warning if it cannot be read. Blocking."""
         try:
             return LoggedEpisode.read(Path(self._path)) if not self._discarded else None
         except (OSError, ValueError, RecursionError, StopIteration) as error:
@@ -246,7 +267,7 @@ class ResponseLog:
 
 
 def logged_episodes(folder: Path) -> list[LoggedEpisode]:
-    """Reads the logs of a run. Logs with an invalid first line are skipped with a warning. Blocking."""
+    """Reads all logs in the folder of a run. A log with an invalid first line is skipped with a warning. Blocking."""
     found = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
@@ -257,7 +278,7 @@ def logged_episodes(folder: Path) -> list[LoggedEpisode]:
 
 
 def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
-    """Parses an exchange, and validates its numbers, because the file may contain any data."""
+    """Parses the line of an exchange. Raises an exception if its numbers are invalid, because files may be edited."""
     (request, action), stage = decoder.unpack(data), data.get("stage", 0)
     response = deserialize_llm_response(freeze(action)) if action is not None else None
     if not isinstance(request, Mapping) or type(stage) is not int or not 0 <= stage < MAX_COUNT:
@@ -268,7 +289,10 @@ def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
 
 
 def _result(data: Any, head: Mapping[str, Any]) -> EpisodeResult:
-    """Parses the result, and checks that it belongs to the episode in `head`, the first line."""
+    """Parses the result of the last line.
+
+    Raises an exception if it does not belong to the episode of the first line, `head`.
+    """
     result = checked_result(data)
     if result.outcome not in RESPONSES_USED_UP or any(
         getattr(result, name) != head[name] for name in ("episode_id", "task_name", "attempt", "retry", "seed")
@@ -281,7 +305,7 @@ Count = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
 
 
 class _Head(BaseModel):
-    """The first line, which identifies the episode of the log."""
+    """The schema of the first line, which identifies the episode of the log."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 

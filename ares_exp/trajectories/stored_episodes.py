@@ -1,4 +1,4 @@
-"""Recorded episodes on disk. You can find, filter and load them one at a time. Steps are read only on request."""
+"""Access to recorded episodes on disk. You can find, filter and load them. Steps are read only on request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Outcomes = str | Collection[str]
 
 @dataclass(frozen=True, slots=True)
 class StoredEpisode:
-    """One episode whose steps have not been read. The object can be pickled, for the workers of a data loader.
+    """An episode on disk. `load` reads its steps. The object can be pickled, for the workers of a data loader.
 
     Attributes:
         path: The file that contains the episode.
@@ -52,7 +52,7 @@ class StoredEpisode:
     _read: Callable[[], EpisodeTrajectory] = field(repr=False, compare=False)
 
     def load(self) -> EpisodeTrajectory:
-        """Reads the whole episode. The result is not cached.
+        """Reads the whole episode with its steps. Each call reads the file again.
 
         Raises:
             TrajectoryFormatError: The file is invalid. The message contains the path and the position.
@@ -60,7 +60,10 @@ class StoredEpisode:
         return self._read()
 
     def row(self) -> dict[str, Any]:
-        """Returns a row for a table. Each string, number or null in the metadata has a column `metadata.…`."""
+        """Returns the episode as a row of a table.
+
+        Metadata values that are strings, numbers or null become columns `metadata.…`.
+        """
         row: dict[str, Any] = {name: getattr(self, name) for name in _COLUMNS}
         row["outcome"] = None if self.outcome is None else self.outcome.value
         row["duration_sec"] = self.end_time - self.start_time
@@ -119,7 +122,7 @@ def load(
     skip_broken: bool = False,
     cache: HeaderCache | None = None,
 ) -> StoredEpisodes:
-    """Finds the episodes at `path` and reads their headers. Steps are read on request.
+    """Finds the episodes at `path`. Reads only their results and metadata. `StoredEpisode.load` reads the steps.
 
     ```
     for episode in load("outputs/first", task="fix-*", min_reward=1.0):
@@ -130,7 +133,7 @@ def load(
         path: A run directory, a folder of runs (a sweep), a folder of episode files, or a single file of any format. An
             episode that a run stored in several formats is returned once.
         task: Name of the task, or a pattern such as `fix-*`.
-        outcome: An outcome, or several outcomes.
+        outcome: An outcome such as `completed`, or several outcomes.
         min_reward: Inclusive lower bound of the total reward. With a bound, episodes without a reward are excluded.
         max_reward: Inclusive upper bound of the total reward.
         partial: Whether running episodes are included. Their `outcome` is `None`.
@@ -154,13 +157,19 @@ def load(
 
 
 class HeaderCache:
-    """A cache of the headers of ended episodes. An entry is valid until the size or time stamp of its file changes."""
+    """A cache of ended episodes without their steps.
+
+    An entry is valid until the size or modification time of its file changes.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, int], tuple[StoredEpisode, ...]]] = {}
 
     def headers(self, path: Path, *, is_written: bool) -> tuple[StoredEpisode, ...]:
-        """Returns the header of the episode in a JSON file. Raises the same errors as `read_headers`."""
+        """Returns the episode in a JSON file without its steps. Raises the same errors as `read_headers`.
+
+        `is_written` is as in `read_headers`.
+        """
         found = path.stat()
         stamp = found.st_mtime_ns, found.st_size
         if (known := self._known.get(path)) is None or known[0] != stamp:
@@ -177,7 +186,10 @@ def _has_ended(episode: StoredEpisode) -> bool:
 def _of_one_run(
     files: Sequence[Path], cache: HeaderCache | None, *, running: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """Returns the episodes in `files`. If several episodes have the same id, prefers the first that has ended."""
+    """Returns the episodes in `files`.
+
+    If several files contain the same episode, prefers the first in which it has ended.
+    """
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:
@@ -208,7 +220,7 @@ def _of_one_run(
 
 
 class StoredEpisodes(Sequence[StoredEpisode]):
-    """Episodes on disk, sorted by start time and id.
+    """A sequence of episodes on disk, sorted by start time and id.
 
     Attributes:
         left_out: One sentence for each invalid file or running episode that was found but is not included.
@@ -254,7 +266,8 @@ class StoredEpisodes(Sequence[StoredEpisode]):
             outcome: An outcome, or several outcomes.
             min_reward: Inclusive lower bound of the total reward.
             max_reward: Inclusive upper bound of the total reward.
-            where: Any other condition, such as `lambda episode: episode.metadata.get("seed") == 3`.
+            where: Function that returns whether to include an episode, such as `lambda episode:
+                episode.metadata.get("seed") == 3`.
 
         Raises:
             ValueError: The outcome is unknown.
@@ -277,7 +290,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
         return StoredEpisodes(filter(meets, self._episodes), left_out=self.left_out)
 
     def trajectories(self, *, skip_broken: bool = False) -> Iterator[EpisodeTrajectory]:
-        """Loads and yields one episode at a time.
+        """Yields the loaded episodes. Only one episode is in memory at a time, unless you keep them.
 
         Args:
             skip_broken: Whether an episode that cannot be loaded is skipped with a warning.
@@ -296,7 +309,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
                 yield trajectory
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns one row per episode for a table, such as `pandas.DataFrame(load("outputs/first").rows())`."""
+        """Returns one row per episode, for `pandas.DataFrame(load("outputs/first").rows())`."""
         return [episode.row() for episode in self]
 
 
@@ -304,15 +317,15 @@ SUFFIXES = (".json", f".json{ZSTD}", *SHARED_SUFFIXES)
 """Suffixes of episode files."""
 
 MAX_DEPTH = 4
-"""Number of directory levels below a folder that are searched for runs."""
+"""Maximum number of directory levels below a folder in which runs are searched."""
 
 
 def find_files(path: Path) -> list[list[Path]]:
     """Finds the episode files at `path`.
 
     Returns:
-        One list of files for each run, and one list of the files that are directly in the folder. If several files in a
-        list contain the same episode, the first file in which the episode has ended takes precedence.
+        One list for each run, and one list of the files that are directly in the folder. Each list is sorted by
+        precedence, for episodes that are in several files (see `_in_order`).
 
     Raises:
         TrajectoryFormatError: The path does not exist or cannot be read.
@@ -340,7 +353,11 @@ def suffix_of(path: Path) -> str | None:
 
 
 def runs_below(folder: Path, depth: int, seen: set[Path] | None = None) -> Iterator[Path]:
-    """Yields the run directories at most `depth` levels below a folder, sorted by name. Yields each only once."""
+    """Yields the run directories at most `depth` levels below a folder, sorted by name.
+
+    `seen` contains directories that are skipped. All visited directories are added, so that links do not cause
+    duplicates.
+    """
     seen = set() if seen is None else seen
     for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."):
         below = (folder / name).resolve()
@@ -366,7 +383,11 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _in_order(files: list[Path]) -> list[Path]:
-    """Sorts files by precedence: JSON before JSON Lines, then compressed files first, because they are complete."""
+    """Sorts files by precedence, for episodes that a run stored in several formats.
+
+    JSON files come before JSON Lines files, and compressed files come first in each group, because they are always
+    complete.
+    """
     return sorted(files, key=lambda path: (is_shared(path), path.suffix != ZSTD, path))
 
 
@@ -374,7 +395,9 @@ HELP = f"a file or run directory, optionally with /ID or the start of an id (TAS
 
 
 def chosen_episodes(path: Path) -> StoredEpisodes:
-    """Finds the episodes at `path`. If the path does not exist, its last part is used as a prefix of episode ids.
+    """Finds the episodes at a path from the command line, such as `RUN` or `RUN/TASK`.
+
+    If the path does not exist, its last part is used as the start of an episode id.
 
     Raises:
         TrajectoryFormatError: The path does not exist, or a requested file is invalid.
@@ -400,7 +423,11 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
 
 
 def chosen_episode(path: Path) -> StoredEpisode:
-    """Finds the only episode at `path`. If all episodes belong to one attempt, returns the last one."""
+    """Finds the one episode at a path from the command line. If all episodes belong to one attempt, returns the latest.
+
+    Raises:
+        UserError: There is no episode, or there are episodes of several attempts.
+    """
     episodes = chosen_episodes(path)
     if len({attempt_of(episode.episode_id) for episode in episodes}) == 1:
         return max(episodes, key=lambda episode: episode.start_time)
@@ -414,5 +441,5 @@ def chosen_episode(path: Path) -> StoredEpisode:
 
 
 def path_of_one(path: Path, episodes: StoredEpisodes) -> Path:
-    """Returns a path that names the first episode of `episodes`, which `chosen_episodes(path)` has returned."""
+    """Returns a path for the command line that selects only the first of the `episodes` found at `path`."""
     return (path if path.exists() else path.parent) / episodes[0].episode_id

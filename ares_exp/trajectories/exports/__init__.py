@@ -1,1 +1,1 @@
-"""Export formats of trajectories."""
+"""Exports of episodes to other formats: ATIF, Parquet, and rows for training."""

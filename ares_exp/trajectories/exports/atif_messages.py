@@ -1,7 +1,7 @@
-"""The Agent Trajectory Interchange Format (ATIF): conversion of chat messages, and the schema of conversations.
+"""Conversion between chat messages and the steps of ATIF, the Agent Trajectory Interchange Format.
 
-The schema accepts the versions 1.0 to 1.8, and contains only the fields that this package reads. `atif_writer` writes
-documents.
+Also contains a schema that validates ATIF documents of versions 1.0 to 1.8. It has only the fields that this package
+reads. `atif_writer` writes documents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ares_exp.records.validation import explain_validation
 from ares_exp.trajectories.records import BROKEN, what_broke
 
 OURS = "ares_exp"
-"""Key in the field `extra` of a document, step, tool call or result, under which this package stores its data."""
+"""Key in `extra` under which this package stores its own data in a document, step, tool call or result."""
 
 BASH = "bash"
 
@@ -32,18 +32,21 @@ _IMAGE_TYPES = {
 
 
 def own(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the data of this package from the field `extra` of an item."""
+    """Returns the data that `with_own` added to a document, step, tool call or result; empty if there is no data."""
     found = (item.get("extra") or {}).get(OURS)
     return found if isinstance(found, Mapping) else {}
 
 
 def with_own(item: dict[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `item` with the data `ours` of this package in the field `extra`."""
+    """Returns a copy of `item` that also contains `ours`, the data of this package, in its field `extra`."""
     return item | {"extra": {OURS: dict(ours)}} if ours else item
 
 
 def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a message to a step without a number. An assistant message becomes a copied step of the agent."""
+    """Converts a chat message to an ATIF step without a `step_id`.
+
+    The step of an assistant message has `is_copied_context`, because it repeats the conversation.
+    """
     role = message.get("role")
     step: dict[str, Any] = {
         "source": {"system": "system", "assistant": "agent"}.get(str(role), "user"),
@@ -57,7 +60,7 @@ def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a step to a message. From an agent step, uses only the text and the tool calls."""
+    """Converts an ATIF step to a chat message. Of an agent step, uses only the text and the tool calls."""
     content = content_from_atif(step["message"])
     if step["source"] != "agent":
         return {"role": step["source"], "content": content}
@@ -66,13 +69,20 @@ def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_of_message(message: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
-    """Converts a message that contains the output of a tool call or command to a result. `call_id` may be `None`."""
+    """Converts a message to the result of a tool call or command in ATIF.
+
+    `call_id` is the id of this tool call or command; `None` if it is unknown.
+    """
     source = {} if call_id is None else {"source_call_id": call_id}
     return {**source, "content": content_to_atif(message.get("content"))}
 
 
 def message_of_result(result: Mapping[str, Any], llm_call_ids: Collection[str]) -> dict[str, Any]:
-    """Converts a result to a tool message if the LLM made the call, otherwise to a user message."""
+    """Converts an ATIF result to a chat message.
+
+    This is a tool message if the result belongs to one of the LLM's tool calls, `llm_call_ids`, and otherwise a user
+    message.
+    """
     content = content_from_atif(result.get("content"))
     if (call_id := result.get("source_call_id")) in llm_call_ids:
         return {"role": "tool", "tool_call_id": call_id, "content": content}
@@ -80,7 +90,7 @@ def message_of_result(result: Mapping[str, Any], llm_call_ids: Collection[str]) 
 
 
 def reply_message(action: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a response from the LLM to the message that agents append to the conversation."""
+    """Converts a response to the assistant message that agents then add to their conversation."""
     text = "".join(piece["content"] for piece in action["data"] if "content" in piece)
     return _with_calls({"role": "assistant", "content": text}, action_calls(action["data"]))
 
@@ -91,7 +101,7 @@ def action_calls(pieces: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, st
 
 
 def chat_calls(calls: Any) -> list[tuple[str, str, str]]:
-    """Returns the id, name and arguments of each tool call in the chat-completions form. Skips other calls."""
+    """Returns the id, name and arguments of each tool call in an assistant message. Skips malformed calls."""
     read = []
     for call in calls if isinstance(calls, Sequence) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -103,7 +113,10 @@ def chat_calls(calls: Any) -> list[tuple[str, str, str]]:
 
 
 def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Creates an ATIF tool call. Also stores the original arguments if `json.dumps` would produce another string."""
+    """Creates an ATIF tool call, whose arguments are an object instead of JSON text.
+
+    If the original text cannot be recreated from the object, the tool call also contains the original text.
+    """
     call: dict[str, Any] = {
         "tool_call_id": call_id,
         "function_name": name,
@@ -113,7 +126,10 @@ def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def llm_calls(step: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Returns the id, name and arguments of each tool call from the LLM in a step. Omits commands of the agent."""
+    """Returns the id, name and arguments of each tool call that the LLM made in an ATIF step.
+
+    Skips the tool calls that stand for commands of the agent.
+    """
     return [
         (call["tool_call_id"], call["function_name"], _arguments_text(call))
         for call in step.get("tool_calls") or ()
@@ -122,14 +138,14 @@ def llm_calls(step: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def content_to_atif(content: Any) -> str | list[dict[str, Any]]:
-    """Converts message content to the format of ATIF. An unsupported part becomes a text with the type of the part."""
+    """Converts the content of a chat message to ATIF. An unsupported part becomes a text such as `[audio]`."""
     if isinstance(content, str):
         return content
     return [_part_to_atif(part) for part in content] if isinstance(content, list | tuple) else ""
 
 
 def content_from_atif(content: Any) -> Any:
-    """Converts content in the format of ATIF to the content of a chat message."""
+    """Converts the content of an ATIF step or result to the content of a chat message."""
     if content is None or isinstance(content, str):
         return content or ""
     return [_part_from_atif(part) for part in content]

@@ -78,16 +78,16 @@ _IN_METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
 def to_atif(trajectory: EpisodeTrajectory) -> tuple[dict[str, Any], list[str]]:
-    """Creates the JSON-ready document of a trajectory.
+    """Converts a trajectory to an ATIF document, which is JSON-ready.
 
-    Also returns one sentence for each kind of difference between the document and the trajectory. If the agent only
-    appended chat messages, there are no differences. The `notes` of the document contain the same sentences.
+    Also returns sentences that describe what the document cannot represent, such as a rewritten history. There are no
+    sentences if the agent only appended chat messages. The field `notes` of the document contains the same sentences.
     """
     return _AtifWriter(trajectory).write()
 
 
 def write_atif(path: Path, trajectory: EpisodeTrajectory) -> list[str]:
-    """Writes the document of a trajectory to a file, atomically. Returns the sentences of `to_atif`."""
+    """Writes the ATIF document of a trajectory to a file, atomically. Returns the sentences of `to_atif`."""
     document, dropped = to_atif(trajectory)
     write_lines(path, _lines(document))
     return dropped
@@ -166,7 +166,10 @@ class _AtifWriter:
         }
 
     def _act(self, record: StepRecord) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Writes the agent step of an action. Returns the step, and the chat message of an LLM response."""
+        """Writes the agent step of an action.
+
+        Returns the step, and the chat message if the action is an LLM response.
+        """
         commands = [asdict(command) for command in record.commands]
         ours: dict[str, Any] = {"record": {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}}
         if record.background_requests:
@@ -196,7 +199,11 @@ class _AtifWriter:
     def _observe(
         self, observation: Mapping[str, Any], acted: tuple[dict[str, Any], dict[str, Any] | None] | None
     ) -> None:
-        """Writes the new messages of an observation. If possible, they become results of the preceding agent step."""
+        """Writes the messages of an observation that are not in an earlier step.
+
+        Messages with outputs of the commands or tool calls in the preceding agent step become results of this step.
+        `acted` is the return value of `_act` for this step, if any.
+        """
         lists = (observation.get("messages"), observation.get("tools", FrozenList()))
         are_lists = all(isinstance(items, FrozenList) and {Message}.issuperset(map(type, items)) for items in lists)
         if not (are_lists and isinstance(observation.get("system_prompt", ""), str)):
@@ -225,7 +232,11 @@ class _AtifWriter:
     def _appended(
         self, messages: Sequence[Mapping[str, Any]], reply: Mapping[str, Any] | None
     ) -> Sequence[Mapping[str, Any]] | None:
-        """Returns the messages after the previous request and its reply; `None` if `messages` starts differently."""
+        """Returns the messages after the messages of the previous request and its reply.
+
+        Returns `None` if `messages` does not start with these messages, because the agent rewrote its history or
+        switched to another conversation.
+        """
         length = len(self._messages)
         if messages[:length] != self._messages:
             return None
@@ -237,7 +248,7 @@ class _AtifWriter:
     def _tell_replacing(
         self, messages: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], conversation: str | None
     ) -> None:
-        """Writes a step for a rewritten history or, if `conversation` is not `None`, for a change of conversation."""
+        """Writes a step which states that the agent rewrote its history, or that it switched to `conversation`."""
         fresh = set(map(id, new))
         old = [message for message in messages if id(message) not in fresh]
         kept = "\n\n".join(f"[{message.get('role')}]\n{text_of(message.get('content'))}" for message in old)
@@ -252,7 +263,10 @@ class _AtifWriter:
         )
 
     def _show(self, new: Sequence[Mapping[str, Any]], step: dict[str, Any] | None) -> None:
-        """Writes new messages. Outputs of calls in `step` become results of `step`, and other messages become steps."""
+        """Writes new messages.
+
+        Outputs of commands or tool calls in `step` become its results, and other messages become steps.
+        """
         if not all(map(_parts_fit, new)):
             self._dropped[PARTS] = None
         rest = list(new)
@@ -265,7 +279,10 @@ class _AtifWriter:
                 rest = rest[self._show_results(rest, shown) :]
 
     def _show_results(self, messages: Sequence[Mapping[str, Any]], step: dict[str, Any]) -> int:
-        """Writes the first messages as results of `step` if they are outputs of its calls. Returns their number."""
+        """Adds the first messages to `step` as results, if they are outputs of its tool calls or commands.
+
+        Returns the number of added messages.
+        """
         calls = [call["tool_call_id"] for call in step.get("tool_calls", ())]
         if ids := {call[0] for call in llm_calls(step)}:
             shown = list(takewhile(lambda m: m.get("role") == "tool" and m.get("tool_call_id") in ids, messages))
@@ -285,7 +302,10 @@ class _AtifWriter:
 
 
 def _response_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns the fields of an agent step, and the other fields of `action`; `None` if it is not an LLM response."""
+    """Returns the fields of an agent step for an action, and the fields of the action that ATIF lacks.
+
+    Returns `None` if the action is not an LLM response.
+    """
     try:
         pieces = action["data"]
         fields: dict[str, Any] = {
@@ -330,7 +350,7 @@ def _iso_8601(timestamp: float) -> str | None:
 
 
 def _parts_fit(message: Mapping[str, Any]) -> bool:
-    """Returns whether ATIF supports every part of a message's content. It supports text, and images with a URL."""
+    """Returns whether ATIF supports each part of a message's content: a text, or an image with a URL."""
     content = message.get("content")
     if not isinstance(content, FrozenList):
         return True

@@ -1,4 +1,4 @@
-"""The selection of episodes for an export, which loads one episode at a time."""
+"""The episodes that an export selects, and the reasons why it excludes others."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 
 @dataclass(slots=True)
 class ExportedEpisodes:
-    """The selected episodes of `run`, which can be iterated once. Only one episode is in memory at a time.
+    """The episodes of `run` that match the filters. Can be iterated once, and keeps only one episode in memory.
 
-    An episode of a killed run contains its complete steps and has the outcome `lost`. If a file cannot be read, the
-    error is added to `problems`, and the iteration continues.
+    If a run was killed, its running episodes have the outcome `lost` and contain the steps that were recorded. If a
+    file cannot be read, the error is added to `problems`, and the iteration continues.
 
     Attributes:
         run: A run directory, a folder of runs, or a file of episodes.
@@ -73,7 +73,7 @@ class ExportedEpisodes:
             self.left_out[f"episodes {reason}"] += 1
 
     def _why_not(self, episode: StoredEpisode) -> str | None:
-        """Returns why an episode is excluded, as a phrase after "3 episodes"; `None` if the episode is included."""
+        """Returns the reason for excluding an episode, such as "without a reward"; `None` if the filters match."""
         reward = episode.total_reward
         if self.tasks and not any(fnmatchcase(episode.task_name, task) for task in self.tasks):
             return "of other tasks"

@@ -1,7 +1,8 @@
-"""The Parquet export of episodes, a table for queries with one row per step, compressed with zstd.
+"""The Parquet export of episodes: one table with one row per step, for analysis with SQL or data frames.
 
-The export needs the package pyarrow (`pip install 'ares-exp[parquet]'`). An episode without steps (because `reset()`
-failed) has one row whose step columns are null. The rows of an episode are consecutive, in the order of the steps.
+The export needs the package pyarrow (`pip install 'ares-exp[parquet]'`). The file is compressed with zstd. If an
+episode has no steps because `reset()` failed, it has one row whose step columns are null. The rows of an episode are
+consecutive, in the order of the steps.
 
 | columns of the episode, repeated in each row | |
 |---|---|
@@ -100,7 +101,7 @@ def write_table(path: Path, columns: Any, batches: Iterable[Iterable[Mapping[str
 
 
 def _storable(value: Any) -> Any:
-    """Masks secrets in all strings of a value, and escapes lone surrogates, so that the strings are valid UTF-8."""
+    """Masks secrets in all strings of a value, and escapes lone surrogates, which UTF-8 cannot encode."""
     if isinstance(value, str):
         return mask_known_secrets(value.encode(errors="backslashreplace").decode())
     if isinstance(value, Mapping):

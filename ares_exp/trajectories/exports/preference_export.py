@@ -1,4 +1,4 @@
-"""Rows for preference training (such as DPO), made from attempts at a task with different rewards.
+"""Rows for preference training (such as DPO). Each row is a pair of attempts at the same task with different rewards.
 
 ```
 rows, report = preference_rows(load("outputs/first").trajectories(), min_margin=0.5)
@@ -7,10 +7,10 @@ for row in rows:            # {"prompt": [...], "chosen": [...], "rejected": [..
 report.sentences()          # skipped episodes and pairs, with reasons
 ```
 
-The conversation of an attempt is the last version of the main conversation in its episode. If there is no main
-conversation, it is the last conversation. The prompt of a pair is the longest common start of both conversations that
-ends before a response from the model. `chosen` and `rejected` are the remaining messages of the better and the worse
-attempt.
+Of each attempt, only the last version of the main conversation is used. If there is no main conversation, the last
+conversation is used. The prompt of a pair consists of the messages at the start that both conversations have in common.
+It ends before a response from the model. `chosen` contains the remaining messages of the better attempt, and `rejected`
+those of the worse one.
 """
 
 from __future__ import annotations
@@ -48,18 +48,19 @@ def preference_rows(
     tool_arguments: ToolArguments = "text",
     reasoning: Reasoning | None = None,
 ) -> tuple[Iterator[dict[str, Any]], ExportReport]:
-    """Creates rows for preference training.
+    """Creates rows for preference training from pairs of attempts at the same task.
 
     Args:
         trajectories: The episodes. All episodes are read before the first row is created, and their conversations are
             kept in memory. Episodes without a reward are left out.
         min_margin: Minimum difference between the rewards of a pair. Attempts with equal rewards are never paired.
-        pairs_per_task: Maximum number of pairs per task. Pairs with the largest distance in the ranking come first.
+        pairs_per_task: Maximum number of pairs per task. Pairs of the best and the worst attempts come first.
         tool_arguments: See `training_conversations.conversations`.
-        reasoning: See `training_conversations.conversations`. By default, reasoning is left out and counted.
+        reasoning: See `training_conversations.conversations`. By default, the rows contain no reasoning, and the report
+            counts the omitted blocks.
 
     Returns:
-        The rows, JSON-ready and sorted by task, reward and id, and a report, which is complete after the last row.
+        An iterator over the JSON-ready rows, sorted by task, and a report, which is complete after the last row.
 
     Raises:
         ValueError: `min_margin` is negative, or `pairs_per_task` is below 1.
@@ -136,7 +137,7 @@ def _differ(better: _Attempt, worse: _Attempt, min_margin: float) -> bool:
 
 
 def _alternatives(better: Conversation, worse: Conversation) -> dict[str, Any] | str:
-    """Returns the row of a pair, or the reason why there is no row, as a phrase after "3 pairs"."""
+    """Returns the row of a pair, or a reason why the pair is unusable, such as "of attempts with different tools"."""
     if better.tools != worse.tools:
         return "of attempts with different tools"
     chosen: Sequence[Any] = better.messages

@@ -1,4 +1,4 @@
-"""Rows for supervised training, made from the conversations of good episodes.
+"""Rows for supervised fine-tuning (SFT), made from the conversations of episodes.
 
 ```
 rows, report = sft_rows(load("outputs/first", min_reward=1.0).trajectories())
@@ -7,10 +7,10 @@ for row in rows:  # {"messages": [...], "tools": [...], "episode_id": …, "task
 report.sentences()          # skipped episodes and steps, with reasons
 ```
 
-A row is a conversation whose last message comes from the model. If one conversation of an episode is the start of
-another one, only the longer conversation becomes a row. Therefore, an agent that only appends messages produces one
-row, and an agent that rewrites its history produces one row for each version. A conversation that occurs several times,
-even in different episodes, becomes only one row.
+A row is a conversation whose last message comes from the model. Each request of an episode repeats the conversation so
+far. If a conversation is the start of a longer one, only the longer one becomes a row. Therefore, an agent that only
+appends messages produces one row, and an agent that rewrites its history produces one row for each version. A
+conversation that occurs several times, even in different episodes, becomes only one row.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ def sft_rows(
     tool_arguments: ToolArguments = "text",
     reasoning: Reasoning | None = None,
 ) -> tuple[Iterator[dict[str, Any]], ExportReport]:
-    """Creates rows for supervised training.
+    """Creates rows for supervised fine-tuning, one per conversation.
 
     Args:
         trajectories: The episodes, which are read one at a time. Episodes without a reward are left out.
         tool_arguments: See `training_conversations.conversations`.
-        reasoning: See `training_conversations.conversations`. By default, reasoning is left out and counted.
+        reasoning: See `training_conversations.conversations`. By default, the rows contain no reasoning, and the report
+            counts the omitted blocks.
 
     Returns:
-        The rows, JSON-ready and in the order of the episodes, and a report, which is complete after the last row.
+        An iterator over the JSON-ready rows, in the order of the episodes, and a report, which is complete after the
+        last row.
     """
     report = ExportReport()
 

@@ -1,4 +1,4 @@
-"""Conversations in the form that trainers read, for the exports for supervised and preference training.
+"""Conversations as chat messages, from which the exports create rows for supervised and preference training.
 
 A conversation is one request and its reply: the system prompt as the first message, the history, and the reply. The
 messages have the chat-completions form (`role`, `content`, `tool_calls`, `tool_call_id`), which TRL and similar
@@ -23,17 +23,18 @@ from ares_exp.trajectories.records import EpisodeTrajectory, conversation_of
 
 ToolArguments = Literal["text", "object"]
 Reasoning = Literal["field", "think"]
-"""The form of the model's reasoning in replies.
+"""How rows contain the model's reasoning.
 
-`field` stores the reasoning in the field `reasoning_content`, which the chat templates of most reasoning models read.
-`think` adds the reasoning to the start of the text, between `<think>` and `</think>`."""
+`field` stores the reasoning in the field `reasoning_content` of a message, which the chat templates of most reasoning
+models read. `think` adds the reasoning to the start of the text, between `<think>` and `</think>`."""
 
 
 @dataclass(slots=True)
 class ExportReport:
-    """The counts of an export, which are complete after the last row.
+    """Numbers of the episodes that an export read, of the rows that it created, and of the items that it left out.
 
-    `left_out` is the number of skipped items by reason, as in `{"episodes without a reward": 3}`.
+    The numbers are complete after the last row. `left_out` counts items by reason, as in `{"episodes without a reward":
+    3}`.
     """
 
     episodes: int = 0
@@ -41,13 +42,16 @@ class ExportReport:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def sentences(self) -> list[str]:
-        """Returns sentences that describe the counts."""
+        """Returns the counts as sentences, such as "3 rows from 2 episodes."."""
         counted = f"{count_of(self.rows, 'row')} from {count_of(self.episodes, 'episode')}."
         return [counted, *left_out_sentences(self.left_out)]
 
 
 def left_out_sentences(left_out: Mapping[str, int]) -> list[str]:
-    """Returns one sentence per reason, such as "Left out: 1 pair of …". Each reason starts with a plural noun."""
+    """Returns one sentence per reason in `left_out`, such as "Left out: 1 pair of …".
+
+    A reason should start with a plural noun, such as "pairs of …", so that the noun can be changed to the singular.
+    """
     sentences = []
     for reason, count in sorted(left_out.items()):
         things, _, rest = reason.partition(" ")
@@ -58,11 +62,12 @@ def left_out_sentences(left_out: Mapping[str, int]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A request and its reply.
+    """One request and the response to it, as a list of chat messages.
 
     Attributes:
         tools: Definitions of the tools that the model could call; may be empty.
-        messages: Messages from the system prompt to the reply. They are immutable, and conversations share them.
+        messages: Messages from the system prompt to the reply. They are immutable, and may be shared with other
+            conversations.
         conversation: `main`, or the name of the conversation of a sub-agent or a background request.
     """
 
@@ -78,14 +83,15 @@ def conversations(
     tool_arguments: ToolArguments,
     reasoning: Reasoning | None = None,
 ) -> Iterator[Conversation]:
-    """Yields the conversations of an episode, one for each reply.
+    """Yields one conversation for each response in an episode.
 
     Args:
         trajectory: The episode.
         report: Report that counts the steps that are left out.
         tool_arguments: Type of the arguments of tool calls: JSON text, as in the chat-completions form, or an object,
             which some chat templates expect.
-        reasoning: Form of the model's reasoning in all replies, including the history; `None` leaves it out.
+        reasoning: Form of the model's reasoning in all responses, including earlier ones. If `None`, reasoning is left
+            out.
     """
     reader = _ChatReader(tool_arguments, reasoning)
     for asked, answered in zip(trajectory.steps, trajectory.steps[1:], strict=False):
@@ -139,7 +145,11 @@ class _ChatReader:
         return self._normal({"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {}))
 
     def remembered(self, reply: Message, thinking: Sequence[ThinkingData]) -> Message:
-        """Adds the reasoning to a reply, and stores it, so that `request` can add it to the reply in the history."""
+        """Returns the reply with its reasoning, and remembers the reasoning for later requests.
+
+        Later requests contain the reply as a part of their history, often without the reasoning. `request` adds it
+        again.
+        """
         if self._reasoning is None:
             return reply
         self._known.add_message(reply, thinking)
@@ -189,7 +199,7 @@ def _are_mappings(values: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 
 def _text(content: Any) -> Any:
-    """Joins the parts of content that consists only of text. Converts other content to immutable data."""
+    """Joins the parts of a message's content into one string, unless a part is not text. Missing content becomes ""."""
     if content is None:
         return ""
     if _are_mappings(content) and all(isinstance(part.get("text"), str) for part in content):

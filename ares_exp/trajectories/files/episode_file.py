@@ -1,9 +1,10 @@
-"""The files of episodes (schema version 3): JSON files with one episode, and JSON Lines files with any number.
+"""The formats of trajectory files (schema version 3): JSON files with one episode, and JSON Lines files with many.
 
 Both formats consist of the same records: `start` when the episode starts, `step` for each step, and `end` when the
-episode has ended. A record is one line, so that a file can be read while it grows, and after its process was killed.
+episode has ended. Each record is one line, so that you can read a file while it grows, or after the writing process was
+killed.
 
-After the last line was written, a JSON file is one JSON object:
+When the last line has been written, a JSON file as a whole is one JSON object:
 
 ```
 {"schema_version": 3, "episode_id": …, "task_name": …, "start_time": …, "metadata": {…}, "steps": [
@@ -13,11 +14,12 @@ After the last line was written, a JSON file is one JSON object:
 ```
 
 Each line of a JSON Lines file is a JSON object with the `type` of the record and the `episode_id`. Lines of different
-episodes may be mixed. If an episode without an `end` has a second `start`, its earlier records are ignored. Empty lines
-are also ignored. They can occur if a writer ends an incomplete line of an earlier process.
+episodes may be mixed. If an episode has a second `start` before its `end`, the records before the second `start` are
+ignored. Empty lines are also ignored. A writer adds a newline after an incomplete line of a killed process, which can
+leave an empty line.
 
-`step_encoding` describes the encoding of a step. The other fields are the fields of `EpisodeTrajectory`. An episode
-without an end is read with its complete steps. It has the outcome `lost`, unless its LAST step was recorded.
+`step_encoding` describes the format of a step. The other fields are the fields of `EpisodeTrajectory`. If the `end` is
+missing, the episode is read with its complete steps. It then has the outcome `lost`, unless its LAST step was recorded.
 """
 
 from __future__ import annotations
@@ -46,26 +48,29 @@ SHARED_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
 """Suffixes of JSON Lines files."""
 STEPS = '"steps": ['
 MAX_PROBLEMS = 10
-"""Maximum number of problems that are described for one file. Further problems are only counted."""
+"""Maximum number of invalid records that are described for one file. Further ones are only counted."""
 _STEP = re.compile(r'\{"type": "step", "episode_id": ("(?:[^"\\]|\\.)*"), ')
-"""Matches the start of a step's line in a JSON Lines file from this package, so that readers find the episode of a line
-without parsing the line."""
+"""Matches the start of a step's line in a JSON Lines file. Readers use it to find the episode id without parsing the
+whole line as JSON."""
 
 
 def start_line(started: EpisodeHandle | EpisodeTrajectory, *, shared: bool = False) -> str:
-    """Returns the first line of an episode. `shared` selects JSON Lines, here and in the following functions."""
+    """Returns the first line of an episode: of a JSON Lines file if `shared`, otherwise of a JSON file.
+
+    In the following functions, `shared` has the same meaning.
+    """
     fields = {"schema_version": SCHEMA_VERSION}
     fields |= {name: getattr(started, name) for name in ("episode_id", "task_name", "start_time", "metadata")}
     return _shared_line("start", started.episode_id, fields) if shared else f"{dump_json(fields)[:-1]}, {STEPS}\n"
 
 
 def step_line(episode_id: str, encoded: Mapping[str, Any], *, first: bool, shared: bool = False) -> str:
-    """Returns the line of an encoded step."""
+    """Returns the line of a step. `encoded` is the result of `StepEncoder.encode`."""
     return _shared_line("step", episode_id, encoded) if shared else f"{'' if first else ','}{dump_json(encoded)}\n"
 
 
 def end_line(trajectory: EpisodeTrajectory, *, shared: bool = False) -> str:
-    """Returns the last line of an episode. Omits `unfinished_step` and `rewards` if they are empty."""
+    """Returns the last line of an episode. Omits `unfinished_step` if it is `None`, and `rewards` if there are none."""
     names = ("end_time", "total_reward", "num_steps", "truncated", "outcome")
     fields: dict[str, Any] = {name: getattr(trajectory, name) for name in names}
     fields["error"] = trajectory.error.to_dict() if trajectory.error is not None else None
@@ -77,7 +82,7 @@ def end_line(trajectory: EpisodeTrajectory, *, shared: bool = False) -> str:
 
 
 def dump_episode(trajectory: EpisodeTrajectory, *, shared: bool = False) -> Iterator[str]:
-    """Yields all lines of one episode."""
+    """Yields all lines of a complete episode: its first line, its steps, and its last line."""
     encoder = StepEncoder()
     yield start_line(trajectory, shared=shared)
     for number, record in enumerate(trajectory.steps):
@@ -91,13 +96,13 @@ def _shared_line(kind: str, episode_id: str, data: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class FoundEpisode:
-    """An episode in a file.
+    """An episode that is being read from a file.
 
     Attributes:
         head: Fields of the episode's first line.
         offsets: Offsets of the episode's lines, in bytes of the uncompressed text.
-        steps: Complete steps; empty if steps are not read.
-        ended: The episode if it has an end, otherwise `None`. It contains no steps if steps are not read.
+        steps: Steps that were read so far; empty if steps are not decoded.
+        ended: The episode after its `end` was read, otherwise `None`. It has no steps if steps are not decoded.
     """
 
     head: Mapping[str, Any]
@@ -109,11 +114,14 @@ class FoundEpisode:
 
     @property
     def trajectory(self) -> EpisodeTrajectory:
-        """The episode. Without an end, it has the complete steps. Raises `ValueError` if `head` is invalid."""
+        """The episode. If its `end` is missing, contains the steps so far. Raises `ValueError` if `head` is invalid."""
         return self.ended or _lost(self.head, self.steps)
 
     def take(self, kind: str, text: str, *, with_steps: bool) -> None:
-        """Adds a record. An invalid record raises one of `BROKEN`, and all later records are ignored."""
+        """Adds the record with the JSON text `text`. `kind` is `step` or `end`.
+
+        If the record is invalid, raises one of `BROKEN`. All later records of the episode are then ignored.
+        """
         if self._is_broken:
             return
         try:
@@ -148,7 +156,7 @@ def _lost(head: Mapping[str, Any], steps: Sequence[StepRecord]) -> EpisodeTrajec
 
 
 def is_shared(path: Path) -> bool:
-    """Returns whether the name of a file is the name of a JSON Lines file."""
+    """Returns whether a file is a JSON Lines file according to its name."""
     return path.name.endswith(SHARED_SUFFIXES)
 
 
@@ -161,7 +169,10 @@ def load_episode(path: Path) -> EpisodeTrajectory:
 
 
 def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[FoundEpisode]:
-    """Yields the episodes of a file, in the order of `find_episodes`. Episodes that have ended have no steps."""
+    """Yields the episodes of a file without their steps, in the order of `find_episodes`.
+
+    Episodes without an `end` in a JSON file have steps.
+    """
     if is_shared(path):
         yield from find_episodes(path, problems=problems, with_steps=False)
     elif (found := _header_of_ends(path)) is not None:
@@ -171,7 +182,10 @@ def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[F
 
 
 def _header_of_ends(path: Path) -> FoundEpisode | None:
-    """Reads an episode without steps from the first and last line of a JSON file; `None` if these do not suffice."""
+    """Reads an ended episode without its steps, using only the first and the last line of a JSON file.
+
+    Returns `None` if this is not possible, for example because the episode is running or the format is different.
+    """
     try:
         first, last = first_and_last_line(path)
         if not _is_head(first.text) or not last.text.startswith("]"):
@@ -186,13 +200,12 @@ def _header_of_ends(path: Path) -> FoundEpisode | None:
 def find_episodes(
     path: Path, *, problems: list[str] | None = None, offsets: Sequence[int] | None = None, with_steps: bool = True
 ) -> Iterator[FoundEpisode]:
-    """Yields the episodes of a file, in the order in which they ended. Episodes without an end come last.
+    """Yields the episodes of a file, in the order in which they ended. Episodes whose `end` is missing come last.
 
     Args:
         path: The file.
-        problems: List to which a sentence for each invalid record is added. Reading continues, and the episode has only
-            the steps before the invalid record, and the outcome `lost`. If `problems` is `None`, the first invalid
-            record raises an error.
+        problems: List to which a sentence for each invalid record is added. The episode of the record then has only its
+            earlier steps and the outcome `lost`. If `problems` is `None`, the first invalid record raises an error.
         offsets: Offsets of the lines to read. By default, all lines are read.
         with_steps: Whether steps are decoded.
 
@@ -255,7 +268,9 @@ def _take(line: Line, path: Path, episodes: dict[str, FoundEpisode], *, with_ste
 
 
 def end_lost_episodes(path: Path) -> None:
-    """Writes the missing ends of episodes whose process died, with the outcome `lost`. Blocking.
+    """Completes a file whose writing process died: adds an `end` with the outcome `lost` to each unfinished episode.
+
+    Blocking.
 
     A file with an invalid record is not changed. No other process may write to the file during the call.
     """
@@ -274,7 +289,7 @@ def end_lost_episodes(path: Path) -> None:
 
 
 def _records_of_json(line: Line) -> tuple[str, str, str]:
-    """Returns the type, an empty episode id and the JSON text of a record in a JSON file."""
+    """Returns the type and the JSON text of the record in a line of a JSON file. The episode id is empty."""
     if not line.offset:
         return "start", "", f"{line.text.rstrip()}]}}"
     if line.text.startswith("]"):
@@ -283,7 +298,7 @@ def _records_of_json(line: Line) -> tuple[str, str, str]:
 
 
 def _records_of_jsonl(line: Line) -> tuple[str, str, str]:
-    """Returns the type, the episode id and the JSON text of a record in a JSON Lines file."""
+    """Returns the type, the episode id and the JSON text of the record in a line of a JSON Lines file."""
     if step := _STEP.match(line.text):
         return "step", json.loads(step[1]), line.text
     data = _object(json.loads(line.text))
@@ -298,7 +313,7 @@ def _is_head(first_line: str) -> bool:
 
 
 def _head(text: str) -> dict[str, Any]:
-    """Parses and validates the first record of an episode. Raises one of `BROKEN` if the record is invalid."""
+    """Parses and validates the `start` record of an episode. Raises one of `BROKEN` if the record is invalid."""
     head = _object(json.loads(text))
     check_version(head.get("schema_version"))
     _lost(head, [])

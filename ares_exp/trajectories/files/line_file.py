@@ -1,4 +1,4 @@
-"""Line-based text files, optionally compressed. They are read with size limits, and written atomically."""
+"""Reading of text files by line, with size limits, and atomic writing. Files can be compressed (`.zst`)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ZSTD = ".zst"
 MAX_FILE_BYTES = 4 * 1024**3
 MAX_LINE_BYTES = 256 * 1024**2
 TAIL_BYTES = 4096
-"""Number of bytes that are read from the end of a file to find the last line. If the line is longer, each retry reads
-four times as many bytes."""
+"""Number of bytes that are read from the end of a file to find the start of its last line. If this is not enough, each
+further attempt reads four times as many bytes."""
 
 
 class Line(NamedTuple):
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The position of the line, for messages."""
+        """The position of the line as text, such as `at byte 120 (line 3)`."""
         return _place(self.offset, self.number)
 
 
@@ -45,12 +45,12 @@ def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[
 
     Args:
         path: The file.
-        offsets: Offsets of the lines to read, in order. By default, all lines are read.
+        offsets: Byte offsets of the lines to read, in ascending order. By default, all lines are read.
 
     Raises:
         OSError: The file cannot be read or decompressed.
         ValueError: A line is not UTF-8, a compressed file is incomplete, or a size limit is exceeded
-            (`TextTooLongError`). Raised by the yielded iterator.
+            (`TextTooLongError`). Raised while iterating.
     """
     with open_regular(path) as raw, _decompressed(raw, path) as file:
         if offsets is None:
@@ -62,7 +62,7 @@ def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[
 
 
 def first_and_last_line(path: Path) -> tuple[Line, Line]:
-    """Reads the first and the last line of a file. Raises the same errors as `read_lines`."""
+    """Reads only the first and the last line of a file. Raises the same errors as `read_lines`."""
     with open_regular(path) as raw, _decompressed(raw, path) as file:
         lines = _lines(file)
         first = next(lines, Line(0, 1, ""))
@@ -117,7 +117,7 @@ def _selected(lines: Iterator[Line], offsets: Sequence[int]) -> Iterator[Line]:
 
 
 def _last_line_starts(file: IO[bytes], *, after: int) -> int | None:
-    """Returns the offset of the last line, if it starts at `after` or later; otherwise `None`."""
+    """Returns the offset of the last line; `None` if the file ends at or before the offset `after`."""
     size = file.seek(0, os.SEEK_END)
     if size <= after:
         return None
@@ -178,11 +178,16 @@ def write_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
 
 
 ASKING_LIMIT_SEC = 1.0
-"""Time limit in seconds for acquiring the lock while processes call `has_writer`. After it, no lock is used."""
+"""Maximum time in seconds for which a writer waits until calls of `has_writer` in other processes release the lock. It
+then continues without a lock."""
 
 
 class WriterLock:
-    """A shared lock on a file or directory, which is held until all its writers have released it."""
+    """A shared lock which shows other processes that a file or directory is being written (see `has_writer`).
+
+    Several writers of this process, such as open episodes, share the lock. It is released when the last of them has
+    ended.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -190,7 +195,7 @@ class WriterLock:
         self._descriptor: int | None = None
 
     def acquire(self, path: Path, holder: str) -> None:
-        """Adds a writer, and locks `path` if this is the first writer. Raises `OSError` if `path` is missing."""
+        """Adds the writer `holder`, and locks `path` if it is the first one. Raises `OSError` if `path` is missing."""
         with self._lock:
             if self._descriptor is None:
                 descriptor = os.open(path, os.O_RDONLY)
@@ -199,7 +204,7 @@ class WriterLock:
             self._holders.add(holder)
 
     def release(self, holder: str) -> None:
-        """Removes a writer. Releases the lock if this was the last writer. Does nothing if the writer is unknown."""
+        """Removes the writer `holder`, if it exists. Releases the lock if no writer is left."""
         with self._lock:
             self._holders.discard(holder)
             if not self._holders and self._descriptor is not None:
@@ -223,7 +228,11 @@ def _share(descriptor: int) -> None:
 
 
 def has_writer(path: Path) -> bool:
-    """Returns whether a process holds a `WriterLock` on `path`. Raises `OSError` if `path` is missing."""
+    """Returns whether a process is writing to `path`, which means that it holds a `WriterLock` on it.
+
+    Raises:
+        OSError: `path` is missing.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if not _is_held(descriptor):

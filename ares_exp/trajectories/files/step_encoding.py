@@ -1,4 +1,4 @@
-"""The encoding of steps, which leaves out data that earlier steps of the file contain.
+"""The compact format of steps in files. Data that an earlier step of the file contains is not stored again.
 
 An encoded step is a JSON object with the fields of `StepRecord`, without fields that have their default value. Some
 fields have another form:
@@ -6,13 +6,13 @@ fields have another form:
 - `observation`: in a request, the number `conversation` replaces `messages`, and the number `settings` replaces all
   other fields except `metadata`. Equal settings are stored once, because agents rarely change them.
 - `action`: a text that equals the content of a message is replaced with the number of the message, as in
-  `{"content_of": 7}`. If `prompt_token_ids` start with tokens (prompt and completion) of an earlier step's action,
-  `{"step": 3, "keep": 120, "add": […]}` refers to the step and contains only the new tokens.
+  `{"content_of": 7}`. If `prompt_token_ids` start with tokens (prompt and completion) of an earlier step's action, they
+  are stored as `{"step": 3, "keep": 120, "add": […]}`: the first 120 tokens of step 3, followed by the new tokens.
 - `adds`: the new `messages`, `nodes` and `settings` of this step. They are appended to the lists from earlier steps.
   The `conversation` of a request is the number of a node, or -1 if it is empty (see `ConversationWriter`).
 - An observation or action that could be mistaken for one of these forms is stored as `{"verbatim": …}`.
 
-To decode a step, all earlier steps must have been decoded.
+A step can be decoded only after all earlier steps.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from ares_exp.llms.request import FrozenList, Message, freeze
 from ares_exp.trajectories.records import StepRecord, command_to_dict
 
 EMPTY = -1
-"""The node of the empty conversation. It is the parent of each conversation with only one message."""
+"""Number of the empty conversation. It is the parent node of every conversation that has only one message."""
 
 MAX_REPEATED_MESSAGES = 100_000_000  # 10,000 steps of two messages each; 0.8 GB
-"""Maximum number of messages in all conversations of a file. A message counts once for each conversation."""
+"""Maximum number of messages in all conversations of a file together. A message counts once for each conversation that
+contains it. The limit protects readers from small files that expand to very large conversations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The node of a conversation, and the entries that must be stored for it.
+    """The result of adding a conversation to a `ConversationWriter`.
 
-    `messages` is the conversation, in which equal messages are the same object. `new_messages` must be appended to the
-    table of messages, and `new_nodes` (pairs of the parent and the index of the message) to the list of nodes.
+    `node` is the number of the conversation, and `messages` are its messages, in which equal messages are the same
+    object. `new_messages` and `new_nodes` must be appended to the stored lists. Each new node is a pair: the parent
+    node, and the index of a message.
     """
 
     node: int
@@ -50,12 +52,12 @@ class Added:
 
 
 class ConversationWriter:
-    """Converts conversations to nodes of a tree.
+    """Stores conversations as a tree, so that messages which they have in common are stored once.
 
-    Each request of an episode repeats the conversation so far, usually with a few more messages. Therefore, every
-    distinct message is stored once, in a table. A node represents the conversation of its parent, followed by one
-    message. The size of a trajectory then grows linearly with its length, even if the agent has several conversations
-    or drops old messages.
+    Each request of an episode repeats the conversation so far, usually with a few more messages. Every distinct message
+    is stored in a table. A node of the tree stands for a whole conversation: the conversation of its parent node,
+    followed by one more message. The size of a trajectory then grows linearly with its length, even if the agent has
+    several conversations or drops old messages.
     """
 
     def __init__(self) -> None:
@@ -69,7 +71,10 @@ class ConversationWriter:
         self._nodes: list[int] = []  # nodes of the prefixes of the previous conversation
 
     def add(self, conversation: Sequence[Mapping[str, Any]]) -> Added:
-        """Adds a conversation, and returns its node and the new entries. The messages must not change later."""
+        """Adds a conversation. Returns its node, and the messages and nodes that are new.
+
+        The messages must not change later.
+        """
         shared = self._shared_with_previous(conversation)
         self._given = conversation
         if shared == len(self._previous) and shared == len(conversation):
@@ -96,7 +101,7 @@ class ConversationWriter:
         return Added(node, messages, self.messages[known:], new_nodes)
 
     def _shared_with_previous(self, conversation: Sequence[Mapping[str, Any]]) -> int:
-        """Returns the length of the common prefix of `conversation` and the previous conversation."""
+        """Returns how many messages at the start of `conversation` equal those of the previously added conversation."""
         if len(conversation) >= len(self._given) and all(map(is_, self._given, conversation)):
             return len(self._given)  # the fast path for agents that only append to a list
         count = 0
@@ -109,7 +114,7 @@ class ConversationWriter:
 
 
 class ConversationReader:
-    """Converts nodes back to conversations."""
+    """Reads the conversations that a `ConversationWriter` stored."""
 
     def __init__(self) -> None:
         self.messages: list[Mapping[str, Any]] = []
@@ -118,7 +123,7 @@ class ConversationReader:
         self._repeated = 0
 
     def extend(self, messages: Sequence[Mapping[str, Any]], nodes: Sequence[Sequence[int]]) -> None:
-        """Adds the new messages and nodes of a step. Raises `TypeError` or `ValueError` if they are invalid."""
+        """Adds the messages and nodes that a step adds. Raises `TypeError` or `ValueError` if they are invalid."""
         for message in messages:
             if not isinstance(message, Mapping):
                 raise TypeError(f"expected a message to be an object, got {message!r:.80}")
@@ -133,7 +138,11 @@ class ConversationReader:
             self._nodes.append((parent, index))
 
     def conversation(self, node: int) -> FrozenList:
-        """Returns the messages of `node`. Raises `ValueError` if the node is missing or the limit is exceeded."""
+        """Returns the messages of the conversation with the number `node`.
+
+        Raises:
+            ValueError: The node is missing, or the conversations read so far exceed `MAX_REPEATED_MESSAGES`.
+        """
         if type(node) is not int or not EMPTY <= node < len(self._nodes):
             raise ValueError(f"expected a conversation number below {len(self._nodes)}, got {node!r:.80}")
         at, tail = node, []
@@ -152,11 +161,11 @@ MIN_SHARED_CHARS = 32
 MIN_SHARED_TOKENS = 16
 REMEMBERED_TOKEN_LISTS = 4
 MAX_REPEATED_TOKENS = 200_000_000
-"""Maximum number of token ids in all prompts of a file. An id counts once for each prompt."""
+"""Maximum number of token ids in all prompts of a file together. An id counts once for each prompt that contains it."""
 
 
 class StepEncoder:
-    """Encodes the steps of one episode, in order."""
+    """Converts the steps of one episode, in order, to the format of files."""
 
     def __init__(self) -> None:
         self._conversations = ConversationWriter()
@@ -166,7 +175,10 @@ class StepEncoder:
         self._count = 0
 
     def encode(self, record: StepRecord) -> tuple[StepRecord, dict[str, Any]]:
-        """Encodes a record. Returns the record with the message objects of earlier records, and the encoded step."""
+        """Converts a step to a dict for a file. Returns a step and this dict.
+
+        The returned step equals `record`, but shares message objects with earlier steps to save memory.
+        """
         observation, packed = self.pack(record.observation, record.action)
         if observation is not record.observation:
             record = replace(record, observation=observation)
@@ -185,9 +197,10 @@ class StepEncoder:
         return record, data
 
     def pack(self, observation: Any, action: Any) -> tuple[Any, dict[str, Any]]:
-        """Encodes the next step as a dict with the keys `observation`, `action` and, if needed, `adds`.
+        """Encodes only the observation and the action of the next step.
 
-        Returns the observation, in which message objects of earlier observations are reused, and the dict.
+        Returns the observation, which shares message objects with earlier observations, and a dict with the keys
+        `observation`, `action` and, if needed, `adds`.
         """
         adds: dict[str, Any] = {}
         shared, packed = self._pack_observation(observation, adds)
@@ -249,7 +262,7 @@ class StepEncoder:
 
 
 class StepDecoder:
-    """Decodes the steps of one episode, in order."""
+    """Converts the steps of one episode, in order, from the format of files."""
 
     def __init__(self) -> None:
         self._conversations = ConversationReader()
@@ -258,7 +271,7 @@ class StepDecoder:
         self._repeated_tokens = 0
 
     def decode(self, data: Mapping[str, Any]) -> StepRecord:
-        """Decodes an encoded step.
+        """Converts the dict of a step back to a record.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: The data is not an encoded step, or it refers to entries
@@ -268,7 +281,10 @@ class StepDecoder:
         return StepRecord.from_dict({**data, "observation": observation, "action": action})
 
     def unpack(self, data: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Decodes the observation and the action that `StepEncoder.pack` encoded. Raises the errors of `decode`."""
+        """Decodes the observation and the action from the dict of `StepEncoder.pack`.
+
+        Raises the same errors as `decode`.
+        """
         adds = data.get("adds", {})
         self._conversations.extend(adds.get("messages", ()), adds.get("nodes", ()))
         self._settings.extend(adds.get("settings", ()))
@@ -326,12 +342,15 @@ def _unmistakable(value: Any, *reserved: str) -> Any:
 
 
 def _are_ids(tokens: Any) -> bool:
-    """Returns whether all tokens are of the type `int`. `1.0` and `True` are not, although they equal 1."""
+    """Returns whether all tokens have exactly the type `int`. `1.0` and `True` do not, although they equal 1."""
     return isinstance(tokens, FrozenList) and {int}.issuperset(map(type, tokens))
 
 
 def _common_length(earlier: tuple[int, ...], later: tuple[int, ...]) -> int:
-    """Returns the length of the common prefix of two lists. Uses bisection, because comparing slices is fast."""
+    """Returns how many tokens at the start of two lists are equal.
+
+    Uses bisection with slices, because comparing slices is faster than a loop in Python.
+    """
     low, high = 0, min(len(earlier), len(later))
     while low < high:
         middle = (low + high + 1) // 2
