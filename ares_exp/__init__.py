@@ -1,6 +1,7 @@
-"""LLM code agents as reproducible RL experiments: `python -m ares_exp`, or the names below in a script.
+"""LLM code agents as reproducible RL experiments.
 
-Importing this package is fast, because each name is imported from its module when the name is first used.
+To start a run, use `python -m ares_exp`, or `run` and the other names of this module in a script. Importing this
+package is fast, because each name is imported from its module on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m ares_exp`."""
+"""The entry point of `python -m ares_exp`, which does the same as the command `ares-exp`."""
 
 import sys
 

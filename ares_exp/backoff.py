@@ -1,4 +1,4 @@
-"""Waiting times before retries."""
+"""Waiting times before a failed request is sent again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from email.utils import parsedate_to_datetime
 
 
 def backoff_sec(tries: int, *, base_sec: float, max_sec: float, rng: random.Random) -> float:
-    """Computes an exponential backoff with jitter, in seconds.
+    """Returns the time in seconds to wait before a retry, which doubles with each failure (exponential backoff).
 
     Args:
         tries: Number of failed tries, from 1.
         base_sec: Maximum wait after the first failure. Each further failure doubles it.
         max_sec: Upper bound on every wait.
-        rng: Random generator of the jitter, which shortens the wait by up to half. Results do not depend on it.
+        rng: Random generator that shortens the wait by up to half, so that clients do not all retry at once. It only
+            affects waits, not the results of a run.
     """
     return min(max_sec, base_sec * 2.0 ** min(tries - 1, 60)) * rng.uniform(0.5, 1.0)
 

@@ -1,4 +1,4 @@
-"""Clean-up in cancelled tasks, waits with a time limit, and calls in threads that may hang."""
+"""Helpers for asyncio: clean-up in cancelled tasks, waits with a time limit, and threads that may hang."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _T = TypeVar("_T")
 
 
 async def in_thread(function: Callable[[], _T]) -> _T:
-    """Runs `function` in a thread.
+    """Runs `function` in a thread and returns its result.
 
-    If the caller is cancelled, waits for the function to end. Otherwise, the function could still create something
-    after the caller's clean-up.
+    If the caller is cancelled, first waits for the function to end. Otherwise, the function could still create
+    something, such as a container, after the clean-up of the caller.
     """
     task = asyncio.ensure_future(asyncio.to_thread(function))
     try:
@@ -28,7 +28,7 @@ async def in_thread(function: Callable[[], _T]) -> _T:
 
 
 async def happened(event: asyncio.Event, seconds: float | None) -> bool:
-    """Waits for an event, up to `seconds` (`None` for no limit). Returns whether the event is set."""
+    """Waits until an event is set, for at most `seconds` (`None` for no limit). Returns whether it is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -36,9 +36,10 @@ async def happened(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def cancel_all(*tasks: asyncio.Future[Any], within_sec: float | None = None) -> None:
-    """Cancels tasks, and waits for their end, up to `within_sec` seconds (`None` for no limit).
+    """Cancels tasks, and waits until they have ended, for at most `within_sec` seconds (`None` for no limit).
 
-    Marks the errors of the tasks as retrieved, so that asyncio does not report them. `result` still raises the errors.
+    Does not raise the exceptions of the tasks, but reads them, so that asyncio does not warn that they were never
+    retrieved.
     """
     for task in tasks:
         task.cancel()
@@ -49,9 +50,10 @@ async def cancel_all(*tasks: asyncio.Future[Any], within_sec: float | None = Non
 
 
 async def finish(work: Coroutine[Any, Any, Any]) -> None:
-    """Finishes clean-up work even if the caller is cancelled, also repeatedly. The work must have its own time limit.
+    """Awaits clean-up work until it is done, even if the caller is cancelled once or several times.
 
-    Ignores errors of the work. The caller should report the error that made the clean-up necessary.
+    The work must have its own time limit. Its exceptions are ignored, because the caller should report the error that
+    made the clean-up necessary.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled during the work. Raised after the work is done.
@@ -69,9 +71,10 @@ async def finish(work: Coroutine[Any, Any, Any]) -> None:
 
 
 def in_daemon_thread(function: Callable[[], _T], stays_until: threading.Event | None = None) -> asyncio.Future[_T]:
-    """Runs `function` in a daemon thread. With `stays_until`, the thread stays alive until this event is set.
+    """Runs `function`, which may hang, in a daemon thread.
 
-    At exit, the interpreter does not wait for daemon threads. For a hanging thread of a pool, it would wait forever.
+    Python does not wait for daemon threads at exit, but would wait forever for a hanging thread of `asyncio.to_thread`.
+    With `stays_until`, the thread stays alive after the function until this event is set.
     """
     outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
     context = contextvars.copy_context()

@@ -1,6 +1,6 @@
-"""The contract of environments: time steps as in dm_env, `Environment`, and its optional members.
+"""The interface of environments: `Environment`, time steps as in dm_env, and optional members.
 
-Every object with `reset`, `step` and `close` is an environment.
+Every object with the coroutines `reset`, `step` and `close` can be used as an environment.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ RewardT = TypeVar("RewardT", covariant=True, default=float)
 DiscountT = TypeVar("DiscountT", covariant=True, default=float)
 T = TypeVar("T")
 _SHOWN_CHARS = 200
-"""Maximum length of an observation in the repr of a time step, in characters."""
+"""Maximum number of characters of an observation in the `repr` of a time step."""
 
 
 class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
-    """One time step. Type parameters: observation, reward and discount, as in `TimeStep[LLMRequest, float, float]`.
+    """The result of `reset()` or `step()`. Type parameters: observation, reward and discount.
 
     Attributes:
         step_type: `"FIRST"` from `reset()`, `"MID"` while the episode is running, `"LAST"` when it has ended.
@@ -58,7 +58,7 @@ class TimeStep(NamedTuple, Generic[ObservationT, RewardT, DiscountT]):
     observation: ObservationT | None
 
     def __repr__(self) -> str:
-        """Formats the time step, without the middle of a long observation."""
+        """Formats the time step. A long observation is shortened in the middle."""
         shown = repr(self.observation)
         if len(shown) > _SHOWN_CHARS:
             half = _SHOWN_CHARS // 2
@@ -99,7 +99,7 @@ def truncation(reward: float | None) -> TimeStep[Any]:
 
 
 def check_action(action: object) -> None:
-    """Rejects an action that is not a policy's response, before the action can change the environment's state.
+    """Checks the argument of `step()`. Call it first, so that an invalid action has no effect.
 
     Raises:
         TypeError: `action` is neither an `LLMResponse` nor `None`.
@@ -112,35 +112,35 @@ def check_action(action: object) -> None:
 
 
 LimitName = Literal["steps", "time", "tokens", "cost", "format_errors", "agent_exit", "context"]
-"""The name of a limit that can end an episode.
+"""The name of a limit that can truncate an episode.
 
 `steps`, `tokens` and `cost` are limits that the config key `limits` sets, and `time` is any of the time limits.
-`format_errors` is a limit of an agent. `agent_exit` means that an installed agent failed; the work that it did is still
-scored. `context` means that a request is longer than the model's context.
-"""
+`format_errors` is the agent's limit on replies in a wrong format. `agent_exit` means that an installed agent exited
+with an error. Its work so far is still scored. `context` means that a request is longer than the model's context."""
 
 
 @runtime_checkable
 class MinimalEnvironment(Protocol):
-    """An environment with only the three required methods. `EnvironmentBase` adds the optional members.
+    """The three methods that every environment must have. `EnvironmentBase` adds optional members.
 
     An observation is an LLM request, and an action is an LLM response. If the agent, the container or the verifier
     fails, `reset()` and `step()` raise an exception. They return a LAST step only if the episode ended by itself or at
     a limit.
 
-    `reset()` may take the keywords `seed` (for the choice of tasks) and `options` (`{"task": name_or_index}`).
+    `reset()` may also accept the keyword arguments `seed` (for the choice of tasks) and `options` (`{"task":
+    name_or_index}`).
     """
 
     async def reset(self) -> TimeStep[Any, Any, Any]:
-        """Starts an episode and returns its FIRST step. Abandons an episode in progress."""
+        """Starts an episode and returns its FIRST step. If an episode is running, abandons it."""
         ...
 
     async def step(self, action: Any) -> TimeStep[Any, Any, Any]:
-        """Applies `action` to the pending observation and returns the next step.
+        """Passes the response `action` to the agent, which sent the pending request, and returns the next time step.
 
-        `None` means that the policy returned no response within the time limit. Only environments whose `is_timed` is
-        true receive `None`. They then truncate the episode, or the current stage of the task. For other environments,
-        the runner enforces the time limit, and ends the episode without calling `step`.
+        `None` means that the policy returned no response within the time limit. Only environments with their own time
+        limit (`is_timed`) receive `None`. They then truncate the episode, or the current stage of the task. For other
+        environments, the runner enforces the time limit, and ends the episode without calling `step`.
         """
         ...
 
@@ -158,11 +158,11 @@ class Environment(MinimalEnvironment, Protocol[ActionT, ObservationT, RewardT, D
     """
 
     async def reset(self) -> TimeStep[ObservationT, RewardT, DiscountT]:
-        """Starts an episode and returns its FIRST step. Abandons an episode in progress."""
+        """Starts an episode and returns its FIRST step. If an episode is running, abandons it."""
         ...
 
     async def step(self, action: ActionT) -> TimeStep[ObservationT, RewardT, DiscountT]:
-        """Applies `action` to the pending observation and returns the next step."""
+        """Passes the response `action` to the agent and returns the next time step; see `MinimalEnvironment.step`."""
         ...
 
     async def __aenter__(self) -> Environment[ActionT, ObservationT, RewardT, DiscountT]:
@@ -172,26 +172,28 @@ class Environment(MinimalEnvironment, Protocol[ActionT, ObservationT, RewardT, D
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the environment. The exception determines the outcome of a running episode."""
+        """Closes the environment. The exception, if any, determines the outcome of a running episode."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeReport:
-    """Facts about the running episode, or about the last one if no episode is running, for the records of the run.
+    """Facts about an episode, which the run records.
+
+    They are about the running episode or, if none is running, the last one.
 
     Attributes:
         task_name: Name of the task; `None` if the environment has no tasks, or before the first `reset()`.
         agent: Name of the code agent, as recorded; `None` if there is no code agent.
-        agent_facts: Facts that an installed code agent reports about itself; `None` for other agents.
+        agent_facts: Facts about an installed code agent and its requests; `None` for other agents.
         seed: Seed of the episode; `None` if the environment does not know it.
         attempt: Number of the attempt at the task, from 0; `None` if the environment does not count attempts.
         truncated_by: The limit that ended the episode: a `LimitName`, or a name that only this environment uses. `None`
             if no limit was reached, or while the episode is running.
         limit_note: Sentence with details about the limit in `truncated_by`; `None` if there are no details.
-        format_errors: Number of replies that the agents could not use, if the agents count them.
+        format_errors: Number of replies in a format that the agents could not use; 0 if the agents do not count them.
         rewards: Rewards of the verifier, by key, and of the scorers, by name; may be empty.
-        note: Reason why the tests could not be run or graded, or why an episode has no reward after a limit ended it.
+        note: Reason why the tests could not be run or graded, or why an episode that reached a limit has no reward.
         stages: Results of the finished stages; empty for a single-stage task.
         phase: Phase of the running call: `start`, `agent`, `verify`, `score`, or a name that only this environment
             uses. `None` while the environment waits for an action.
@@ -232,7 +234,7 @@ class EpisodeReport:
 
 @dataclass(frozen=True, slots=True)
 class PastStep:
-    """A past time step of the running episode, and the action that led to it.
+    """An earlier time step of the running episode, and the action that led to it.
 
     Attributes:
         time_step: Time step that `reset()` or `step()` returned.
@@ -240,7 +242,7 @@ class PastStep:
         timestamp: Time of the step in epoch seconds.
         policy_sec: Seconds that the policy needed for this response; `None` on FIRST.
         environment_sec: Duration of `reset()` or `step()` in seconds.
-        activity: Activity of the agent in the container during the call.
+        activity: The agent's work during the call, such as its commands.
     """
 
     time_step: TimeStep[Any]
@@ -255,7 +257,7 @@ class PendingRequest(NamedTuple):
     """A request from the agent that has no response yet.
 
     Attributes:
-        call_id: Number of the LLM call, unique within its stage of the episode.
+        call_id: Number of the request, unique within its stage of the episode.
         conversation: Name of the conversation to which the request belongs.
         request: Request in the form in which the policy receives it.
     """
@@ -266,20 +268,21 @@ class PendingRequest(NamedTuple):
 
 
 MAIN_CONVERSATION = "main"
-"""Name of an agent's only conversation, or of all conversations of an agent that does not distinguish them."""
+"""Name of the agent's main conversation. If an agent does not distinguish conversations, all requests belong to it."""
 BACKGROUND_PREFIX = "side-"
-"""Prefix of the names of conversations without tools. For example, some agents request titles in them."""
+"""Prefix of the names of conversations without tools, which are usually background requests, for example for a title.
+"""
 
 
 class EnvironmentBase:
-    """Base class with all members of an environment. Each optional member has a neutral default.
+    """Base class with all members of an environment. Each optional member has a default, often to do nothing.
 
-    A custom environment can inherit from this class, or only implement some of its members; `complete` adds the missing
-    ones. Only `reset`, `step` and `close` are required.
+    Your environment can inherit from this class, or only define some of its members. `complete` then adds the others.
+    Only `reset`, `step` and `close` are required.
     """
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode and returns its FIRST step. Abandons an episode in progress.
+        """Starts an episode and returns its FIRST step. If an episode is running, abandons it.
 
         Args:
             seed: Seed for choosing tasks.
@@ -288,7 +291,7 @@ class EnvironmentBase:
         raise NotImplementedError
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action`; see `MinimalEnvironment.step`."""
+        """Passes the response `action` to the agent and returns the next time step; see `MinimalEnvironment.step`."""
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -305,7 +308,7 @@ class EnvironmentBase:
 
     @property
     def unwrapped(self) -> MinimalEnvironment:
-        """The innermost environment."""
+        """The innermost environment, without wrappers."""
         return self
 
     # Facts about the episode
@@ -319,7 +322,10 @@ class EnvironmentBase:
 
     @property
     def num_stages(self) -> int:
-        """Number of finished stages, which is read once per response. Default: the number of stages in the report."""
+        """Number of finished stages of the task. Read after each response, so it must be fast.
+
+        Default: from the report.
+        """
         return len(self.report().stages)
 
     @property
@@ -334,19 +340,23 @@ class EnvironmentBase:
 
     @property
     def time_step(self) -> TimeStep[Any] | None:
-        """The pending or LAST time step; `None` before `reset()` and after a call that raised. Default: `None`."""
+        """The last time step that `reset()` or `step()` returned. Default: `None`.
+
+        `None` before `reset()`, and after a call that raised an exception.
+        """
         return None
 
     @property
     def activity(self) -> Activity | None:
-        """The agent's activity in the container during the last `reset()` or `step()`; `None` without a container."""
+        """The agent's work during the last `reset()` or `step()`, such as its commands; `None` without a container."""
         return None
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
         """The time steps of the running episode, ending with the pending step.
 
-        After a restore, they include the steps before the snapshot. Empty if the steps are unknown. Default: empty.
+        After a snapshot was restored, they include the steps before the snapshot. Empty by default, or if the steps are
+        unknown.
         """
         return ()
 
@@ -354,30 +364,30 @@ class EnvironmentBase:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the environment has its own time limit, `time_left_sec`. Only then may `step(None)` be called."""
+        """Whether the environment has its own time limit (`time_left_sec`). Only then may `step(None)` be called."""
         return type(self).time_left_sec is not EnvironmentBase.time_left_sec
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds left of the environment's time limit for the agent, which includes the time of the policy.
+        """Seconds until the agent reaches the environment's time limit. While the policy works, this time also passes.
 
-        If this time ends before the policy responds, `step(None)` is called. `None` if there is no limit or no running
-        episode. Default: `None`.
+        If the policy does not respond within this time, the caller must call `step(None)`. `None` by default, and if
+        there is no limit or no running episode.
         """
         return None
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the time limit by `seconds`, because neither the agent nor the policy used this time.
+        """Extends the environment's time limit by `seconds` in which neither the agent nor the policy could work.
 
-        Examples are the time for taking a snapshot, and a pause while the endpoint cannot be reached.
+        Examples are the time for taking a snapshot, or an outage of the endpoint.
         """
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
         """Ends and scores an episode that waits for an action, because the previous step reached `limit`.
 
         Returns:
-            LAST with discount 1.0 and the verifier's reward. By default, `None`, which means that the environment
-            cannot end the episode and that the episode continues.
+            The LAST time step, with discount 1.0 and the verifier's reward. `None` (the default) if the environment
+            cannot end the episode, which then continues.
 
         Raises:
             ContainerError, VerifierError: See `step`.
@@ -385,17 +395,20 @@ class EnvironmentBase:
         return None
 
     def keeps(self, limits: object) -> bool:
-        """Returns whether the environment itself enforces these `EpisodeLimits`. Default: a wrapper enforces them."""
+        """Returns whether the environment enforces these `EpisodeLimits`.
+
+        If not (the default), a wrapper enforces them.
+        """
         return False
 
     # Snapshots
 
     async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
-        """Writes `<output_dir>/<snapshot_id>/snapshot.json` atomically. The episode continues unchanged.
+        """Saves the state of the episode as a snapshot, atomically. The episode continues unchanged.
 
         Args:
-            output_dir: The snapshot store: a directory, created if missing.
-            snapshot_id: Name of the snapshot; generated by default.
+            output_dir: Directory of the snapshot store, which is created if missing.
+            snapshot_id: Name of the snapshot, whose folder in the store contains `snapshot.json`; generated by default.
 
         Raises:
             SnapshotError: The environment cannot be exported. The subclass of the error identifies the cause.
@@ -404,11 +417,11 @@ class EnvironmentBase:
         raise self._cannot_be_captured
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[Environment]:
-        """Creates `n` independent environments that continue from the current state.
+        """Creates `n` independent copies of the environment, which continue from the current state.
 
         Args:
             n: Number of environments.
-            diversify: Whether each agent draws different random values from now on.
+            diversify: Whether the agents of the copies get different random values from now on.
 
         Raises:
             SnapshotError, ContainerError: A fork failed. No fork is left running.
@@ -425,18 +438,18 @@ class EnvironmentBase:
     def pending_requests(self) -> tuple[PendingRequest, ...]:
         """Returns the requests without a response. The first one is the observation, to which `step(action)` responds.
 
-        A caller can use this method to request several responses from the policy at once. New requests are appended,
-        and the order never changes. During `step()`, the request to which the step responds is not included. Empty if
-        no episode is running.
+        An agent that runs several conversations can have more than one such request. The policy can then work on them
+        at the same time. New requests are appended, and the order never changes. During `step()`, the request to which
+        the step responds is not included. Empty if no episode is running.
         """
         return ()
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
-        """Waits until the calls in `pending_requests()` differ from `known`, and returns the pending requests.
+        """Waits until `pending_requests()` differs from `known`, and then returns the pending requests.
 
-        May be awaited at any time, also during `step()`, and may be cancelled. Returns only after a change. It may
-        ignore two requests that the caller of `step()` knows: the request to which the action responds, and the request
-        that `step()` returns. By default, never returns.
+        May be awaited at any time, also during `step()`, and may be cancelled. It may ignore changes that the caller of
+        `step()` knows about: the request to which the action responds, and the request that `step()` returns. By
+        default, never returns.
         """
         await asyncio.Event().wait()
         raise AssertionError("unreachable: the event is never set")
@@ -444,22 +457,22 @@ class EnvironmentBase:
     # The container, for scorers
 
     def hold_container(self) -> None:
-        """Keeps each episode's container after LAST, until `release_container()`, `reset()` or `close()` is called."""
+        """Keeps each container after LAST, for scorers. `release_container()`, `reset()` and `close()` remove it."""
 
     @property
     def held_container(self) -> Container | None:
-        """The kept container of an episode that reached LAST; `None` if there is no kept container."""
+        """The container that was kept after LAST (see `hold_container`); `None` if there is no such container."""
         return None
 
     async def release_container(self) -> None:
-        """Removes the kept container. `time_step` remains available. Idempotent."""
+        """Removes the container that was kept after LAST, if any. `time_step` remains available. Idempotent."""
 
 
 class EnvironmentWrapper(EnvironmentBase):
-    """Base class of wrappers. Members that a subclass does not define are forwarded to the wrapped environment."""
+    """Base class of wrappers. Members that a subclass does not override are those of the wrapped environment."""
 
     def __init__(self, env: MinimalEnvironment) -> None:
-        """Wraps `env`. The wrapper closes `env` when it is closed itself."""
+        """Wraps `env`. Closing the wrapper closes `env`."""
         self._env = complete(env)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
@@ -478,7 +491,7 @@ class EnvironmentWrapper(EnvironmentBase):
 
 
 def _forwarded(name: str, member: Any) -> Any:
-    """Creates a member of a wrapper that forwards to the wrapped environment's member with the same name."""
+    """Creates a property or method for `EnvironmentWrapper` that accesses this member of the wrapped environment."""
     if not callable(member):
         return property(lambda self: getattr(self._env, name))
 
@@ -496,11 +509,11 @@ del _name, _member
 
 
 def complete(env: MinimalEnvironment) -> EnvironmentBase:
-    """Returns `env` if it inherits from `EnvironmentBase`; otherwise a view of `env` that adds the missing members.
+    """Returns `env` if it has all members of `EnvironmentBase`, and otherwise a wrapper that adds the missing ones.
 
-    Called for every custom environment, so that other code can rely on all members. The view's `reset` accepts `seed`
-    and `options`. If the environment's `reset` does not accept a seed, the view ignores the seed, and logs this once.
-    If it does not accept options, the view raises `TypeError` for non-empty options.
+    Other code calls it for every environment that it receives, and can then rely on all members. The `reset` of the
+    wrapper accepts `seed` and `options`. If the `reset` of `env` does not accept a seed, the seed is ignored, and this
+    is logged once. If it does not accept options, non-empty options raise `TypeError`.
     """
     kind: Any = type(env)
     return env if isinstance(env, EnvironmentBase) and _takes_both(kind) else _Completed(env)
@@ -514,7 +527,7 @@ class _Completed(StandIn, EnvironmentBase):
         return getattr(own("_part"), name)
 
     def _has(self, name: str) -> bool:
-        """Returns whether the environment has a member. A method that is `None` counts as missing."""
+        """Returns whether the environment defines a member. A method that is set to `None` counts as missing."""
         value = getattr(self._part, name, _ABSENT)
         if value is _ABSENT:  # a property that raised AttributeError is not absent
             return inspect.getattr_static(self._part, name, _ABSENT) is not _ABSENT
@@ -571,13 +584,13 @@ class _Named(Protocol):
 
 
 def _name_of(task: object) -> str | None:
-    """Returns the name of a task; `None` if it has no name."""
+    """Returns the name of a task, which is an object with a `name`, or the name itself; `None` for other objects."""
     name = task.name if has_members(task, _Named) else task
     return name if isinstance(name, str) else None
 
 
 def takes_seed(env: MinimalEnvironment) -> bool:
-    """Returns whether the environment's `reset()` takes a seed."""
+    """Returns whether the environment's `reset()` accepts the argument `seed`."""
     return _takes(env.reset, "seed")
 
 
@@ -601,7 +614,7 @@ def _warn_of_unused_seed(kind: Any) -> None:
 
 
 class OneCallAtATime:
-    """Rejects a call to an environment while another call is running.
+    """A guard that rejects a call to an environment while another call is running.
 
     Attributes:
         in_progress: Name of the running call; empty if no call is running.
@@ -612,7 +625,10 @@ class OneCallAtATime:
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """Marks the call `what` as running in the block. Raises `EpisodeStateError` if another call is running."""
+        """Context in which the call `what`, such as `"step()"`, runs.
+
+        Raises `EpisodeStateError` if another call is running.
+        """
         if self.in_progress:
             raise EpisodeStateError(f"{what} was called while {self.in_progress} is running. Await that call first.")
         self.in_progress = what
@@ -623,6 +639,6 @@ class OneCallAtATime:
 
 
 def no_episode(*, ended: bool) -> EpisodeStateError:
-    """Returns the error for a `step()` without a running episode. `ended`: whether an earlier episode has ended."""
+    """Creates the error for a `step()` without a running episode. `ended` is whether there was an earlier episode."""
     state = "has ended its episode" if ended else "has not been reset"
     return EpisodeStateError(f"step() was called on an environment that {state}. Call reset() first.")

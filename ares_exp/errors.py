@@ -1,4 +1,4 @@
-"""Every error that ares_exp raises on purpose. The class identifies the cause.
+"""All errors that ares_exp raises on purpose. The class of an error identifies its cause.
 
 ```
 AresExpError
@@ -38,10 +38,10 @@ AresExpError
 └── UntrainableError (ValueError)
 ```
 
-The classes on the right of a class are its subclasses. Further bases are in parentheses.
-Names that Harbor also has (`RewardFileNotFoundError`, …) are spelled as in Harbor, so that reports stay portable.
-Messages state the expected value, the actual value and a fix. All classes are in one module, because `retry` and the
-statistics refer to them by name.
+The classes on the right of a class are its subclasses. Further bases are in parentheses. Names that Harbor also has
+(`RewardFileNotFoundError`, …) are spelled as in Harbor, so that reports stay portable. Messages state the expected
+value, the actual value and a fix. All classes are in one module, because `retry` and the statistics refer to them by
+name.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class AresExpError(Exception):
-    """Root of every error raised on purpose."""
+    """Base class of all errors that ares_exp raises on purpose."""
 
 
 class UserError(AresExpError):
@@ -90,7 +90,7 @@ class GitError(PreflightError):
     """Git failed. For example, a repository cannot be reached, or a commit does not exist.
 
     Attributes:
-        said: Output of git, without the fix that the message suggests.
+        said: Output of git. The message of the error may also suggest a fix.
     """
 
     def __init__(self, message: str, *, said: str | None = None) -> None:
@@ -129,7 +129,7 @@ class AgentExitError(AgentError):
 class RepeatedFormatError(AgentError):
     """Several replies in a row had a format that the code agent cannot use.
 
-    An agent raises this error to end its episode. The episode is truncated by the limit `format_errors`, and scored.
+    An agent raises this error to end its episode, which is then truncated (limit `format_errors`) and scored.
     """
 
 
@@ -142,13 +142,13 @@ class PolicyTimeoutError(PolicyError, TimeoutError):
 
 
 class _Divergence(Exception):
-    """A replayed episode differs from its record.
+    """An episode that is replayed or restored differs from its record.
 
     Attributes:
-        step: Number of the first time step that differs, from 0, which equals the number of earlier responses in this
-            stage. `None` if the comparison has no steps, or no episode is recorded.
-        entry: Number of the differing entry in the agent's journal, from 0; `None` if requests are compared, not
-            journals.
+        step: Number of the first request that differs, from 0 in each stage of the task; `None` if no step can be
+            named.
+        entry: Number of the first entry in the agent's journal that differs, from 0; `None` if requests are compared,
+            not journals.
         why: Description of the recorded and the current value, which the message also contains.
     """
 
@@ -164,9 +164,10 @@ class ReplayDivergenceError(_Divergence, PolicyError):
 
 
 class UnansweredError(PolicyError):
-    """A recorded request got no response within the environment's time limit, so the replayed request gets none either.
+    """In the recorded run, a request got no response within the environment's time limit.
 
-    Does not end the episode: the environment receives `None`, as in the recorded run.
+    A replay raises this error for the same request. It does not end the episode: the environment receives `None` as the
+    action, as in the recorded run.
     """
 
 
@@ -197,7 +198,7 @@ class EndpointError(PolicyError):
 
 
 class RateLimitError(EndpointError):
-    """Too many requests (429)."""
+    """The endpoint rejected a request because there were too many requests (HTTP status 429)."""
 
 
 class QuotaError(EndpointError):
@@ -205,11 +206,11 @@ class QuotaError(EndpointError):
 
 
 class AuthenticationError(EndpointError):
-    """The key is invalid, or has no permission for the request (401, 403)."""
+    """The API key is invalid, or has no permission for the request (HTTP status 401 or 403)."""
 
 
 class ContextOverflowError(EndpointError):
-    """The conversation is longer than the model can read."""
+    """The request is longer than the model's context."""
 
 
 class RefusalError(EndpointError):
@@ -223,7 +224,7 @@ class RefusalError(EndpointError):
 
 
 class ServerError(EndpointError):
-    """The endpoint failed (5xx)."""
+    """The endpoint failed (HTTP status 5xx)."""
 
 
 class EndpointTimeoutError(EndpointError, TimeoutError):
@@ -234,18 +235,18 @@ class EndpointUnreachableError(EndpointError):
     """The connection to the endpoint failed or broke.
 
     Attributes:
-        never_connected: Whether no connection was established. The endpoint can then not have received the request.
+        never_connected: Whether no connection was established, so that the endpoint cannot have received the request.
     """
 
     never_connected = False
 
 
 class WireFormatError(PolicyError, ValueError):
-    """A request or a response is malformed, or has a field that the wire format does not support."""
+    """A request or response does not fit the wire format, which is the JSON format of an LLM API."""
 
 
 class UnsendableRequestError(WireFormatError):
-    """A request from the agent cannot be expressed in the wire format."""
+    """A request from the agent contains something that the endpoint's wire format cannot express."""
 
 
 class MalformedResponseError(WireFormatError):
@@ -253,7 +254,7 @@ class MalformedResponseError(WireFormatError):
 
 
 class ContainerError(EpisodeError):
-    """The container failed, as opposed to a command in the container."""
+    """The container failed. This does not include commands in the container that exit with an error."""
 
 
 class ContainerStartError(ContainerError):
@@ -281,14 +282,14 @@ class ContainerLostError(ContainerDiedError):
 
 
 class HostsLostError(ContainerDiedError):
-    """Several hosts of a cluster failed while they ran this attempt, which may therefore be the cause.
+    """Several hosts of a cluster failed while they ran this attempt.
 
-    On the last of these hosts, no other attempt was running.
+    It was the only attempt on the last of these hosts, so it may be the cause.
     """
 
 
 class HealthcheckError(ContainerError):
-    """A health check of the task, or of one of its steps, did not succeed."""
+    """A health check, which a task defines for its container or for one of its steps, did not succeed."""
 
 
 class StepSetupError(ContainerError):
@@ -317,13 +318,13 @@ class ContainerQuotaError(ContainerServiceError):
 
 
 class ContainerRateLimitError(ContainerServiceError):
-    """After the longest allowed wait, the service still rejects requests because they are too frequent."""
+    """The service rejected requests because they were too frequent, even after the maximum wait."""
 
     retryable = True
 
 
 class ContainerAuthorizationError(ContainerServiceError):
-    """The key is invalid or expired, or has no permission for the request."""
+    """The key of the container service is invalid or expired, or has no permission for the request."""
 
 
 class ContainerNotFoundError(ContainerServiceError):
@@ -331,7 +332,7 @@ class ContainerNotFoundError(ContainerServiceError):
 
 
 class ContainerServiceUnavailableError(ContainerServiceError):
-    """The service failed (5xx), did not respond in time, or could not be reached."""
+    """The service failed (HTTP status 5xx), did not respond in time, or could not be reached."""
 
     retryable = True
 
@@ -341,7 +342,10 @@ class TransferError(ContainerError):
 
 
 class HostLostError(EpisodeError):
-    """The host process of the environment is gone, or does not respond. The attempt continues on another host."""
+    """The process of a cluster that hosts the environment ended, or does not respond.
+
+    The attempt continues on another host.
+    """
 
 
 class VerifierError(EpisodeError):
@@ -369,10 +373,10 @@ class VerifierOutputParseError(VerifierError):
 
 
 class OracleResponseError(VerifierError):
-    """The request to the oracle of a game failed, or its response cannot be parsed.
+    """The LLM that answers questions in a game (the oracle) failed, or its response cannot be parsed.
 
-    Like a verifier, the oracle judges the policy's replies. Without the oracle, the reward would not be valid. Neither
-    the policy nor its endpoint is the cause.
+    The error is a `VerifierError`, because the oracle judges the replies of the policy, like a verifier. The policy and
+    its endpoint are not the cause.
     """
 
 
@@ -393,7 +397,7 @@ class ScorerTimeoutError(ScorerError, TimeoutError):
 
 
 class JudgeResponseError(ScorerError):
-    """The request to the model of a judge failed, or its response cannot be parsed."""
+    """The LLM that grades an episode (`scorer=judge`) failed, or its response cannot be parsed."""
 
 
 class VerifierTimeoutError(VerifierError, TimeoutError):
@@ -417,7 +421,7 @@ class UnreachableError(AresExpError):
 
 
 class EpisodeStateError(AresExpError, RuntimeError):
-    """A method was called at a point of the episode where it is not allowed."""
+    """A method was called at the wrong time, such as `step()` before `reset()`."""
 
 
 class SnapshotError(AresExpError):
@@ -429,15 +433,15 @@ class SnapshotTimingError(SnapshotError, RuntimeError):
 
 
 class SnapshotBusyError(SnapshotTimingError):
-    """Commands of the agent were still running at the time limit, so no snapshot could be taken."""
+    """No snapshot could be taken, because commands of the agent did not end within the time limit."""
 
 
 class SnapshotUnsupportedError(SnapshotError):
-    """The agent, the container or a value cannot be captured in a snapshot."""
+    """A snapshot is not possible, because the agent, the container or a value in the agent does not support it."""
 
 
 class CaptureError(SnapshotError):
-    """The container's files could not be read."""
+    """The container's files could not be read for a snapshot."""
 
 
 class SnapshotMetadataError(SnapshotError, ValueError):
@@ -453,11 +457,11 @@ class SnapshotVersionError(SnapshotMetadataError):
 
 
 class SnapshotCorruptError(SnapshotMetadataError):
-    """An object of a snapshot is missing or does not match its name, or snapshot.json does not match its checksum."""
+    """A file of a snapshot is missing, or its content does not match its checksum."""
 
 
 class UnsafeSnapshotError(SnapshotMetadataError):
-    """A well-formed snapshot is rejected because of a path outside of its root, a device, or an invalid size."""
+    """A snapshot is rejected, because it contains a path outside of its root, a device, or an invalid size."""
 
 
 class SnapshotMismatchError(SnapshotError):
@@ -465,19 +469,19 @@ class SnapshotMismatchError(SnapshotError):
 
 
 class JournalError(SnapshotError):
-    """The agent of an episode cannot be rebuilt from the journal of its calls."""
+    """The state of an agent cannot be restored from its journal, which records the results of its calls."""
 
 
 class NondeterministicCallError(JournalError):
-    """The agent used a resource other than its container, its LLM and its event loop."""
+    """The agent used something that its journal cannot record: not its container, its LLM or its event loop."""
 
 
 class DivergenceError(_Divergence, JournalError):
-    """The agent was run again from its journal, and acted differently. Has the attributes `step`, `entry` and `why`."""
+    """An agent that was restored from its journal acted differently. Has the attributes `step`, `entry` and `why`."""
 
 
 class RestoreError(SnapshotError):
-    """The files in the container could not be restored."""
+    """The container's files could not be restored from a snapshot."""
 
 
 class TrajectoryFormatError(AresExpError, ValueError):
@@ -503,7 +507,7 @@ class ServiceError(AresExpError):
 
 
 class UntrainableError(AresExpError, ValueError):
-    """An episode has LLM calls that are unusable for training. The message contains the episode, the step and a fix."""
+    """LLM calls of an episode cannot be used for training. The message contains the episode, the step and a fix."""
 
 
 INFRASTRUCTURE: Mapping[str, int] = {
@@ -518,21 +522,23 @@ INFRASTRUCTURE: Mapping[str, int] = {
     "ServerError": 2,
     "EndpointUnreachableError": 2,
 }
-"""Default number of retries by error class. The agent, the model and the tests cannot have caused these errors.
+"""Default number of retries, for the error classes that the agent, the model and the tests cannot have caused.
 
-The number is 0 for errors that are not temporary, because a retry would not help.
-"""
+It is 0 for errors that are not temporary, because a retry would not help."""
 
 
 def may_pass(name: str) -> bool:
-    """Returns whether an error of the class with this name may be temporary, so that a retry is useful."""
+    """Returns whether an error class is for temporary errors, so that a retry is useful. `name` is its name."""
     kind: object = globals().get(name)
     bases = [base.__name__ for base in kind.__mro__] if isinstance(kind, type) else []
     return next((INFRASTRUCTURE[base] for base in bases if base in INFRASTRUCTURE), 0) > 0
 
 
 def closest(word: str, known: Iterable[str]) -> list[str]:
-    """Returns the known name that is most similar to `word`, if any, and a second name if it is nearly as similar."""
+    """Returns the name in `known` that is most similar to `word`, and a second one if it is nearly as similar.
+
+    Returns an empty list if no name is similar.
+    """
     names = [name for name in known if "_target_" not in name]
     matches = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
     likeness = [difflib.SequenceMatcher(None, match, word).ratio() for match in matches]
@@ -540,7 +546,7 @@ def closest(word: str, known: Iterable[str]) -> list[str]:
 
 
 def close_matches(word: str, known: Iterable[str]) -> str:
-    """Returns ` Did you mean `x`?` for the most similar names; an empty string if there are none."""
+    """Returns a suggestion for a misspelt word, such as ` Did you mean `x`?`; an empty string if no name is similar."""
     matches = closest(word, known)
     return f" Did you mean {' or '.join(f'`{match}`' for match in matches)}?" if matches else ""
 
@@ -548,5 +554,5 @@ def close_matches(word: str, known: Iterable[str]) -> str:
 class SweepInterrupted(Exception):
     """The sweep was interrupted, so this job was ended early or not started.
 
-    It is not a `BaseException`, which would break the worker of a launcher.
+    It is an `Exception`, because a `BaseException` would break the worker process of a Hydra launcher.
     """

@@ -1,4 +1,4 @@
-"""The rollout loop: one episode from reset to LAST. The file to read first."""
+"""The rollout loop, which runs one episode from reset to LAST. If you are new to the code, read this file first."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ async def run_episode(
     If the environment has a time limit, and the policy does not respond in time, the environment receives `None`. It
     then ends the episode, or the current stage of the task.
 
-    If a request is longer than the model's context, the episode is truncated, provided that the environment supports
-    this.
+    If a request is longer than the model's context, the episode is truncated or, if the environment does not support
+    this, fails.
 
     If the agent waits for several responses, and the policy accepts concurrent requests (`ConcurrentClient`), the
     policy receives all pending requests at once. The environment receives one response at a time, in the order of its
     requests.
 
     Args:
-        environment: Environment to enter, reset, step and close.
+        environment: Environment that the loop enters, resets, steps and closes.
         policy: Client that responds to the observations.
-        events: Receiver of the episode's events. It also counts the usage, even if an exception ends the episode.
+        events: Object that records times, tokens and cost of the episode. It remains valid if an exception ends the
+            episode.
         policy_timeout_sec: Time limit of one response in seconds. It starts when the loop waits for this response.
 
     Raises:
@@ -78,7 +79,7 @@ async def run_episode(
 
 
 def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
-    """Returns a client that sends requests to the policy, concurrently if possible, and counts the paid responses."""
+    """Wraps the policy in a client that sends requests, concurrently if possible, and counts the paid responses."""
 
     async def ask(call: PendingRequest, is_ahead: bool) -> LLMResponse:
         try:
@@ -94,19 +95,23 @@ def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
 
 
 def _pending(env: EnvironmentBase, time_step: TimeStep[Any]) -> tuple[PendingRequest, ...]:
-    """Returns the pending requests; empty if a wrapper changed the observation, as it may change other requests."""
+    """Returns the pending requests.
+
+    Empty if a wrapper has changed the observation. The wrapper may also change the other requests, so they cannot be
+    sent yet.
+    """
     pending = env.pending_requests()
     return pending if pending and pending[0].request == time_step.observation else ()
 
 
 def _watching(env: EnvironmentBase, client: ForesightedClient, first: TimeStep[Any]) -> asyncio.Task[None] | None:
-    """Starts a task that passes new pending requests to the client. Returns `None` if the client does not use them."""
+    """Starts a task that runs `_watch`. Returns `None` if the client accepts no requests ahead, or none are pending."""
     pending = _pending(env, first) if client.looks_ahead else ()
     return asyncio.create_task(_watch(env, client, pending)) if pending else None
 
 
 async def _watch(env: EnvironmentBase, client: ForesightedClient, known: tuple[PendingRequest, ...]) -> None:
-    """Passes the pending requests to the client whenever they change."""
+    """Passes all pending requests to the client whenever the agent sends a new one during a step."""
     while True:
         known = await env.changed_requests(known)
         client.expect(known)
@@ -115,7 +120,7 @@ async def _watch(env: EnvironmentBase, client: ForesightedClient, known: tuple[P
 async def _ask(
     policy: LLMClient, request: Any, events: EpisodeEvents, limit_sec: float | None, left_sec: float | None
 ) -> LLMResponse | None:
-    """Returns the policy's response, or `None` if the environment's time limit passes first."""
+    """Requests a response from the policy. Returns `None` if the environment's time limit `left_sec` passes first."""
     events.deadline = deadline = ResponseDeadline(limit_sec, left_sec)
     started = time.perf_counter()
     try:

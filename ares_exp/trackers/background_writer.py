@@ -1,4 +1,4 @@
-"""The background thread in which a tracker writes, so that a run never waits for a disk."""
+"""A background thread in which a tracker writes its files, so that the run never waits for a disk."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _logger = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
-    """Executes submitted functions in a separate thread, in the order of submission.
+    """Calls functions in a separate thread, in the order in which they were passed to `do`.
 
-    Failures are counted. The first failure is logged as a warning, and later failures at the debug level.
+    If a function raises an exception, this is counted as a failure. The first failure is logged as a warning, and later
+    ones at the debug level.
 
     Attributes:
         failures: Number of failures so far.
     """
 
     def __init__(self, what: str) -> None:
-        """Creates a writer without a thread. Each warning starts with `what`, the name of the tracker."""
+        """Creates a writer, but not its thread. Messages start with `what`, the name of the tracker."""
         self.failures = 0
         self._what = what
         self._inbox: _Inbox = queue.SimpleQueue()
@@ -37,7 +38,7 @@ class BackgroundWriter:
         self._thread.start()
 
     def do(self, act: Callable[[], object]) -> None:
-        """Submits a function. Returns immediately. Does nothing before `start` and after `finish`."""
+        """Adds a function to the queue. Returns immediately. Does nothing before `start` and after `finish`."""
         if self._thread is not None:
             self._inbox.put(act)
 
@@ -47,7 +48,7 @@ class BackgroundWriter:
         return self._inbox.qsize()
 
     def finish(self, timeout_sec: float) -> None:
-        """Waits until all submitted functions have run, then ends the thread. Stops waiting after `timeout_sec`."""
+        """Waits until the functions in the queue have been called, for at most `timeout_sec`. Then ends the thread."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -57,7 +58,10 @@ class BackgroundWriter:
             self.report(f"did not finish within {timeout_sec:g} s; its files so far are on disk")
 
     def report(self, what: str) -> None:
-        """Counts a failure, and logs the first one as a warning."""
+        """Counts a failure that `what` describes.
+
+        Logs the first one as a warning, and later ones at the debug level.
+        """
         self.failures += 1
         _logger.log(logging.WARNING if self.failures == 1 else logging.DEBUG, "%s %s", self._what, what)
 

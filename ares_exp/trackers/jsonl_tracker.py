@@ -27,9 +27,14 @@ _LONGEST_TORN_LINE = 2**24
 class JsonlTracker(TrackerBase):
     """Appends a line to `metrics.jsonl` in the run directory for every event.
 
-    Every line has a `kind` and a `time` (epoch seconds). `start`: the run, its config and provenance, written again
-    when the run is resumed. `episode`: a finished episode, and the running totals. `system`: metrics of the runner.
-    `training`: metrics of an optimizer step. `order`: a command to the run (`ares-exp ctl`). `finish`: the totals.
+    Every line has a `kind` and a `time` (epoch seconds). The kinds are:
+
+    - `start`: the run, its config and provenance, written again when the run is resumed
+    - `episode`: a finished episode, and the totals so far
+    - `system`: measurements of the run's process, such as the number of running episodes
+    - `order`: a command that the run received (`ares-exp ctl`)
+    - `finish`: the totals of the run
+
     Written lines survive `kill -9`. Infinite numbers and NaN become `null`.
     """
 
@@ -58,7 +63,7 @@ class JsonlTracker(TrackerBase):
         return self._writer.failures
 
     def start(self, run: RunInfo) -> None:
-        """Opens the file of an earlier session, or creates a new file."""
+        """Appends the line of the start to the file, which may be from an earlier session. Returns immediately."""
         self._path, self._rows = RunDir(run.run_dir).metrics, EpisodeRows()
         path, rows = self._path, self._rows
         self._writer.start()
@@ -103,7 +108,7 @@ class JsonlTracker(TrackerBase):
         )
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Appends the line of a sample. Returns immediately."""
+        """Appends the line of a measurement. Returns immediately."""
         self._append("system", lambda: sample)
 
     def log_order(self, line: Mapping[str, Any]) -> None:

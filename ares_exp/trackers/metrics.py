@@ -1,4 +1,4 @@
-"""The metrics that trackers record: a row of metrics per finished episode, and the totals of a run."""
+"""The metrics that trackers record: metrics of each finished episode, and the totals of a run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ATTEMPT_VALUES = ("reward", "num_steps", "duration_sec", "prompt_tokens", "gener
 
 
 class EpisodeRows:
-    """Converts finished episodes to rows with running totals.
+    """Creates the metrics of finished episodes, together with totals of the run so far.
 
-    If an attempt has several episodes, only the last of them counts in the totals.
+    If an attempt has several episodes because of retries, only its last episode counts in the totals.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class EpisodeRows:
         self._scored = 0
 
     def add(self, result: EpisodeResult) -> dict[str, float]:
-        """Returns the row of a finished episode. Omits unknown values instead of recording them as 0."""
+        """Returns the metrics to log for a finished episode. Unknown values are omitted, not 0."""
         self._finished += 1
         self._count(result)
         row = {
@@ -52,7 +52,10 @@ class EpisodeRows:
         return row
 
     def _count(self, result: EpisodeResult) -> None:
-        """Adds a result to the running totals. It replaces the result of an earlier episode of the same attempt."""
+        """Adds a result to the totals so far.
+
+        Removes the result of an earlier episode of the same attempt from them.
+        """
         slot = result.task_name, result.attempt
         if (before := self._last.get(slot)) is not None:
             if result.retry < before[0]:
@@ -69,7 +72,7 @@ class EpisodeRows:
 
 
 def total_metrics(summary: RunSummary) -> dict[str, Any]:
-    """Returns the totals of a run as metrics with names like `run/…`, and the statistics as `stat/…`."""
+    """Returns the totals of a run (with names such as `run/…`) and its statistics (`stat/…`) as metrics."""
     from ares_exp.records.statistics.metric_estimates import metrics
     from ares_exp.records.statistics.run_statistics import RunStatistics
 
@@ -78,7 +81,10 @@ def total_metrics(summary: RunSummary) -> dict[str, Any]:
 
 
 def attempt_values(summary: RunSummary) -> dict[str, list[float]]:
-    """Returns for each metric the finite values from the last episode of every attempt."""
+    """Returns lists of values for histograms: for each field in `ATTEMPT_VALUES`, the finite values of all attempts.
+
+    The value of an attempt is that of its last episode.
+    """
     final = summary.final
     values = {name: [getattr(result, name) for result in final] for name in ATTEMPT_VALUES}
     return {name: [one for one in all_ if one is not None and math.isfinite(one)] for name, all_ in values.items()}

@@ -1,4 +1,4 @@
-"""Several trackers for one run, isolated from each other's failures."""
+"""A tracker that forwards to several trackers, so that the failure of one does not affect the others."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
 
 FINISH_TIMEOUT_SEC = 600.0
-"""Time limit in seconds for `finish` of each tracker, even if the tracker's own limit is longer."""
+"""Time limit in seconds for the `finish` of all trackers, which run concurrently. It protects against trackers that
+hang."""
 
 _logger = logging.getLogger(__name__)
 
 
 class SeveralTrackers(TrackerBase):
-    """A `Tracker` that forwards every call to several named trackers, even if one of them raises an exception.
+    """Forwards every call to several named trackers, even if one of them raises an exception.
 
-    If the `log_episode` of a tracker has no argument for the trajectory, the trajectory is not passed.
+    The trajectory of an episode is passed only to trackers whose `log_episode` has an argument for it.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
@@ -36,12 +37,12 @@ class SeveralTrackers(TrackerBase):
 
     @property
     def failures(self) -> int:
-        """Number of failures so far: failures that trackers report, and calls that raised an exception."""
+        """Number of failures so far: failures that the trackers count, and calls that raised an exception."""
         return len(self._failed) + sum(one.failures for one in self._trackers.values())
 
     @property
     def place(self) -> str | None:
-        """The `place` lines of all trackers; `None` if no tracker has one."""
+        """The lines that the run prints at its end, one for each tracker with a `place`; `None` if there are none."""
         return "\n".join(filter(None, (one.place for one in self._trackers.values()))) or None
 
     def start(self, run: RunInfo) -> None:
@@ -56,12 +57,12 @@ class SeveralTrackers(TrackerBase):
             self._guard(name, tracker.log_episode, result, *more)
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Forwards the sample to every tracker."""
+        """Forwards measurements of the run's process to every tracker."""
         for name, tracker in self._trackers.items():
             self._guard(name, tracker.log_system, sample)
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Forwards the command to every tracker."""
+        """Forwards a command that the run received to every tracker."""
         for name, tracker in self._trackers.items():
             self._guard(name, tracker.log_order, line)
 
@@ -86,7 +87,10 @@ class SeveralTrackers(TrackerBase):
             self._report(name, f"failed: {type(error).__name__}: {error}")
 
     def _report(self, name: str, what: str) -> None:
-        """Counts a failure. Logs the first failure of a tracker as a warning, and later failures at the debug level."""
+        """Counts a failure of the tracker `name`.
+
+        Logs its first failure as a warning, and later ones at the debug level.
+        """
         self._failed.append(name)
         _logger.log(
             logging.WARNING if self._failed.count(name) == 1 else logging.DEBUG, "The tracker %s %s", name, what

@@ -26,11 +26,14 @@ _BINS = 30
 
 
 class TensorboardTracker(TrackerBase):
-    """Writes event files below `tensorboard` in the run directory. To view them: `tensorboard --logdir outputs`.
+    """Writes event files to the folder `tensorboard` of the run directory.
 
-    The step of an episode's scalars is the number of finished episodes, also in a resumed run. The step of a trainer's
-    scalars is the optimizer step. The step of the runner's scalars is the number of seconds since the start of the run.
-    At the end of the run, totals and histograms over the attempts are added. Config and provenance are text entries.
+    To view them, run `tensorboard --logdir outputs`.
+
+    For metrics of episodes, the x axis (TensorBoard's step) is the number of finished episodes, including earlier
+    sessions of a resumed run. For measurements of the run's process, it is the number of seconds since the start of the
+    run. At the end of the run, totals and histograms over the attempts are added. Config and provenance are text
+    entries.
     """
 
     @pydantic.validate_call
@@ -76,7 +79,7 @@ class TensorboardTracker(TrackerBase):
         self._write(lambda events, now: events.add_episode(result, now))
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Writes a sample. Returns immediately."""
+        """Writes measurements of the run's process. Returns immediately."""
         self._write(lambda events, now: events.add_system(sample, now))
 
     def finish(self, summary: RunSummary) -> None:
@@ -85,7 +88,10 @@ class TensorboardTracker(TrackerBase):
         self._writer.finish(self._finish_timeout_sec)
 
     def _write(self, act: Callable[[_EventFile, float], object]) -> None:
-        """Queues a write. After the write, the file is flushed unless another write is waiting."""
+        """Passes a write to the background thread.
+
+        Flushes the file after the write, unless another write is waiting.
+        """
         events, now = self._events, self._clock()
         if events is None:
             return
@@ -99,7 +105,7 @@ class TensorboardTracker(TrackerBase):
 
 
 class _EventFile:
-    """The event file of one session of a run. Must be used in one thread."""
+    """The event file of one session of a run. Only the background thread may use it, because it is not thread-safe."""
 
     def __init__(self, folder: Path, started: float, earlier: Sequence[EpisodeResult]) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""The contract of trackers, which record the metrics of a run. A run in progress never waits for a tracker."""
+"""The interface of trackers, which record the metrics of a run. The run never waits for a tracker before its end."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class RunInfo:
         group: The sweep or series of the run, if any.
         job_type: Kind of run within its group, if any.
         tags: Labels.
-        resumed: Whether the run has an earlier recorded session.
-        earlier: Results of earlier sessions, which are included in running totals.
+        resumed: Whether the run was started before, so that this is not its first session.
+        earlier: Results of episodes in earlier sessions, which count in the totals.
         task_set: Folder or file of the task set, or `None` if the tasks are not in files.
         tasks: Names of the selected tasks.
         task_digests: Digests of the tasks, which show whether a task has changed. `None` if unknown.
@@ -53,10 +53,10 @@ class RunInfo:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives the events of a run: first `start`, then a `log_episode` for each episode, then `finish`.
+    """Records the metrics of a run. The run calls `start` first, then `log_episode` for each episode, then `finish`.
 
-    These members are required. A tracker can also define some of the optional members, or inherit from `TrackerBase`,
-    which has defaults for all of them.
+    These methods are required. `TrackerBase` has further, optional members. A tracker can inherit from it, or define
+    some of its members.
     """
 
     def start(self, run: RunInfo) -> None:
@@ -64,7 +64,7 @@ class Tracker(Protocol):
         ...
 
     def log_episode(self, result: EpisodeResult) -> None:
-        """Records a finished episode of an attempt. Returns immediately."""
+        """Records an episode that has ended. Returns immediately."""
         ...
 
     def finish(self, summary: RunSummary) -> None:
@@ -73,9 +73,9 @@ class Tracker(Protocol):
 
 
 class TrackerBase(Tracker):
-    """All members of a tracker, with defaults for the optional members.
+    """Base class of trackers, with defaults for the optional members.
 
-    No method raises an exception: problems are logged once and counted in `failures`.
+    Methods should not raise exceptions. Log a problem once, and count it in `failures`.
     """
 
     @property
@@ -85,18 +85,30 @@ class TrackerBase(Tracker):
 
     @property
     def place(self) -> str | None:
-        """A line that the run prints after `finish`: where the record is, or how to upload it. Default: `None`."""
+        """A line that the run prints after `finish`, with the URL of its record or a command to upload it.
+
+        Default: `None`.
+        """
         return None
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Records a finished episode of an attempt. `trajectory` is `None` if it was not kept. Returns immediately."""
+        """Records an episode that has ended. `trajectory` is `None` if it was not kept in memory.
+
+        Returns immediately.
+        """
         raise NotImplementedError
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Records measurements of the runner (`system/loop_lag_sec`, …). Returns immediately. Default: ignores them."""
+        """Records measurements of the run's process (`system/loop_lag_sec`, …). Returns immediately.
+
+        Default: does nothing.
+        """
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Records a command to the run (a line of `control.jsonl`). Returns immediately. Default: ignores it."""
+        """Records a command that the run received (a line of `control.jsonl`). Returns immediately.
+
+        Default: does nothing.
+        """
 
 
 class NullTracker(TrackerBase):

@@ -1,7 +1,8 @@
-"""The table of episodes and the artifacts of a W&B run: task set -> run -> trajectories -> branch run.
+"""The table of episodes and the artifacts of a W&B run.
 
-`wandb sync` uploads the table and the artifacts of an offline run from the original files in the run directory. W&B
-links a run to its inputs only online. An offline run records its inputs, and `ares-exp wandb sync` adds the links.
+In the lineage graph of W&B, the task set is an input of the run, and the trajectories are its output. A branch has the
+trajectories of its parent as an input. W&B can link a run to inputs only online. An offline run records its inputs, and
+`ares-exp wandb sync` adds the links later.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ LOGGED_AT_ONCE = 64  # episodes of an offline run are logged one by one; W&B sho
 
 
 class WandbFiles:
-    """The table and the artifacts of one session of a W&B run. The methods do not catch exceptions of W&B."""
+    """The table and the artifacts of one session of a W&B run. Exceptions of W&B propagate to the caller."""
 
     def __init__(self, run: wandb.Run, run_dir: Path, record: WandbRecord) -> None:
-        """Starts an empty table, which replaces the table of earlier sessions."""
+        """Creates an empty table, which replaces the table of earlier sessions when it is logged."""
         import wandb
 
         self._run = run
@@ -56,7 +57,10 @@ class WandbFiles:
         self._table = wandb.Table(columns=[*COLUMNS], log_mode="INCREMENTAL")
 
     def start(self, info: RunInfo, *, limit_mb: float) -> None:
-        """Adds the rows of earlier sessions, records the inputs with digests, and links the inputs if online."""
+        """Adds the results of earlier sessions to the table, and records the run's inputs: its task set and parents.
+
+        If the W&B run is online, also links it to these inputs. `limit_mb` is the maximum size of the task set.
+        """
         for result in info.earlier:
             self.add(result)
         if self._record.log_artifacts:
@@ -74,8 +78,8 @@ class WandbFiles:
     def link_inputs(self) -> list[Path]:
         """Links an online W&B run to its inputs. Returns the parents whose trajectories are missing or have changed.
 
-        A parent is only linked if its files match the recorded digest, because the record may come from an untrusted
-        person.
+        A parent is linked only if its files match the recorded digest, because the run directory may come from an
+        untrusted person, and its record could name other files on this machine.
         """
         for task_set in self._task_sets():
             self._run.use_artifact(task_set)
@@ -89,9 +93,10 @@ class WandbFiles:
         return missing
 
     def add(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Adds the row of a finished episode, and logs the new rows if there are enough.
+        """Adds the row of a finished episode to the table. Logs the table if enough rows are new.
 
-        Offline, the first rows are logged one by one, because rows that are not logged are lost if the run is killed.
+        If the run is offline, the first 64 rows are logged one by one, because a killed run loses rows that are not
+        logged.
         """
         name = sha256(result.episode_id.encode(errors="surrogatepass")).hexdigest()[:32]
         path = self._pages / f"{name}.html"
@@ -111,7 +116,7 @@ class WandbFiles:
                 self._log_trajectories({*self._finished})
 
     def flush(self) -> None:
-        """Logs the rows of the table that have not been logged."""
+        """Logs the table if it has rows that have not been logged."""
         if len(self._finished) > self._logged:
             if self._run.resumed and not self._logged:
                 self._run.summary.update({KEY: None})
@@ -119,7 +124,7 @@ class WandbFiles:
             self._logged = len(self._finished)
 
     def end(self, snapshot_dir: Path | None, results: Iterable[EpisodeResult]) -> None:
-        """Logs the remaining rows of the table, and the trajectories, snapshots and report of the run."""
+        """Logs the remaining rows of the table, and the trajectories, the snapshots and the report of the run."""
         import wandb
 
         from ares_exp.reports.written_report import Subject, write_report
@@ -152,7 +157,10 @@ class WandbFiles:
             self._run.log_artifact(artifact)
 
     def _log_snapshots(self, store: Path, snapshots: int) -> None:
-        """Logs a list of the snapshot store's files. Also logs the files if the run owns them and they are small."""
+        """Logs an artifact with a list of the files in the snapshot store.
+
+        The artifact also contains the files if the store is in the run directory, and is not too large.
+        """
         files = _files(store) if store.resolve().is_relative_to(self._run_dir.resolve()) else []
         # The name of an object is the digest of its content.
         sizes = {path.relative_to(store).as_posix(): path.stat().st_size for path in files[:MAX_FILES]}
@@ -180,9 +188,10 @@ def _row(result: EpisodeResult, page: Path) -> list[Any]:
 
 
 def _prepare_task_set(info: RunInfo, limit_mb: float) -> str:
-    """Writes the files of the task set's artifact to `wandb/task-set`; returns the name of the artifact.
+    """Writes the files of the task set's artifact to the folder `wandb/task-set`. Returns the name of the artifact.
 
-    Copies the files of local tasks if they do not exceed the limit, except files that contain the value of a secret.
+    It contains the digests of the tasks and, if they do not exceed the limit, copies of the files of local tasks. Files
+    that contain the value of a secret are skipped.
     """
     folder = info.run_dir / "wandb" / "task-set"
     shutil.rmtree(folder, ignore_errors=True)
@@ -210,12 +219,18 @@ def _prepare_task_set(info: RunInfo, limit_mb: float) -> str:
 
 
 def scores_bytes(run_dir: Path) -> int:
-    """Returns the size in bytes of the scores that `ares-exp score` added to a run. The size only grows."""
+    """Returns the size in bytes of the scores that `ares-exp score` added to a run.
+
+    If it has grown, there are new scores.
+    """
     return sum(path.stat().st_size for path in _files(RunDir(run_dir).scores))
 
 
 def _trajectories_artifact(run_dir: Path, finished: set[str] | None = None) -> wandb.Artifact | None:
-    """Returns an artifact with all episodes of a run, or with `finished` only; `None` if there are no files."""
+    """Returns an artifact with the episodes of a run; `None` if the run has no files, or was not recorded with W&B.
+
+    If `finished` is not `None`, contains only the trajectories with these episode ids.
+    """
     run, record = RunDir(run_dir), WandbRecord.read(run_dir)
     shared = [run.episodes, run.summary, run.results, *(run_dir / name for name in RUN_FILES)]
     files = [path for path in shared if path.is_file() and not path.is_symlink()] + _files(run.scores)

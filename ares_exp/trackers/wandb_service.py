@@ -1,4 +1,4 @@
-"""Sessions of W&B runs: how they are recorded, opened and closed. All their files stay in the run directory."""
+"""Functions that open, close and record W&B runs. All files of W&B stay in the run directory."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _open_runs: set[str] = set()  # ids of the W&B runs that `open_run` has opened a
 
 
 class WandbRecord(pydantic.BaseModel, frozen=True):
-    """The content of `wandb/run.json` in a run directory: the W&B run, settings of the tracker, and the inputs.
+    """The content of `wandb/run.json` in a run directory, which `ares-exp wandb sync` and resumed runs need.
 
     Attributes:
         task_set: Name of the artifact whose files are in the folder `wandb/task-set`; `None` without a task set.
         parents: Digests of the parents' trajectories, by run directory.
         linked: Whether the W&B run is linked to its task set and parents on the service.
-        logged_in: Path that the run directory had when the table and the artifacts were completed. W&B stores absolute
-            paths, which are invalid if the directory was moved. `None` if the run has not ended or was killed.
+        logged_in: Path of the run directory at the end of the run; `None` if the run has not ended or was killed. W&B
+            stores absolute paths, which are invalid if the directory is moved later.
         scores_bytes: Size in bytes of the uploaded scores of `ares-exp score`.
     """
 
@@ -79,7 +79,7 @@ class WandbRecord(pydantic.BaseModel, frozen=True):
         return cls(**{"id": plain(wanted or info.run_id), **settings, **known})
 
     def write(self, run_dir: Path, **changes: Any) -> Self:
-        """Changes fields of the record and writes it to a run directory. Returns the changed record."""
+        """Writes the record to a run directory, after changing the fields in `changes`. Returns the changed record."""
         changed = self.model_copy(update=changes)
         write_atomically(run_dir / "wandb" / "run.json", changed.model_dump_json(indent=2) + "\n")
         return changed
@@ -105,10 +105,14 @@ def sweep_run_id() -> str | None:
 
 
 def open_run(record: WandbRecord, run_dir: Path, *, mode: str, settings: dict[str, Any], **more: Any) -> wandb.Run:
-    """Opens a session of a W&B run that writes its files to `run_dir`. If W&B raises an exception, closes the session.
+    """Opens a session of a W&B run, whose files are in `run_dir`. If W&B fails, removes the files of the session.
 
-    The mode is `online`, `offline`, or `auto`, which is `online` if W&B finds a key. `settings` contains further
-    settings of W&B, and `more` contains further arguments of `wandb.init`.
+    Args:
+        record: The W&B run to open.
+        run_dir: The run directory.
+        mode: `online`, `offline`, or `auto`, which is `online` if W&B finds a key.
+        settings: Additional settings of W&B.
+        more: Additional arguments of `wandb.init`.
     """
     import wandb
 
@@ -153,7 +157,7 @@ def _end_service() -> None:
 
 
 def sessions(run_dir: Path) -> list[Path]:
-    """Returns W&B's folders of the sessions of a run, in order of their start."""
+    """Returns the folders in which W&B recorded the sessions of a run, in order of their start."""
     found = [path for path in (run_dir / "wandb").glob("*run-*") if not path.is_symlink()]
     return sorted(found, key=lambda path: path.name.removeprefix("offline-"))
 
@@ -167,9 +171,9 @@ def uploaded_mark(file: Path) -> Path:
 def folders_in(folder: Path, run_id: str, *more: str) -> Iterator[None]:
     """Sets environment variables so that W&B uses `folder` for its caches and logs while the context is open.
 
-    Only one thread can be in the context at a time. If the process belongs to a W&B sweep whose run is not `run_id`,
-    removes the sweep's variables, because W&B would use the id in them. `more` names further variables to set to
-    `folder`.
+    Other threads wait for the context, because environment variables are shared. Variables that a W&B sweep has set are
+    removed, unless `run_id` is the id in them, because W&B would use this id. `more` names additional variables to set
+    to `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     hidden = () if run_id == sweep_run_id() else SWEEP_VARIABLES
@@ -192,7 +196,7 @@ def folders_in(folder: Path, run_id: str, *more: str) -> Iterator[None]:
 def no_traces() -> Iterator[Path]:
     """Makes W&B write logs and caches to a temporary folder, and yields this folder.
 
-    The folder is removed at the end. If the process is killed, a later process removes the folder.
+    The folder is removed when the context ends or, if the process is killed, by a later process.
     """
     directory = short_lived_directory("wandb")
     try:

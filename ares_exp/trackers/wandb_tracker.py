@@ -1,7 +1,7 @@
-"""The tracker for Weights & Biases, which works in background threads, so that the run never waits for W&B.
+"""The tracker for Weights & Biases (W&B). It works in background threads, so that the run never waits for W&B.
 
-One thread records the metrics, and another thread records the table and the artifacts. Online, W&B contacts the
-service before it accepts an artifact. If the service does not respond, the metrics are still written to the disk.
+One thread records the metrics, and another one the table and the artifacts, because logging an artifact online can
+block. The metrics are then still written to the disk, even if the service does not respond.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ if TYPE_CHECKING:
     from ares_exp.trajectories.records import EpisodeTrajectory
 
 FINISHED, WALL_SEC = "progress/finished", "progress/wall_sec"
-"""Metrics for the x axes: finished episodes, and seconds since the first start of the run."""
+"""Metrics that W&B uses for the x axes: finished episodes, and seconds since the first start of the run."""
 AXES = {
     **dict.fromkeys(("episode/*", "outcome/*", "progress/mean_reward"), FINISHED),
     **dict.fromkeys(("system/*", FINISHED), WALL_SEC),
 }
 STEPS_OF_A_SESSION = 10**6  # session n (from 0) starts at n times this W&B step; offline, W&B would start at step 0
 MAX_WAITING = 100
-"""Maximum number of waiting writes. Above it, the runner's samples are dropped, and table rows get no trajectory."""
+"""Maximum number of writes that wait for W&B. Above it, measurements of the process and commands are dropped, and table
+rows get no trajectory."""
 FILES_SHARE, CLOSE_SHARE = 0.4, 0.55
 """Shares of `finish_timeout_sec` for the table and artifacts, and for closing W&B, which must not be interrupted."""
 
@@ -53,8 +54,9 @@ class WandbTracker(TrackerBase):
     """Records a run with Weights & Biases, online or offline. `docs/trackers.md` lists the recorded data.
 
     All files are in the `wandb` folder of the run directory. To upload an offline run later, use `wandb sync`, or
-    `ares-exp wandb sync RUN` to include links to its inputs. A resumed run continues its W&B run. If the agent of a W&B
-    sweep started the process, the tracker uses the W&B run of the sweep. A tracker records one run.
+    `ares-exp wandb sync RUN` to include links to its inputs. A resumed run continues its W&B run. If a W&B sweep
+    started the process, the tracker uses the W&B run that the sweep has chosen. Use each tracker object for only one
+    run.
 
     Attributes:
         project: W&B project.
@@ -137,12 +139,15 @@ class WandbTracker(TrackerBase):
         self._do_with_files(lambda files: files.add(result, shown))
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Records measurements of the runner. Returns immediately."""
+        """Records measurements of the run's process. Returns immediately."""
         if self._numbers.waiting < MAX_WAITING:
             self._log(sample, at=time.time())
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Records a command to the run in the W&B config, under the command's id. Returns immediately."""
+        """Records a command that the run received in the W&B config. Its key contains the command's id.
+
+        Returns immediately.
+        """
         if "id" in line and self._numbers.waiting < MAX_WAITING:
             order = {f"control/{line['id']}": dict(line)}
             self._do_with_run(lambda run: run.config.update(order, allow_val_change=True))  # type: ignore[no-untyped-call]

@@ -12,9 +12,9 @@ number of finished stages; it is omitted if it is 0. After the end of the episod
 the row.
 
 If an agent sends several requests at the same time, only one of them is the current observation. The run may already
-request the responses to the others (see `ahead`). The line of such a prefetched response contains a number: `"ahead":
-3`. The line `{"applied": 3}` means that this response was used in the next exchange. If this episode continues an
-earlier episode, prefetched responses from the earlier episode have `"taken_over": true`.
+request the responses to the others. The line of such a prefetched response contains a number in the field `ahead`. A
+later line such as `{"applied": 3}` means that the response with this number was used in the next exchange. If this
+episode continues an earlier episode, prefetched responses from the earlier episode have `"taken_over": true`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gymnasium wrappers of environments, and presets, which create environments by name.
+"""Gymnasium wrappers of environments, and presets, which create environments by name (`make("harbor:0")`).
 
 Imports runs and environments. `ares_exp.gym`, commands and user code import it.
 

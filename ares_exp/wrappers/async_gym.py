@@ -1,7 +1,7 @@
-"""`AsyncGymWrapper`, which adds Gymnasium's interface, with coroutines as methods, to an asynchronous environment.
+"""`AsyncGymWrapper`, which gives an environment Gymnasium's methods, as coroutines.
 
-This module defines the whole Gymnasium interface. `GymWrapper` runs these coroutines for callers that are not
-asynchronous. Gymnasium is imported only on the first access to a space.
+`GymWrapper` runs these coroutines for callers that are not asynchronous. Gymnasium is imported only on the first access
+to a space.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class UsageInfo(TypedDict):
-    """Tokens and US dollars of the actions since `reset`. Token counts that the policy did not report are 0."""
+    """Tokens and cost (US dollars) of all actions since `reset`.
+
+    Token counts that the policy did not report count as 0.
+    """
 
     prompt_tokens: int
     generated_tokens: int
@@ -31,7 +34,7 @@ class UsageInfo(TypedDict):
 
 
 class EpisodeInfo(TypedDict):
-    """`info` after `reset` and `step`. It always has all of these keys, so that vector environments can stack it.
+    """The `info` that `reset` and `step` return. It always has all keys, so that vector environments can stack it.
 
     Attributes:
         time_step: The environment's own `TimeStep`.
@@ -80,7 +83,7 @@ def info_of(time_step: Any, env: EnvironmentBase, task: str | None, usage: Episo
 
 
 NO_REQUEST = LLMRequest(messages=())
-"""Observation after the end of an episode. No request is pending then, but Gymnasium requires a member of the space."""
+"""Observation after the end of an episode. Gymnasium requires a member of the space, although there is no request."""
 
 RENDER_MODES = ("ansi",)
 
@@ -88,18 +91,19 @@ GymStep: TypeAlias = tuple[Any, float, bool, bool, EpisodeInfo]
 
 
 class AsyncGymWrapper:
-    """Adds Gymnasium's interface, with asynchronous methods, to an environment. `async with` closes the environment.
+    """Gives an environment Gymnasium's methods, as coroutines. `async with` closes the environment at the end.
 
     Attributes:
         environment: The wrapped environment.
     """
 
     def __init__(self, env: MinimalEnvironment, *, render_mode: str | None = None) -> None:
-        """Wraps `env`, which the wrapper then owns.
+        """Wraps `env`. Closing the wrapper closes `env`.
 
         Args:
             env: The environment.
-            render_mode: With `"ansi"`, `render` returns the last exchange as text. With `None`, it returns `None`.
+            render_mode: With `"ansi"`, `render` returns the last response and the next observation as text. With
+                `None`, it returns `None`.
 
         Raises:
             ValueError: The render mode is unknown.
@@ -140,7 +144,7 @@ class AsyncGymWrapper:
             options: Options for the environment's `reset()`, for example `{"task": name_or_index}`.
 
         Returns:
-            The first observation, and the `EpisodeInfo`.
+            The first observation, and the `info` (see `EpisodeInfo`).
 
         Raises:
             TypeError: `options` is not empty, and the environment's `reset()` does not take options.
@@ -154,7 +158,7 @@ class AsyncGymWrapper:
         return observation, info_of(time_step, self._env, self._task, self._usage)
 
     async def step(self, action: Any) -> GymStep:
-        """Applies `action`, usually an `LLMResponse`. `to_gym` and `EpisodeInfo` describe the returned values."""
+        """Applies `action`, usually an `LLMResponse`. Returns the four values of `to_gym`, and the `info`."""
         time_step = await self._env.step(action)
         self._usage.add(action)
         observation, reward, terminated, truncated = to_gym(time_step)
@@ -164,11 +168,11 @@ class AsyncGymWrapper:
         return observation, reward, terminated, truncated, info
 
     async def render(self) -> str | None:
-        """Returns the last exchange as text if `render_mode` is `"ansi"`, otherwise `None`."""
+        """Returns the last response and the next observation as text if `render_mode` is `"ansi"`, otherwise `None`."""
         return self.rendering()
 
     def rendering(self) -> str | None:
-        """Returns the result of `render`. Unlike `render`, it is not a coroutine.
+        """Returns the same as `render`, but is not a coroutine, so that synchronous code can call it.
 
         Before the first `reset`, the text is empty. After `reset`, it contains the first observation. After `step`, it
         contains the response, the next observation and, if the episode has ended, the reward.
@@ -268,10 +272,13 @@ def wrap_as_gym(
 
 
 class GymDriver(EnvironmentWrapper):
-    """Drives an environment through its Gymnasium wrapper, but returns the original time steps of the environment."""
+    """Makes an environment with a Gymnasium wrapper usable like any other environment. A run uses it for `wrapper=`.
+
+    All calls pass through the wrapper, but the methods return the time steps of the environment.
+    """
 
     def __init__(self, gym: AsyncGymWrapper | GymInThread) -> None:
-        """Stores `gym`. The driver owns it, and closes it in `close`."""
+        """Stores `gym`, a Gymnasium wrapper, which `close` closes."""
         super().__init__(gym.environment)
         self._gym = gym
 
@@ -301,5 +308,5 @@ class GymDriver(EnvironmentWrapper):
 
 
 def drive_async_gym(environment: MinimalEnvironment) -> GymDriver:
-    """Creates a driver that runs the environment through `AsyncGymWrapper`, without importing gymnasium."""
+    """Creates a driver that runs the environment through `AsyncGymWrapper`. The option `wrapper=async` uses it."""
     return GymDriver(AsyncGymWrapper(environment))

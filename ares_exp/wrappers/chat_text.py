@@ -16,7 +16,7 @@ from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The last exchange of an episode: the response (`None` after `reset`), and the time step after it."""
+    """The result of the last `reset` or `step`: the response (`None` after `reset`), and the next time step."""
 
     action: Any
     observation: Any
@@ -25,7 +25,10 @@ class Exchange:
     truncated: bool = False
 
     def __str__(self) -> str:
-        """Formats the exchange for a terminal. Roles become headings, and control characters are replaced."""
+        """Formats the exchange for a terminal, with a heading such as `[user]` for each message.
+
+        Control characters are replaced, because they could change the state of the terminal.
+        """
         sections = [] if self.action is None else [section("assistant", response_text(self.action))]
         sections += [section(_role(message), message_text(message)) for message in new_messages(self.observation)]
         if self.terminated or self.truncated:
@@ -36,7 +39,7 @@ class Exchange:
 
 
 def section(role: str, text: str) -> str:
-    """Formats one message under a heading."""
+    """Formats one message, with its role in the first line: `[role]`."""
     return f"[{role}]\n{text}"
 
 
@@ -49,7 +52,7 @@ def conversation_text(observation: Any) -> str:
 
 
 def news_text(observation: Any) -> str:
-    """Formats the messages after the policy's last response, without headings."""
+    """Formats the messages of `new_messages`, without headings."""
     return "\n\n".join(message_text(message) for message in new_messages(observation))
 
 
@@ -63,7 +66,7 @@ def new_messages(observation: Any) -> list[Any]:
 
 
 def messages_of(observation: Any) -> Sequence[Any]:
-    """Returns the messages of a request. An observation without messages is returned as one message."""
+    """Returns the messages of a request. Any other observation is formatted with `str`, and returned as one message."""
     found = observation.get("messages") if isinstance(observation, Mapping) else getattr(observation, "messages", None)
     if isinstance(found, list | tuple):
         return found

@@ -1,7 +1,7 @@
 """An event loop in a daemon thread, for callers that are not asynchronous.
 
-The loop also runs between calls, because an environment's agent is a running coroutine. If each call had its own loop,
-the agent would be cancelled at the end of the call.
+The loop also runs between calls, because the agent of an environment is a coroutine that continues to run. If each call
+had its own loop (`asyncio.run`), the agent would be cancelled at the end of the call.
 
 The calling thread passes a `LoopCall` to the loop (`call_soon_threadsafe`) and waits for the lock of the call. The loop
 runs the coroutine in a separate task, and then releases the lock. The caller gets the original result or exception.
@@ -23,18 +23,18 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 CANCEL_GRACE_SEC = 5.0
-"""Maximum time in seconds for which a caller waits until a cancelled coroutine has ended."""
+"""Maximum time in seconds for which a caller waits until a coroutine that it has cancelled ends."""
 SIGNAL_CHECK_SEC = 1.0
-"""Interval in seconds at which a waiting thread checks for Ctrl-C, which may not interrupt a wait for a lock."""
+"""Interval in seconds at which a waiting thread wakes up, so that Ctrl-C works even if it cannot interrupt the wait."""
 
 
 class LoopCall(Generic[T]):
-    """Passes one coroutine to the loop, and returns its result to the waiting thread. It can be used only once."""
+    """One call of a coroutine on the loop: carries the coroutine to the loop, and its result to the waiting thread."""
 
     __slots__ = ("_coroutine", "_done", "_error", "_finished", "_timer", "_value", "task")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        """Stores the coroutine. The waiting thread must call `drop` after all other methods."""
+        """Stores the coroutine. At the end, the waiting thread must call `drop`."""
         self._coroutine = coroutine
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -50,7 +50,7 @@ class LoopCall(Generic[T]):
             self.task = asyncio.get_running_loop().create_task(self._run())
 
     def cancel(self) -> None:
-        """Cancels the coroutine, and releases the waiting thread after at most `CANCEL_GRACE_SEC`. Called on the loop.
+        """Cancels the coroutine. The waiting thread continues after at most `CANCEL_GRACE_SEC`. Called on the loop.
 
         Further calls have no effect.
         """
@@ -62,7 +62,7 @@ class LoopCall(Generic[T]):
             loop.call_soon(self.task.cancel)  # deferred, because a task that never starts does not call `finish`
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Releases the waiting thread. If `error` is given, `result` will raise it."""
+        """Lets the waiting thread continue. If `error` is given, `result` raises it. Called in the loop's thread."""
         if not self._finished:
             self._finished = True
             self._error = error
@@ -71,7 +71,7 @@ class LoopCall(Generic[T]):
             self._done.release()
 
     def wait(self, limit_sec: float) -> bool:
-        """Waits for the end of the call. Returns whether it ended within the limit. Called in the waiting thread."""
+        """Waits until the call has ended. Returns false if `limit_sec` passes first. Called in the waiting thread."""
         deadline = time.monotonic() + limit_sec
         while (left := deadline - time.monotonic()) > 0:
             if self._done.acquire(timeout=min(left, SIGNAL_CHECK_SEC)):
@@ -85,7 +85,10 @@ class LoopCall(Generic[T]):
             self.wait(CANCEL_GRACE_SEC)
 
     def drop(self) -> None:
-        """Closes the coroutine if it was never started. Called last, in the waiting thread."""
+        """Closes the coroutine if it was never started, so that Python does not warn about it.
+
+        The waiting thread calls this last.
+        """
         if self.task is None:
             self._coroutine.close()
 
@@ -111,7 +114,7 @@ class LoopCall(Generic[T]):
 logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_SEC = 30.0
-"""Time limit in seconds for the coroutine `farewell` of `LoopThread.close`."""
+"""Maximum time in seconds for which `LoopThread.close` awaits `farewell`."""
 
 
 class LoopThread:
@@ -136,13 +139,13 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
         """Runs `coroutine` on the loop and waits for it. Returns its result or raises its original exception.
 
-        An exception in the waiting thread, such as `KeyboardInterrupt`, cancels the coroutine. The thread waits for the
-        end of the coroutine, at most `CANCEL_GRACE_SEC`, and then raises the exception.
+        An exception in the waiting thread, such as `KeyboardInterrupt`, cancels the coroutine. The thread then waits at
+        most `CANCEL_GRACE_SEC` for the coroutine to end, and raises the exception.
 
         Raises:
             TimeoutError: The coroutine took longer than `timeout` seconds, and was cancelled.
             asyncio.CancelledError: Another thread called `interrupt()` or `close()`.
-            RuntimeError: The loop thread was closed, was started by another process, or is the calling thread.
+            RuntimeError: The loop thread is closed, belongs to the parent process, or is the calling thread.
         """
         call = LoopCall(coroutine)
         self._calls.add(call)
@@ -166,7 +169,7 @@ class LoopThread:
             call.drop()
 
     def interrupt(self) -> None:
-        """Cancels the running calls, and all later calls until `resume()`. Call it from another thread."""
+        """Cancels the running calls, and all further calls until `resume()`. Call it from another thread."""
         self._interrupted = True
         loop = self._loop
         if loop is not None and not self._is_inherited():
@@ -181,9 +184,9 @@ class LoopThread:
     def close(self, farewell: Callable[[], Awaitable[None]] | None = None) -> None:
         """Cancels the running calls, awaits `farewell`, cancels all other tasks, and ends the loop and its thread.
 
-        Each of these steps has a time limit, which is `CLOSE_LIMIT_SEC` for `farewell`. Errors of `farewell` propagate.
-        A second call, or a call in a forked process, has no effect. A call on the thread of the loop (during garbage
-        collection) does not wait.
+        Each of these steps has a time limit, which is `CLOSE_LIMIT_SEC` for `farewell`. Exceptions of `farewell` are
+        raised. A second call, or a call in a forked process, has no effect. A call in the loop's own thread, which
+        garbage collection can cause, does not wait.
         """
         if self._closed or self._is_inherited():
             return
@@ -235,7 +238,10 @@ class LoopThread:
 
 
 def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: set[LoopCall[Any]]) -> None:
-    """Runs the loop until `stop` is done, then cancels the other tasks. Releases all callers, even after an error."""
+    """Runs the loop until the future `stop` is done, then cancels all tasks that are still running.
+
+    Always lets the waiting threads continue, even if the loop ended with an error.
+    """
     try:
         while not stop.done():
             with suppress(SystemExit, KeyboardInterrupt):  # of a task (an agent's `sys.exit()`), passed to its caller

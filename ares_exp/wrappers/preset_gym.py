@@ -1,4 +1,4 @@
-"""`PresetGym`, a `gymnasium.Env` that runs a preset. All Gymnasium ids of this package use it."""
+"""`PresetGym`, a `gymnasium.Env` that runs the tasks of a preset. Gymnasium creates it for all ids of this package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Positive = Annotated[float, pydantic.Field(gt=0)]
 
 
 def container_factory(value: Any) -> ContainerFactoryBase:
-    """Converts the argument `container` to a container factory. Raises `ValueError` for other values."""
+    """Converts the argument `container`, the name of an option or a factory, to a container factory."""
     if isinstance(value, ContainerFactory):
         return as_container_factory(value)
     targets = option_targets("container")
@@ -50,7 +50,7 @@ def _checked_agent(value: Any) -> Any:
 
 
 def _explained(init: Callable[Concatenate[PresetGym, P], None]) -> Callable[Concatenate[PresetGym, P], None]:
-    """Wraps `init`, so that it raises one `ConfigError` for invalid arguments instead of pydantic's errors."""
+    """Changes `init` so that invalid arguments raise one readable `ConfigError` instead of pydantic's errors."""
 
     @functools.wraps(init)
     def checked(self: PresetGym, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -84,11 +84,11 @@ def _problem(item: Any, given: Mapping[str, Any]) -> str:
 
 
 class PresetGym(GymWrapper):
-    """Runs the tasks of a preset; see `GymWrapper`.
+    """A `gymnasium.Env` that runs the tasks of a preset; see `GymWrapper`.
 
     The constructor reads the task set, but does not start anything. The first `reset` checks that the container backend
-    works and can run the tasks. For worker processes, use `functools.partial(PresetGym, preset="harbor", path=…)`,
-    which is a factory that can be pickled.
+    works and can run the tasks. Vector environments with worker processes need a factory that can be pickled:
+    `functools.partial(PresetGym, preset="harbor", path=…)`.
     """
 
     @_explained
@@ -119,16 +119,16 @@ class PresetGym(GymWrapper):
             preset: A preset as for `ares_exp.make`: an option of `env`, or a registered preset, optionally with a
                 selector (`name:5`, `name:0:10`, `name@2/8`). For a preset that was registered in Python, do not set the
                 arguments from `agent` to `seed` and `options`.
-            container: An option of the `container` group (`"local"`, `"docker"`), or a factory that the caller must
-                close.
-            agent: An option of the `agent` group (`"shell"`, `"tools"`), or a factory of code agents; `None` for the
-                default.
-            step_limit: Number of LLM responses after which the episode is truncated and its current state is scored.
-                Gymnasium's `max_episode_steps` truncates without a score.
+            container: Name of an option of the `container` group (`"local"`, `"docker"`), or a factory that the caller
+                must close.
+            agent: Name of an option of the `agent` group (`"shell"`, `"tools"`), or a factory of code agents; `None`
+                for the default.
+            step_limit: Number of LLM responses after which the episode is truncated. The tests then run on the current
+                state of the container, unlike after Gymnasium's `max_episode_steps`.
             token_limit: Limit on the prompt and generated tokens of an episode.
             cost_limit: Limit on the cost of an episode in US dollars.
             agent_timeout_sec: Time limit of the agent in seconds. It replaces the time limits of the tasks.
-            verify_on_truncation: Whether a truncated episode is scored.
+            verify_on_truncation: Whether the tests run after a truncated episode.
             provide_solution: Whether the task's solution is copied into the container, for a policy that runs it.
             seed: Seed for the choice of tasks. `reset(seed=…)` replaces it.
             trajectory_dir: Directory where every episode is stored as a JSON file.
@@ -176,7 +176,7 @@ class PresetGym(GymWrapper):
     def step(self, action: LLMResponse) -> GymStep:  # type: ignore[override]
         """Applies `action`; see `GymWrapper.step`.
 
-        Raises `TypeError` for the action `None`, which would mean that the policy timed out.
+        Raises `TypeError` if the action is `None`, because an environment would treat this as a policy that timed out.
         """
         if action is None:
             raise TypeError("Expected an LLMResponse as the action, got None. Use `LLMResponse.from_text(text)`.")

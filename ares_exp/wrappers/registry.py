@@ -1,9 +1,8 @@
 """Presets, which create environments by name: `make("harbor:0")`, `info()`, `list_presets()`, and custom presets.
 
-Every option of the `env` group, even from a plugin, is a preset, for example `harbor`. It runs the default agent. To
-select another agent, append the name of an option of the `agent` group: `harbor-shell`. `name:5`, `name:0:10`,
-`name:5:`, `name::10` and `name@2/8` (the third of eight shards) select tasks. In Python, you can register further
-presets.
+Every option of the `env` group is a preset, for example `harbor`, and so is an option from a plugin. To select an
+agent, append the name of an option of the `agent` group: `harbor-shell`. `name:5`, `name:0:10`, `name:5:`, `name::10`
+and `name@2/8` (the third of eight shards) select tasks. In Python, you can register more presets.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ if TYPE_CHECKING:
 
 
 Selector = Callable[[Sequence[Any]], list[Any]]
-"""Function that selects some of a preset's tasks, in order. Raises `LookupError` if it would select no task."""
+"""Function that receives the tasks of a preset and returns the selected ones, in order. Raises `LookupError` if there
+are none."""
 
 RESERVED = ":@"
 _ID = re.compile(
@@ -49,7 +49,10 @@ _ID = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PresetId:
-    """The name of a preset and a selector: an index `5`, a slice `0:10`, a shard `@2/8`, or empty for all tasks."""
+    """The parsed id of a preset, such as `harbor:0:10`: its name, and a selector of its tasks.
+
+    The selector `position` is an index (`5`), a slice (`0:10`), a shard (`@2/8`), or empty for all tasks.
+    """
 
     name: str
     position: str = ""
@@ -72,7 +75,10 @@ class PresetId:
         return found
 
     def __call__(self, tasks: Sequence[Any]) -> list[Any]:
-        """Selects tasks as a `Selector`. Raises `PresetLookupError` if no task is selected."""
+        """Returns the selected tasks. An id is therefore a `Selector`.
+
+        Raises `PresetLookupError` if no task is selected.
+        """
         try:
             picked = parse_position(self.position)(tasks) if self.position else list(tasks)
         except LookupError as error:
@@ -82,7 +88,7 @@ class PresetId:
         return picked
 
     def __str__(self) -> str:
-        """Returns the id as text."""
+        """Returns the id in the form that `parse` reads."""
         return f"{self.name}{'' if self.position[:1] in ('', '@') else ':'}{self.position}"
 
 
@@ -91,7 +97,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
-    """Description of a preset.
+    """The description of a preset for users.
 
     Attributes:
         name: Name for `make`.
@@ -104,14 +110,14 @@ class EnvironmentInfo:
     num_tasks: int | None
 
     def __str__(self) -> str:
-        """Formats the description in one line for users."""
+        """Formats all fields in one line, as in `harbor (6 tasks): …`."""
         count = "an unknown number of" if self.num_tasks is None else str(self.num_tasks)
         return f"{self.name} ({count} task{'' if self.num_tasks == 1 else 's'}): {self.description}"
 
 
 @dataclass(frozen=True)
 class ConfiguredPreset:
-    """A preset for `register_preset` that creates environments from the options of the config.
+    """A preset that creates environments from options of the config groups `env` and `agent`.
 
     ```python
     register_preset("mine", ConfiguredPreset("harbor", overrides=("env.path=path/to/tasks",)))
@@ -139,7 +145,7 @@ class ConfiguredPreset:
 
     @property
     def name(self) -> str:
-        """Name of the preset: the `env` option, or `ENV-AGENT` if `agent` is an option."""
+        """Name of the preset: the name of the `env` option, with the suffix `-AGENT` if `agent` names an option."""
         return f"{self.env}-{self.agent}" if isinstance(self.agent, str) else self.env
 
     def get_info(self) -> EnvironmentInfo:
@@ -157,7 +163,7 @@ class ConfiguredPreset:
     def get_env(
         self, *, selector: Selector, container_factory: ContainerFactory, tracker: Tracker | None = None
     ) -> Environment:
-        """Reads the task set and creates the environment. The tracker receives every ended episode.
+        """Reads the task set and creates the environment; see `EnvironmentSpec.get_env`.
 
         Raises:
             UserError: An option is missing or invalid, the task set cannot be read, or no task is selected.
@@ -183,7 +189,10 @@ class ConfiguredPreset:
         return TrackedEnvironment(environment, tracker)
 
     def count_tasks(self) -> int | None:
-        """Counts the tasks. Returns `None` if this requires a network. Sources of plugins may raise any exception."""
+        """Counts the tasks. Returns `None` if this needs network access.
+
+        Task sources of plugins can raise any exception.
+        """
         source = self._source(self._compose())
         return len(source.load(lambda warning: None)) if source.loads_offline else None
 
@@ -214,12 +223,12 @@ class ConfiguredPreset:
 
 
 _ENV_NAME = re.compile(r"[\w.]+")
-"""Pattern of the `env` options that are presets. Their names have no hyphen, so that `env-agent` is unambiguous."""
+"""Pattern of the names of `env` options that are presets. They have no hyphen, so that `ENV-AGENT` is unambiguous."""
 
 
 @runtime_checkable
 class EnvironmentSpec(Protocol):
-    """A preset, which describes and creates an environment."""
+    """The interface of a preset, which describes and creates an environment."""
 
     def get_info(self) -> EnvironmentInfo:
         """Returns the name, description and number of tasks, without creating the environment."""
@@ -250,11 +259,13 @@ def make(
     tracker: Tracker | None = None,
     trajectory_collector: TrajectoryCollector | Mapping[str, TrajectoryCollector] | None = None,
 ) -> Environment:
-    """Creates the environment of a preset. Reads the task set. Nothing is started before `reset()`.
+    """Reads the task set of a preset and creates its environment.
+
+    The first `reset()` starts the container and the agent.
 
     Args:
-        preset_id: Name of the preset, optionally with a selector: `name`, `name:5`, `name:0:10`, `name:5:`,
-            `name::10`, `name@2/8`.
+        preset_id: Name of the preset, optionally with a selector of its tasks: `name`, `name:5`, `name:0:10`,
+            `name:5:`, `name::10`, `name@2/8`.
         container_factory: Factory of the containers, which the caller must close; `None` for local containers.
         tracker: Tracker that receives every ended episode. The caller starts and finishes it.
         trajectory_collector: Collector that records every episode, or several collectors by name.
@@ -304,13 +315,16 @@ def info(preset_id: str | None = None) -> EnvironmentInfo | list[EnvironmentInfo
 
 
 def list_presets() -> list[str]:
-    """Lists the names of all presets in alphabetical order. Names with an agent (`harbor-shell`) are not included."""
+    """Returns the names of all presets in alphabetical order.
+
+    Names that include an agent (`harbor-shell`) are omitted.
+    """
     log_problems()
     return sorted({*_registered, *_configured()})
 
 
 def register_preset(name: str, spec: EnvironmentSpec) -> None:
-    """Adds a preset to this process.
+    """Adds a preset, which `make` and `info` then find in this process.
 
     Args:
         name: Name for `make`.
@@ -338,7 +352,7 @@ def register_preset(name: str, spec: EnvironmentSpec) -> None:
 def register_env(
     *, name: str | None = None, description: str | None = None, num_tasks: int | None = None
 ) -> Callable[[F], F]:
-    """Registers the decorated function as a preset. The function takes the arguments of `EnvironmentSpec.get_env`.
+    """Registers the decorated function as a preset. It must accept the arguments of `EnvironmentSpec.get_env`.
 
     Args:
         name: Name for `make`; by default the function's name.
@@ -405,7 +419,7 @@ def _configured() -> list[str]:
 
 
 def _configured_preset(name: str) -> ConfiguredPreset | None:
-    """Creates the preset named `env` or `env-agent`; `None` if one of the options does not exist."""
+    """Creates the preset with the name `ENV` or `ENV-AGENT`; `None` if one of these options does not exist."""
     env, hyphen, agent = name.partition("-")
     if env not in _configured():
         return None

@@ -1,8 +1,9 @@
-"""Gymnasium spaces of chat requests (observations), chat responses (actions) and strings, and wrappers for strings.
+"""Gymnasium spaces for chat requests (observations), chat responses (actions) and strings.
 
 Importing this module imports gymnasium and numpy. `contains` only checks types, so its cost does not depend on the
 length of a request. The spaces do not support sampling masks, flattening or shared memory. `AsyncVectorEnv` therefore
-requires `shared_memory=False`. For libraries that need plain strings:
+requires `shared_memory=False`. For libraries that need strings as observations and actions, use the wrappers of this
+module:
 
 ```python
 env = TextAction(TextObservation(gymnasium.make("ares_exp.gym:ares_exp/Harbor-v0", path="tasks")))
@@ -41,7 +42,7 @@ MemberT = TypeVar("MemberT", LLMRequest, LLMResponse, str)
 
 
 class _TypeSpace(gymnasium.Space[MemberT]):
-    """Base class of the spaces. Each space contains all values of one type."""
+    """Base class of the spaces. A space contains all values of one type, such as all strings."""
 
     def __init__(self, *, seed: int | numpy.random.Generator | None = None) -> None:
         super().__init__(shape=None, dtype=None, seed=seed)
@@ -71,7 +72,10 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
     """Space of all chat requests, which are the observations. It also contains other objects with a list `messages`."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMRequest:
-        """Samples a request of one user message with 1 to 64 random characters. Raises `ValueError` for a mask."""
+        """Samples a request with one user message of 1 to 64 random characters.
+
+        Raises `ValueError` if a mask is given.
+        """
         return LLMRequest(messages=[{"role": "user", "content": self._sample_text(mask, probability)}])
 
     def contains(self, x: Any) -> bool:
@@ -79,13 +83,16 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
         return isinstance(x, LLMRequest) or isinstance(getattr(x, "messages", None), list | tuple)
 
     def to_jsonable(self, sample_n: Iterable[Any]) -> list[dict[str, Any]]:
-        """Converts requests to data for `json.dumps`. For other classes, includes only the fields of `LLMRequest`."""
+        """Converts requests to JSON-ready dicts.
+
+        If a request has another class, only the fields of `LLMRequest` are kept.
+        """
         names = [field.name for field in fields(LLMRequest)]
         values = ({name: getattr(one, name) for name in names if hasattr(one, name)} for one in sample_n)
         return [asdict(LLMRequest(**one)) for one in values]
 
     def from_jsonable(self, sample_n: list[dict[str, Any]]) -> list[LLMRequest]:
-        """Converts the result of `to_jsonable` to `LLMRequest`s, even if the original requests had another class."""
+        """Converts the result of `to_jsonable` to requests of the class `LLMRequest`."""
         return [LLMRequest(**request) for request in sample_n]
 
 
@@ -93,7 +100,7 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
     """Space of all LLM responses, which are the actions."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMResponse:
-        """Samples a response with one text of 1 to 64 random characters. Raises `ValueError` for a mask."""
+        """Samples a response with one text of 1 to 64 random characters. Raises `ValueError` if a mask is given."""
         return LLMResponse.from_text(self._sample_text(mask, probability))
 
     def contains(self, x: Any) -> bool:
@@ -114,10 +121,10 @@ class LLMResponseSpace(_TypeSpace[LLMResponse]):
 
 
 class TextSpace(_TypeSpace[str]):
-    """Space of all strings. Gymnasium's `Text` excludes newlines, accents and the empty string by default."""
+    """Space of all strings. Unlike Gymnasium's `Text`, it includes newlines, accents and the empty string."""
 
     def sample(self, mask: None = None, probability: None = None) -> str:
-        """Samples a string of 1 to 64 random characters. Raises `ValueError` for a mask."""
+        """Samples a string of 1 to 64 random characters. Raises `ValueError` if a mask is given."""
         return self._sample_text(mask, probability)
 
     def contains(self, x: Any) -> bool:
@@ -166,7 +173,7 @@ class TextObservation(gymnasium.ObservationWrapper[str, Any, LLMRequest], Record
 
 
 class TextAction(gymnasium.ActionWrapper[Any, str, LLMResponse], RecordConstructorArgs):
-    """Converts each action from a string to an `LLMResponse`. Its usage and cost are 0."""
+    """Converts each action from a string to an `LLMResponse`, whose token counts and cost are 0."""
 
     def __init__(self, env: gymnasium.Env[Any, LLMResponse]) -> None:
         """Wraps `env`, whose actions are chat responses."""

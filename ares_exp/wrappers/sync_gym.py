@@ -1,8 +1,9 @@
 """`GymWrapper`, which turns an asynchronous environment into an ordinary `gymnasium.Env`.
 
-It runs the coroutines of `AsyncGymWrapper` on an event loop in a separate thread. Vector environments also work:
-`SyncVectorEnv`, and `AsyncVectorEnv` with `shared_memory=False`, because shared memory cannot contain chat requests.
-Pass them a factory that creates the environment, because a running environment cannot move to another process.
+It runs the coroutines of `AsyncGymWrapper` on an event loop in a separate thread. It also works in the vector
+environments `SyncVectorEnv` and, with `shared_memory=False`, `AsyncVectorEnv`, because shared memory cannot contain
+chat requests. Pass them a factory that creates the environment, because a running environment cannot move to another
+process.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Outcome = tuple[Any, BaseException | None]
 
 
 class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
-    """A `gymnasium.Env` that runs an asynchronous environment. `with` closes the environment.
+    """A `gymnasium.Env` that runs an asynchronous environment. Use it in a `with` block, which closes it at the end.
 
     From the first call until `close()`, the environment runs on one event loop in one thread. If you do not close a
     wrapper, it closes itself when it is garbage-collected or when the interpreter exits.
@@ -42,7 +43,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
     def __init__(
         self, env: MinimalEnvironment, *, render_mode: str | None = None, allow_running_loop: bool = False
     ) -> None:
-        """Wraps `env`, which the wrapper then owns.
+        """Wraps `env`. Closing the wrapper closes `env`.
 
         Args:
             env: The environment, which must not have been used on another event loop.
@@ -62,7 +63,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
     @property
     def environment(self) -> MinimalEnvironment:
-        """The wrapped environment. Its coroutines may only run on this wrapper's loop."""
+        """The wrapped environment. Its methods may run only on the event loop of this wrapper."""
         return self._gym.environment
 
     @property
@@ -76,8 +77,8 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         """Starts an episode; see `AsyncGymWrapper.reset`.
 
         Raises:
-            RuntimeError: `reset` was called inside a running event loop, after `close()`, or in a forked process that
-                did not start the environment.
+            RuntimeError: `reset` was called inside a running event loop, after `close()`, or in a forked process after
+                the parent process has started the environment.
         """
         super().reset(seed=seed)
         return self._run(lambda: self._gym.reset(seed=seed, options=options))
@@ -87,7 +88,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         return self._run(lambda: self._gym.step(action))
 
     def render(self) -> str | None:
-        """Returns the last exchange as text if `render_mode` is `"ansi"`; see `AsyncGymWrapper.rendering`."""
+        """Returns the last response and the next observation as text if `render_mode` is `"ansi"`, otherwise `None`."""
         return self._gym.rendering()
 
     def close(self) -> None:
@@ -137,20 +138,20 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
 
 def _close_used(loop_thread: LoopThread, gym: AsyncGymWrapper) -> None:
-    """Closes the environment if it was used. Starts no thread, because this would fail when the interpreter exits."""
+    """Closes the environment if it was ever used. Otherwise, no thread is running, and none can be started at exit."""
     if loop_thread.is_started:
         loop_thread.close(gym.close)
 
 
 class GymInThread:
-    """Asynchronous versions of the methods of a `GymWrapper`.
+    """Makes the methods of a `GymWrapper` awaitable, by calling each of them in another thread.
 
     If the task that awaits a method is cancelled, the coroutine of the environment is also cancelled. This may take up
     to `CANCEL_GRACE_SEC`.
     """
 
     def __init__(self, gym: GymWrapper) -> None:
-        """Stores `gym`. This object owns it, and closes it in `close`."""
+        """Stores `gym`, which `close` closes."""
         self._gym = gym
         self._is_closed = False
 
@@ -240,10 +241,10 @@ def _result(job: asyncio.Future[Outcome]) -> Any:
 
 
 class ThreadedGymDriver(GymDriver):
-    """Drives an environment on another event loop. The caller therefore cannot access its pending requests."""
+    """A driver for an environment that runs on another event loop, so that its pending requests cannot be accessed."""
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns an empty tuple, so that the policy gets one request at a time."""
+        """Returns an empty tuple, so that the policy receives only one request at a time, as the observation."""
         return ()
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
@@ -255,7 +256,7 @@ class ThreadedGymDriver(GymDriver):
 def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
     """Creates a driver that runs the environment through `GymWrapper`. The option `wrapper=sync` uses it.
 
-    The environment runs on the wrapper's event loop. Objects that the environment shares with other environments must
-    not be bound to an event loop.
+    The environment runs on the wrapper's event loop. If it shares objects with other environments, these objects must
+    therefore work on several event loops.
     """
     return ThreadedGymDriver(GymInThread(GymWrapper(environment)))

@@ -1,4 +1,4 @@
-"""The task sampling environment, which chooses a task from an `EnvironmentSource` at each `reset()`."""
+"""The environment of a preset. At each `reset()`, it chooses a task from an `EnvironmentSource`."""
 
 from __future__ import annotations
 
@@ -30,22 +30,28 @@ logger = logging.getLogger(__name__)
 
 
 class TaskSamplingEnvironment(EnvironmentWrapper):
-    """Runs tasks from a source, which creates a new environment for each episode.
+    """Runs tasks of a source. For each episode, the source creates a new environment.
 
     The first `reset()` checks that the container backend works and can run the tasks.
 
     Attributes:
         task_names: Names of the tasks from which `reset()` chooses.
-        attempt: Number of the current attempt at the task, starting at 0. A new seed for the choice of tasks resets the
-            numbers.
-        episode_seed: Seed of the episode. It is the same as in a run with the same `seed`, for the same attempt.
+        attempt: Number of the current attempt at the task, starting at 0. `reset(seed=…)` resets the numbers of all
+            tasks.
+        episode_seed: Seed of the episode. A run with the same `seed` uses the same value for the same attempt at the
+            task.
     """
 
     def __init__(self, source: EnvironmentSource, task_names: Sequence[str], parts: EpisodeParts) -> None:
         """Creates the environment, without starting anything.
 
-        `source` must have loaded its tasks. This environment closes the source. Tasks are chosen from `task_names`,
-        with the seed `parts.seed`. Raises `ConfigError` if `task_names` is empty.
+        Args:
+            source: Source that has loaded its tasks. This environment closes it.
+            task_names: Names of the tasks from which `reset()` chooses.
+            parts: Containers, agent and limits of the episodes. `parts.seed` is the seed for the choice of tasks.
+
+        Raises:
+            ConfigError: `task_names` is empty.
         """
         if not task_names:
             raise ConfigError("Expected at least one task for the environment, got none.")
@@ -63,7 +69,10 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
 
     @property
     def current_task(self) -> Any:
-        """Current task, as the episode's environment exposes it, or its name; `None` before the first `reset()`."""
+        """The task of the episode: an object if the episode's environment provides it, otherwise its name.
+
+        `None` before the first `reset()`.
+        """
         return super().current_task or self._task_name
 
     def report(self) -> EpisodeReport:
@@ -113,12 +122,12 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
             return await self._env.step(action)
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Makes the environment end the episode, if it supports this."""
+        """Ends the episode because of `limit`. Returns `None` if the episode's environment does not support this."""
         with self._calls.during("truncate()"):
             return await super().truncate(limit)
 
     async def close(self) -> None:
-        """Closes the episode and the source. Idempotent."""
+        """Closes the environment of the episode and the source of the tasks. Idempotent."""
         self._closed += 1
         try:
             await self._env.close()
@@ -134,7 +143,10 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
         self._ran: Counter[str] = Counter()
 
     async def _check(self) -> None:
-        """Performs the same checks as the start of a run. Does nothing after the first successful call."""
+        """Checks the container backend, the agent and the tasks, like the start of a run.
+
+        Checks only once if successful.
+        """
         if self._checked:
             return
         await self._source.preflight()

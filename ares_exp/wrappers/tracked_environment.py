@@ -20,21 +20,21 @@ from ares_exp.trackers.tracker import Tracker
 
 
 class TrackedEnvironment(EnvironmentWrapper):
-    """Reports every episode that ended or failed to a tracker, with one `log_episode` call without a trajectory.
+    """Calls `log_episode` of a tracker for every episode that has ended or failed. Does not pass trajectories.
 
     The caller must start the tracker before the first episode, and finish it at the end. Exceptions of the tracker do
     not affect the episode.
     """
 
     def __init__(self, env: MinimalEnvironment, tracker: Tracker) -> None:
-        """Wraps `env`, which the wrapper then owns. Starts nothing."""
+        """Wraps `env`. Closing the wrapper closes `env`."""
         super().__init__(env)
         self._tracker = SeveralTrackers({"tracker": tracker})
         self._events: EpisodeEvents | None = None
         self._started_at = 0.0
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode. If an episode is running, reports it as abandoned."""
+        """Starts an episode. If an episode is running, first reports it with the outcome `abandoned`."""
         self._end(Outcome.ABANDONED)
         self._events, self._started_at = EpisodeEvents(), time.time()
         try:
@@ -63,7 +63,10 @@ class TrackedEnvironment(EnvironmentWrapper):
         return self._seen(time_step)
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Makes the environment end the episode, if it supports this, and reports the episode."""
+        """Ends the episode because of `limit`, and reports it.
+
+        Returns `None` if the environment does not support this.
+        """
         try:
             last = await super().truncate(limit)
         except EpisodeStateError:
@@ -83,14 +86,14 @@ class TrackedEnvironment(EnvironmentWrapper):
         return time_step
 
     async def close(self) -> None:
-        """Closes the environment. If an episode is running, reports it as closed."""
+        """Closes the environment. If an episode is running, first reports it with the outcome `closed`."""
         self._end(Outcome.CLOSED)
         await super().close()
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the environment. If an episode is running, reports it with the exception, if any, or as closed."""
+        """Closes the environment. If an episode is running, first reports it with the exception, if any."""
         self._end(Outcome.CLOSED if exc is None else None, failure=exc)
         await super().__aexit__(exc_type, exc, traceback)
 
