@@ -127,8 +127,7 @@ class MinimalEnvironment(Protocol):
     fails, `reset()` and `step()` raise an exception. They return a LAST step only if the episode ended by itself or at
     a limit.
 
-    `reset()` may also accept the keyword arguments `seed` (for the choice of tasks) and `options` (`{"task":
-    name_or_index}`).
+    `reset()` may also accept `seed` (for the choice of tasks) and `options`, such as `{"task": name_or_index}`.
     """
 
     async def reset(self) -> TimeStep[Any, Any, Any]:
@@ -270,8 +269,7 @@ class PendingRequest(NamedTuple):
 MAIN_CONVERSATION = "main"
 """Name of the agent's main conversation. If an agent does not distinguish conversations, all requests belong to it."""
 BACKGROUND_PREFIX = "side-"
-"""Prefix of the names of conversations without tools, which are usually background requests, for example for a title.
-"""
+"""Prefix of the names of conversations without tools, which are usually background requests."""
 
 
 class EnvironmentBase:
@@ -322,9 +320,9 @@ class EnvironmentBase:
 
     @property
     def num_stages(self) -> int:
-        """Number of finished stages of the task. Read after each response, so it must be fast.
+        """Number of finished stages of the task, read after each response.
 
-        Default: from the report.
+        Default: the number of stages in the report.
         """
         return len(self.report().stages)
 
@@ -340,10 +338,7 @@ class EnvironmentBase:
 
     @property
     def time_step(self) -> TimeStep[Any] | None:
-        """The last time step that `reset()` or `step()` returned. Default: `None`.
-
-        `None` before `reset()`, and after a call that raised an exception.
-        """
+        """The last result of `reset()` or `step()`; `None` before `reset()` and after an exception. Default: `None`."""
         return None
 
     @property
@@ -369,7 +364,9 @@ class EnvironmentBase:
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds until the agent reaches the environment's time limit. While the policy works, this time also passes.
+        """Seconds left of the environment's time limit for the agent.
+
+        The time in which the policy responds also counts.
 
         If the policy does not respond within this time, the caller must call `step(None)`. `None` by default, and if
         there is no limit or no running episode.
@@ -395,10 +392,7 @@ class EnvironmentBase:
         return None
 
     def keeps(self, limits: object) -> bool:
-        """Returns whether the environment enforces these `EpisodeLimits`.
-
-        If not (the default), a wrapper enforces them.
-        """
+        """Returns whether the environment itself enforces these `EpisodeLimits`. By default false: a wrapper does."""
         return False
 
     # Snapshots
@@ -625,10 +619,7 @@ class OneCallAtATime:
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """Context in which the call `what`, such as `"step()"`, runs.
-
-        Raises `EpisodeStateError` if another call is running.
-        """
+        """Context for the call `what`, such as `"step()"`. Raises `EpisodeStateError` if another call is running."""
         if self.in_progress:
             raise EpisodeStateError(f"{what} was called while {self.in_progress} is running. Await that call first.")
         self.in_progress = what

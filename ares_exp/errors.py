@@ -342,7 +342,7 @@ class TransferError(ContainerError):
 
 
 class HostLostError(EpisodeError):
-    """The process of a cluster that hosts the environment ended, or does not respond.
+    """The cluster process that hosts the environment ended, or is unresponsive.
 
     The attempt continues on another host.
     """
@@ -535,10 +535,7 @@ def may_pass(name: str) -> bool:
 
 
 def closest(word: str, known: Iterable[str]) -> list[str]:
-    """Returns the name in `known` that is most similar to `word`, and a second one if it is nearly as similar.
-
-    Returns an empty list if no name is similar.
-    """
+    """Returns the known name that is most similar to `word`, if any, and a second one if it is nearly as similar."""
     names = [name for name in known if "_target_" not in name]
     matches = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
     likeness = [difflib.SequenceMatcher(None, match, word).ratio() for match in matches]

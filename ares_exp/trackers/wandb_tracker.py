@@ -144,10 +144,7 @@ class WandbTracker(TrackerBase):
             self._log(sample, at=time.time())
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Records a command that the run received in the W&B config. Its key contains the command's id.
-
-        Returns immediately.
-        """
+        """Records a command that the run received, under its id in the W&B config. Returns immediately."""
         if "id" in line and self._numbers.waiting < MAX_WAITING:
             order = {f"control/{line['id']}": dict(line)}
             self._do_with_run(lambda run: run.config.update(order, allow_val_change=True))  # type: ignore[no-untyped-call]

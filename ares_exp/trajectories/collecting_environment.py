@@ -71,9 +71,9 @@ class EpisodeListener(Protocol):
 
 
 class EpisodeEnds(GatheredCalls["_Ending"]):
-    """A queue of episodes that collectors must store. Threads do this, so that file writes do not block the event loop.
+    """A queue of ended episodes. Threads pass them to the collectors, so that file writes do not block the event loop.
 
-    Episodes that end at the same time are synced to disk together, which is faster.
+    Episodes that end at about the same time are synced to disk together, which is faster.
     """
 
     def __init__(self) -> None:
@@ -83,10 +83,7 @@ class EpisodeEnds(GatheredCalls["_Ending"]):
 
 @dataclass(slots=True)
 class _Ending:
-    """One entry of the queue. Each function in `ends` stores the episode in one collector.
-
-    `kept` contains the trajectories that these functions return.
-    """
+    """An entry of the queue. Each function in `ends` stores the episode in one collector. `kept` are their results."""
 
     ends: Sequence[tuple[CollectorGuard, Callable[[], EpisodeTrajectory | None]]]
     kept: list[EpisodeTrajectory] = field(default_factory=list)
@@ -185,8 +182,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
     async def step(self, action: Any) -> TimeStep[Any]:
         """Steps the environment and records the step.
 
-        If the episode was already running when the environment was wrapped, the first call also records its earlier
-        steps.
+        If the episode was not recorded so far, also records its past steps.
         """
         started = time.perf_counter()
         if not self._active:
@@ -205,10 +201,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Calls `truncate` of the environment, which ends the episode because of `limit`, and records the LAST step.
-
-        Returns `None`, and records nothing, if the environment does not support this.
-        """
+        """Ends the episode because of `limit`, and records its LAST step. Returns `None` if this is not supported."""
         started = time.perf_counter()
         self._adopt()
         try:
@@ -247,10 +240,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             self._waiting_since = None  # the start of the policy's time is unknown
 
     def _record_past(self, past: Sequence[PastStep]) -> None:
-        """Records the time steps that the environment returned before recording started.
-
-        The last one has no action yet.
-        """
+        """Records the time steps from before the recording started. The last one has no action yet."""
         for one in past:
             spent = one.policy_sec, one.environment_sec
             self._record(self._record_of(one.time_step, one.action, spent, one.activity, one.timestamp))

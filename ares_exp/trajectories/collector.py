@@ -43,9 +43,9 @@ class EpisodeHandle:
 
 @runtime_checkable
 class TrajectoryCollector(Protocol):
-    """The interface of an object that stores episodes. It has only the methods and arguments that each collector needs.
+    """An object that stores episodes. These methods and arguments are required.
 
-    `CollectorBase` has additional, optional arguments.
+    `CollectorBase` has optional arguments.
     """
 
     def begin_episode(self, *, task_name: str) -> object:
@@ -344,10 +344,7 @@ class CollectorGuard:
 
 
 def as_collector(collector: TrajectoryCollector) -> CollectorBase:
-    """Returns the collector if it is a `CollectorBase`, and otherwise wraps it in one.
-
-    The wrapper passes only the keyword arguments that the methods of the collector accept.
-    """
+    """Returns the collector, wrapped if it is not a `CollectorBase`. The wrapper omits unknown keyword arguments."""
     return collector if isinstance(collector, CollectorBase) else _ForeignCollector(collector)
 
 

@@ -63,9 +63,9 @@ class EpisodeTotals:
 
 
 def _sum(values: Any) -> Any:
-    """Adds up the numbers among `values` and ignores other values, because files may contain any type.
+    """Adds up the numbers in `values`. Ignores other types, which files may contain.
 
-    Returns `None` if there are no numbers.
+    Returns `None` if there is no number.
     """
     numbers = [value for value in values if is_number(value)]
     return sum(numbers) if numbers else None
@@ -87,11 +87,9 @@ class EpisodePrinter:
         self._model: Mapping[str, Any] = {}
 
     def header(self, path: Path, outcome: Outcome | None) -> None:
-        """Prints the id, task, outcome, reward, totals, error and metadata of the episode.
+        """Prints facts about the whole episode, such as its reward and cost.
 
-        Args:
-            path: Path to print.
-            outcome: Outcome to print; `None` if the episode is running.
+        `outcome` is `None` while it is running.
         """
         episode, totals = self._trajectory, EpisodeTotals.of(self._trajectory)
         self._line(f"Episode {one_line(episode.episode_id)}", style="bold")

@@ -64,8 +64,7 @@ class RecordedResponses:
     """The recorded responses that the agent has not received yet.
 
     There is one queue of responses for each conversation of the agent, such as the main conversation or a sub-agent.
-    Requests of concurrent conversations may be in a different order each time the agent runs, but requests of one
-    conversation are not.
+    The order of requests can differ each time the agent runs, but not within one conversation.
     """
 
     def __init__(
@@ -113,10 +112,7 @@ class RecordedResponses:
         return self._left[queue[0]] if queue else None
 
     def compare(self, exchange: Exchange, request: Mapping[str, Any], step: int) -> StepComparison:
-        """Compares a request with a recorded one.
-
-        A changed message counts only in the first request that contains it.
-        """
+        """Compares a request with a recorded one. A change counts only in the first request that contains it."""
         return self._comparison.compare(step, exchange.request, request)
 
     def are_same(self, recorded: Mapping[str, Any], request: Mapping[str, Any]) -> bool:

@@ -277,9 +277,9 @@ class EpisodeTrajectory:
         return tuple(reversed(returns))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form.
+        """Returns the JSON-ready form, whose keys are the names of the fields.
 
-        Its keys are the names of the fields, and each observation contains all its messages.
+        Each observation contains all its messages.
         """
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["steps"] = [step.to_dict() for step in self.steps]

@@ -107,9 +107,9 @@ class UserNormaliser(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """A compiled regular expression and the text that replaces its matches.
+    """A compiled pattern and the text that replaces its matches.
 
-    `name` is the name of a built-in normaliser, or the pattern of a user-defined one.
+    A user-defined normaliser has its pattern as its name.
     """
 
     name: str
@@ -122,11 +122,7 @@ class Normaliser:
 
 
 def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normaliser, ...]:
-    """Compiles the normalisers that a config declares: names of built-in ones, or user-defined ones.
-
-    Raises:
-        ValueError: A name is unknown.
-    """
+    """Compiles built-in normalisers, given by name, and user-defined ones. Raises `ValueError` for an unknown name."""
     made: dict[str, tuple[str, str]] = {}
     for one in declared:
         if isinstance(one, UserNormaliser):
@@ -225,10 +221,7 @@ class RequestComparison:
         self._known: set[tuple[object, object]] = set()
 
     def compare(self, step: int, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> StepComparison:
-        """Compares the request `asked` in a step with the `recorded` one.
-
-        Both have the form of `serialize_llm_request`.
-        """
+        """Compares the request `asked` with the `recorded` one. Both have the form of `serialize_llm_request`."""
         equal: tuple[str, set[str]] | None = None
         different: tuple[str, tuple[str, ...]] | None = None
         for where, old, new in _parts(recorded, asked):
@@ -250,10 +243,7 @@ class RequestComparison:
         return StepComparison(step, Match.EXACT)
 
     def _is_same_spelt_otherwise(self, recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-        """Returns whether two requests that came over HTTP mean the same, although their JSON differs.
-
-        This is the case if their canonical forms (see `llms.canonical`) are equal after normalising.
-        """
+        """Returns whether two requests that came over HTTP have equal canonical forms after normalising."""
         if "origin" not in recorded or "origin" not in asked:
             return False
         from ares_exp.llms.canonical import fingerprint
@@ -292,10 +282,7 @@ def apart(was: str, now: str, *, width: int, before: int) -> tuple[int, str, str
 
 
 def _parts(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the compared parts of two requests: the name of a message or setting, the old value, and the new value.
-
-    If a request lacks the part, its value is `None`.
-    """
+    """Yields the name, old value and new value of each message and setting. The value of a missing one is `None`."""
     for index, (was, has) in enumerate(zip_longest(compared_messages(old), compared_messages(new))):
         message = has if was is None else was
         role = message.get("role") if isinstance(message, Mapping) else None

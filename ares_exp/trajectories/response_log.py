@@ -161,9 +161,9 @@ class ResponseLog:
         return self._episode.episode_id
 
     def start(self, taken_over: Sequence[Exchange], ahead: Sequence[Exchange] = ()) -> None:
-        """Creates or replaces the file.
+        """Creates or replaces the file. Blocking.
 
-        Also writes the responses of the earlier episode that this episode continues, if any. Blocking.
+        If this episode continues an earlier one, also writes the responses of the earlier one.
 
         Args:
             taken_over: Exchanges of the earlier episode, which are the first time steps of this episode.
@@ -198,9 +198,7 @@ class ResponseLog:
             whole.write(text.encode())
 
     def check(self) -> None:
-        """Checks that a response could be logged.
-
-        Call it before each request, so that no response is paid for and then lost.
+        """Checks, before a request, that its response could be logged, so that no paid response is lost.
 
         Raises:
             StorageError: Writing has failed before, or the run directory or the file is missing.
@@ -210,17 +208,13 @@ class ResponseLog:
             raise self._storage.fail(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), self._path)
 
     def append(self, request: LLMRequest, response: LLMResponse | None, *, stage: int = 0) -> None:
-        """Appends a request and its response, which then survive `kill -9`.
-
-        Raises:
-            StorageError: The line could not be written.
-        """
+        """Appends a request and its response, which then survive `kill -9`. Raises `StorageError` if this fails."""
         self._append(self._line(Exchange(serialize_llm_request(request), response, stage)))
 
     def append_ahead(self, request: LLMRequest, response: LLMResponse, *, stage: int = 0) -> int:
         """Appends a prefetched response like `append`.
 
-        Returns its number, which `apply` needs when the response is used.
+        Returns its number, which you pass to `apply` when it is used.
         """
         number = self._ahead
         self._ahead += 1
@@ -289,10 +283,7 @@ def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
 
 
 def _result(data: Any, head: Mapping[str, Any]) -> EpisodeResult:
-    """Parses the result of the last line.
-
-    Raises an exception if it does not belong to the episode of the first line, `head`.
-    """
+    """Parses the result. Raises an exception if it does not belong to the episode of the first line, `head`."""
     result = checked_result(data)
     if result.outcome not in RESPONSES_USED_UP or any(
         getattr(result, name) != head[name] for name in ("episode_id", "task_name", "attempt", "retry", "seed")

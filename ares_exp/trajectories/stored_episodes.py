@@ -60,10 +60,7 @@ class StoredEpisode:
         return self._read()
 
     def row(self) -> dict[str, Any]:
-        """Returns the episode as a row of a table.
-
-        Metadata values that are strings, numbers or null become columns `metadata.…`.
-        """
+        """Returns a row for a table. Strings, numbers and nulls in the metadata become columns `metadata.…`."""
         row: dict[str, Any] = {name: getattr(self, name) for name in _COLUMNS}
         row["outcome"] = None if self.outcome is None else self.outcome.value
         row["duration_sec"] = self.end_time - self.start_time
@@ -157,19 +154,13 @@ def load(
 
 
 class HeaderCache:
-    """A cache of ended episodes without their steps.
-
-    An entry is valid until the size or modification time of its file changes.
-    """
+    """A cache of ended episodes without steps. An entry is valid until its file's size or modification time changes."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, int], tuple[StoredEpisode, ...]]] = {}
 
     def headers(self, path: Path, *, is_written: bool) -> tuple[StoredEpisode, ...]:
-        """Returns the episode in a JSON file without its steps. Raises the same errors as `read_headers`.
-
-        `is_written` is as in `read_headers`.
-        """
+        """Returns the episode in a JSON file without its steps. Has the arguments and errors of `read_headers`."""
         found = path.stat()
         stamp = found.st_mtime_ns, found.st_size
         if (known := self._known.get(path)) is None or known[0] != stamp:
@@ -186,10 +177,7 @@ def _has_ended(episode: StoredEpisode) -> bool:
 def _of_one_run(
     files: Sequence[Path], cache: HeaderCache | None, *, running: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """Returns the episodes in `files`.
-
-    If several files contain the same episode, prefers the first in which it has ended.
-    """
+    """Returns the episodes in `files`. If one is in several files, prefers the first file in which it has ended."""
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:
@@ -266,8 +254,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
             outcome: An outcome, or several outcomes.
             min_reward: Inclusive lower bound of the total reward.
             max_reward: Inclusive upper bound of the total reward.
-            where: Function that returns whether to include an episode, such as `lambda episode:
-                episode.metadata.get("seed") == 3`.
+            where: Any other condition, as a function: `lambda episode: episode.metadata.get("seed") == 3`.
 
         Raises:
             ValueError: The outcome is unknown.
@@ -309,7 +296,7 @@ class StoredEpisodes(Sequence[StoredEpisode]):
                 yield trajectory
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns one row per episode, for `pandas.DataFrame(load("outputs/first").rows())`."""
+        """Returns one row per episode, as for `pandas.DataFrame(load("outputs/first").rows())`."""
         return [episode.row() for episode in self]
 
 
@@ -423,7 +410,7 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
 
 
 def chosen_episode(path: Path) -> StoredEpisode:
-    """Finds the one episode at a path from the command line. If all episodes belong to one attempt, returns the latest.
+    """Finds the one episode at a path from the command line; the latest if there are several of one attempt.
 
     Raises:
         UserError: There is no episode, or there are episodes of several attempts.

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 class UsageInfo(TypedDict):
-    """Tokens and cost (US dollars) of all actions since `reset`.
-
-    Token counts that the policy did not report count as 0.
-    """
+    """Tokens and cost (US dollars) of all actions since `reset`. Unreported token counts are 0."""
 
     prompt_tokens: int
     generated_tokens: int

@@ -25,9 +25,9 @@ class Exchange:
     truncated: bool = False
 
     def __str__(self) -> str:
-        """Formats the exchange for a terminal, with a heading such as `[user]` for each message.
+        """Formats the exchange for a terminal, with headings such as `[user]`.
 
-        Control characters are replaced, because they could change the state of the terminal.
+        Replaces control characters, which are unsafe.
         """
         sections = [] if self.action is None else [section("assistant", response_text(self.action))]
         sections += [section(_role(message), message_text(message)) for message in new_messages(self.observation)]

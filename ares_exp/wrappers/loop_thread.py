@@ -85,9 +85,9 @@ class LoopCall(Generic[T]):
             self.wait(CANCEL_GRACE_SEC)
 
     def drop(self) -> None:
-        """Closes the coroutine if it was never started, so that Python does not warn about it.
+        """Closes a coroutine that was never started, so that Python does not warn.
 
-        The waiting thread calls this last.
+        Called last, in the waiting thread.
         """
         if self.task is None:
             self._coroutine.close()

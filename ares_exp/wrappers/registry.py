@@ -75,10 +75,7 @@ class PresetId:
         return found
 
     def __call__(self, tasks: Sequence[Any]) -> list[Any]:
-        """Returns the selected tasks. An id is therefore a `Selector`.
-
-        Raises `PresetLookupError` if no task is selected.
-        """
+        """Returns the selected tasks, so that an id is a `Selector`. Raises `PresetLookupError` if there are none."""
         try:
             picked = parse_position(self.position)(tasks) if self.position else list(tasks)
         except LookupError as error:
@@ -191,7 +188,7 @@ class ConfiguredPreset:
     def count_tasks(self) -> int | None:
         """Counts the tasks. Returns `None` if this needs network access.
 
-        Task sources of plugins can raise any exception.
+        The source of a plugin may raise any exception.
         """
         source = self._source(self._compose())
         return len(source.load(lambda warning: None)) if source.loads_offline else None
@@ -259,9 +256,7 @@ def make(
     tracker: Tracker | None = None,
     trajectory_collector: TrajectoryCollector | Mapping[str, TrajectoryCollector] | None = None,
 ) -> Environment:
-    """Reads the task set of a preset and creates its environment.
-
-    The first `reset()` starts the container and the agent.
+    """Reads the task set of a preset and creates its environment. Nothing is started before the first `reset()`.
 
     Args:
         preset_id: Name of the preset, optionally with a selector of its tasks: `name`, `name:5`, `name:0:10`,
@@ -315,10 +310,7 @@ def info(preset_id: str | None = None) -> EnvironmentInfo | list[EnvironmentInfo
 
 
 def list_presets() -> list[str]:
-    """Returns the names of all presets in alphabetical order.
-
-    Names that include an agent (`harbor-shell`) are omitted.
-    """
+    """Returns the names of all presets, sorted. Names that include an agent (`harbor-shell`) are omitted."""
     log_problems()
     return sorted({*_registered, *_configured()})
 

@@ -72,10 +72,7 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
     """Space of all chat requests, which are the observations. It also contains other objects with a list `messages`."""
 
     def sample(self, mask: None = None, probability: None = None) -> LLMRequest:
-        """Samples a request with one user message of 1 to 64 random characters.
-
-        Raises `ValueError` if a mask is given.
-        """
+        """Samples a request with one user message of 1 to 64 random characters. Raises `ValueError` for a mask."""
         return LLMRequest(messages=[{"role": "user", "content": self._sample_text(mask, probability)}])
 
     def contains(self, x: Any) -> bool:
@@ -83,10 +80,7 @@ class LLMRequestSpace(_TypeSpace[LLMRequest]):
         return isinstance(x, LLMRequest) or isinstance(getattr(x, "messages", None), list | tuple)
 
     def to_jsonable(self, sample_n: Iterable[Any]) -> list[dict[str, Any]]:
-        """Converts requests to JSON-ready dicts.
-
-        If a request has another class, only the fields of `LLMRequest` are kept.
-        """
+        """Converts requests to JSON-ready dicts. For other classes, keeps only the fields of `LLMRequest`."""
         names = [field.name for field in fields(LLMRequest)]
         values = ({name: getattr(one, name) for name in names if hasattr(one, name)} for one in sample_n)
         return [asdict(LLMRequest(**one)) for one in values]

@@ -69,10 +69,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
 
     @property
     def current_task(self) -> Any:
-        """The task of the episode: an object if the episode's environment provides it, otherwise its name.
-
-        `None` before the first `reset()`.
-        """
+        """The task of the episode, or its name if the task is unknown; `None` before the first `reset()`."""
         return super().current_task or self._task_name
 
     def report(self) -> EpisodeReport:
@@ -143,10 +140,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
         self._ran: Counter[str] = Counter()
 
     async def _check(self) -> None:
-        """Checks the container backend, the agent and the tasks, like the start of a run.
-
-        Checks only once if successful.
-        """
+        """Performs the checks of a run's start, such as the container backend. Does nothing after the first success."""
         if self._checked:
             return
         await self._source.preflight()

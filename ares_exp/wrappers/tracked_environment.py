@@ -63,10 +63,7 @@ class TrackedEnvironment(EnvironmentWrapper):
         return self._seen(time_step)
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Ends the episode because of `limit`, and reports it.
-
-        Returns `None` if the environment does not support this.
-        """
+        """Ends the episode because of `limit`, and reports it. Returns `None` if this is not supported."""
         try:
             last = await super().truncate(limit)
         except EpisodeStateError:

@@ -45,7 +45,7 @@ def with_own(item: dict[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
 def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Converts a chat message to an ATIF step without a `step_id`.
 
-    The step of an assistant message has `is_copied_context`, because it repeats the conversation.
+    Marks assistant messages with `is_copied_context`.
     """
     role = message.get("role")
     step: dict[str, Any] = {
@@ -69,9 +69,9 @@ def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_of_message(message: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
-    """Converts a message to the result of a tool call or command in ATIF.
+    """Converts a message with the output of a tool call or command to an ATIF result.
 
-    `call_id` is the id of this tool call or command; `None` if it is unknown.
+    `call_id` is `None` if unknown.
     """
     source = {} if call_id is None else {"source_call_id": call_id}
     return {**source, "content": content_to_atif(message.get("content"))}
@@ -128,7 +128,7 @@ def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 def llm_calls(step: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Returns the id, name and arguments of each tool call that the LLM made in an ATIF step.
 
-    Skips the tool calls that stand for commands of the agent.
+    Skips the agent's commands.
     """
     return [
         (call["tool_call_id"], call["function_name"], _arguments_text(call))

@@ -168,7 +168,7 @@ class _AtifWriter:
     def _act(self, record: StepRecord) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Writes the agent step of an action.
 
-        Returns the step, and the chat message if the action is an LLM response.
+        Returns the step and, if the action is an LLM response, its chat message.
         """
         commands = [asdict(command) for command in record.commands]
         ours: dict[str, Any] = {"record": {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}}
@@ -265,7 +265,7 @@ class _AtifWriter:
     def _show(self, new: Sequence[Mapping[str, Any]], step: dict[str, Any] | None) -> None:
         """Writes new messages.
 
-        Outputs of commands or tool calls in `step` become its results, and other messages become steps.
+        Outputs of tool calls or commands in `step` become its results, the others become steps.
         """
         if not all(map(_parts_fit, new)):
             self._dropped[PARTS] = None
@@ -279,9 +279,9 @@ class _AtifWriter:
                 rest = rest[self._show_results(rest, shown) :]
 
     def _show_results(self, messages: Sequence[Mapping[str, Any]], step: dict[str, Any]) -> int:
-        """Adds the first messages to `step` as results, if they are outputs of its tool calls or commands.
+        """Adds the first messages to `step` as results, if they are outputs of its calls.
 
-        Returns the number of added messages.
+        Returns how many were added.
         """
         calls = [call["tool_call_id"] for call in step.get("tool_calls", ())]
         if ids := {call[0] for call in llm_calls(step)}:
@@ -302,9 +302,7 @@ class _AtifWriter:
 
 
 def _response_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns the fields of an agent step for an action, and the fields of the action that ATIF lacks.
-
-    Returns `None` if the action is not an LLM response.
+    """Splits an LLM response into the fields of its agent step, and fields that ATIF lacks; `None` for other actions.
     """
     try:
         pieces = action["data"]

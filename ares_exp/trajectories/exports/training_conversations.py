@@ -33,8 +33,8 @@ models read. `think` adds the reasoning to the start of the text, between `<thin
 class ExportReport:
     """Numbers of the episodes that an export read, of the rows that it created, and of the items that it left out.
 
-    The numbers are complete after the last row. `left_out` counts items by reason, as in `{"episodes without a reward":
-    3}`.
+    The numbers are complete after the last row. `left_out` counts items by reason, such as `"episodes without a
+    reward"`.
     """
 
     episodes: int = 0

@@ -55,9 +55,9 @@ whole line as JSON."""
 
 
 def start_line(started: EpisodeHandle | EpisodeTrajectory, *, shared: bool = False) -> str:
-    """Returns the first line of an episode: of a JSON Lines file if `shared`, otherwise of a JSON file.
+    """Returns the first line of an episode.
 
-    In the following functions, `shared` has the same meaning.
+    Here and below, `shared` selects a JSON Lines file instead of a JSON file.
     """
     fields = {"schema_version": SCHEMA_VERSION}
     fields |= {name: getattr(started, name) for name in ("episode_id", "task_name", "start_time", "metadata")}
@@ -169,10 +169,7 @@ def load_episode(path: Path) -> EpisodeTrajectory:
 
 
 def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[FoundEpisode]:
-    """Yields the episodes of a file without their steps, in the order of `find_episodes`.
-
-    Episodes without an `end` in a JSON file have steps.
-    """
+    """Yields the episodes of a file in the order of `find_episodes`, without the steps of ended episodes."""
     if is_shared(path):
         yield from find_episodes(path, problems=problems, with_steps=False)
     elif (found := _header_of_ends(path)) is not None:
@@ -268,9 +265,7 @@ def _take(line: Line, path: Path, episodes: dict[str, FoundEpisode], *, with_ste
 
 
 def end_lost_episodes(path: Path) -> None:
-    """Completes a file whose writing process died: adds an `end` with the outcome `lost` to each unfinished episode.
-
-    Blocking.
+    """Ends the episodes of a file whose process died, with the outcome `lost`. Blocking.
 
     A file with an invalid record is not changed. No other process may write to the file during the call.
     """

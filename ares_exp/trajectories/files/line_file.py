@@ -228,10 +228,9 @@ def _share(descriptor: int) -> None:
 
 
 def has_writer(path: Path) -> bool:
-    """Returns whether a process is writing to `path`, which means that it holds a `WriterLock` on it.
+    """Returns whether a process holds a `WriterLock` on `path`, to write to it.
 
-    Raises:
-        OSError: `path` is missing.
+    Raises `OSError` if `path` is missing.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

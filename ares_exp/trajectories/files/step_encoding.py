@@ -71,9 +71,9 @@ class ConversationWriter:
         self._nodes: list[int] = []  # nodes of the prefixes of the previous conversation
 
     def add(self, conversation: Sequence[Mapping[str, Any]]) -> Added:
-        """Adds a conversation. Returns its node, and the messages and nodes that are new.
+        """Adds a conversation, whose messages must not change later.
 
-        The messages must not change later.
+        Returns its node, and the new messages and nodes.
         """
         shared = self._shared_with_previous(conversation)
         self._given = conversation
@@ -138,10 +138,9 @@ class ConversationReader:
             self._nodes.append((parent, index))
 
     def conversation(self, node: int) -> FrozenList:
-        """Returns the messages of the conversation with the number `node`.
+        """Returns the messages of `node`.
 
-        Raises:
-            ValueError: The node is missing, or the conversations read so far exceed `MAX_REPEATED_MESSAGES`.
+        Raises `ValueError` if it is missing or `MAX_REPEATED_MESSAGES` is exceeded.
         """
         if type(node) is not int or not EMPTY <= node < len(self._nodes):
             raise ValueError(f"expected a conversation number below {len(self._nodes)}, got {node!r:.80}")
@@ -281,10 +280,7 @@ class StepDecoder:
         return StepRecord.from_dict({**data, "observation": observation, "action": action})
 
     def unpack(self, data: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Decodes the observation and the action from the dict of `StepEncoder.pack`.
-
-        Raises the same errors as `decode`.
-        """
+        """Decodes the observation and action in a dict of `StepEncoder.pack`. Raises the same errors as `decode`."""
         adds = data.get("adds", {})
         self._conversations.extend(adds.get("messages", ()), adds.get("nodes", ()))
         self._settings.extend(adds.get("settings", ()))
@@ -347,10 +343,7 @@ def _are_ids(tokens: Any) -> bool:
 
 
 def _common_length(earlier: tuple[int, ...], later: tuple[int, ...]) -> int:
-    """Returns how many tokens at the start of two lists are equal.
-
-    Uses bisection with slices, because comparing slices is faster than a loop in Python.
-    """
+    """Returns how many tokens at the start of two lists are equal. Uses bisection, because comparing slices is fast."""
     low, high = 0, min(len(earlier), len(later))
     while low < high:
         middle = (low + high + 1) // 2
