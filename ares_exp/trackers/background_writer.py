@@ -58,10 +58,7 @@ class BackgroundWriter:
             self.report(f"did not finish within {timeout_sec:g} s; its files so far are on disk")
 
     def report(self, what: str) -> None:
-        """Counts a failure that `what` describes.
-
-        Logs the first one as a warning, and later ones at the debug level.
-        """
+        """Counts a failure, which `what` describes. Logs the first one as a warning, later ones for debugging."""
         self.failures += 1
         _logger.log(logging.WARNING if self.failures == 1 else logging.DEBUG, "%s %s", self._what, what)
 

@@ -44,7 +44,7 @@ class EpisodeRows:
             row["episode/environment_tokens"] = used.tokens
             row["episode/environment_cost"] = used.cost
         for name, value in result.rewards.items():
-            if name != "reward" or value != result.reward:  # not a copy of the result's reward
+            if name != "reward" or value != result.reward:  # `episode/reward` has it already
                 row[f"episode/rewards/{name}"] = value
         if result.reward is not None:
             row["episode/reward"] = result.reward
@@ -52,10 +52,7 @@ class EpisodeRows:
         return row
 
     def _count(self, result: EpisodeResult) -> None:
-        """Adds a result to the totals so far.
-
-        Removes the result of an earlier episode of the same attempt from them.
-        """
+        """Adds a result to the totals so far, in place of the result of an earlier episode of the same attempt."""
         slot = result.task_name, result.attempt
         if (before := self._last.get(slot)) is not None:
             if result.retry < before[0]:

@@ -87,10 +87,7 @@ class SeveralTrackers(TrackerBase):
             self._report(name, f"failed: {type(error).__name__}: {error}")
 
     def _report(self, name: str, what: str) -> None:
-        """Counts a failure of the tracker `name`.
-
-        Logs its first failure as a warning, and later ones at the debug level.
-        """
+        """Counts a failure of a tracker. Logs its first failure as a warning, later ones for debugging."""
         self._failed.append(name)
         _logger.log(
             logging.WARNING if self._failed.count(name) == 1 else logging.DEBUG, "The tracker %s %s", name, what

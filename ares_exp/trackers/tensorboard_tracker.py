@@ -88,10 +88,7 @@ class TensorboardTracker(TrackerBase):
         self._writer.finish(self._finish_timeout_sec)
 
     def _write(self, act: Callable[[_EventFile, float], object]) -> None:
-        """Passes a write to the background thread.
-
-        Flushes the file after the write, unless another write is waiting.
-        """
+        """Queues a write. Flushes the file after it, unless another write is waiting."""
         events, now = self._events, self._clock()
         if events is None:
             return

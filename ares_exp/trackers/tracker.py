@@ -85,30 +85,18 @@ class TrackerBase(Tracker):
 
     @property
     def place(self) -> str | None:
-        """A line that the run prints after `finish`, with the URL of its record or a command to upload it.
-
-        Default: `None`.
-        """
+        """A line that the run prints after `finish`, such as the URL of its record. Default: `None`."""
         return None
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
-        """Records an episode that has ended. `trajectory` is `None` if it was not kept in memory.
-
-        Returns immediately.
-        """
+        """Records an episode that has ended. `trajectory` is `None` if it was not kept. Returns immediately."""
         raise NotImplementedError
 
     def log_system(self, sample: Mapping[str, float]) -> None:
-        """Records measurements of the run's process (`system/loop_lag_sec`, …). Returns immediately.
-
-        Default: does nothing.
-        """
+        """Records measurements of the run's process (`system/…`). Returns immediately. Default: does nothing."""
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Records a command that the run received (a line of `control.jsonl`). Returns immediately.
-
-        Default: does nothing.
-        """
+        """Records a command to the run (a line of `control.jsonl`). Returns immediately. Default: does nothing."""
 
 
 class NullTracker(TrackerBase):

@@ -36,7 +36,7 @@ COLUMNS = (
 )  # fmt: skip
 MAX_PAGES_BYTES = 128 * 2**20  # further episodes have no page; their trajectories are still in the artifact
 MAX_REPORT_BYTES = 10 * 10**6  # W&B loads it in one piece, over the network
-MAX_FILES = 50_000  # the artifact of a task set or a snapshot store with more files only has a list of them
+MAX_FILES = 50_000  # with more files, the artifact of a task set or snapshot store only lists them
 LOGGED_AT_ONCE = 64  # episodes of an offline run are logged one by one; W&B shows the last 100 parts of a table
 
 
@@ -211,7 +211,7 @@ def _prepare_task_set(info: RunInfo, limit_mb: float) -> str:
             copy = folder / inside
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-    # Named by its folder or file, its data set or repository, or the class that makes it.
+    # The name is that of the folder or file, of the data set or repository, or of the class of the source.
     named = (str(options[key]) for key in ("dataset", "repo", "git_url", "preset") if options.get(key))
     made_by = str(options.get("_target_") or "tasks").rpartition(".")[2]
     name = root.name if info.task_set else next(named, made_by)
@@ -219,10 +219,7 @@ def _prepare_task_set(info: RunInfo, limit_mb: float) -> str:
 
 
 def scores_bytes(run_dir: Path) -> int:
-    """Returns the size in bytes of the scores that `ares-exp score` added to a run.
-
-    If it has grown, there are new scores.
-    """
+    """Returns the size in bytes of the scores that `ares-exp score` added to a run. It only grows."""
     return sum(path.stat().st_size for path in _files(RunDir(run_dir).scores))
 
 

@@ -27,7 +27,7 @@ SETTINGS: Mapping[str, Any] = {
     "silent": True,
     "console": "off",
     "finish_timeout_raises": True,
-    "x_transaction_log_flush_interval": 0.1,  # seconds until a row is on disk, and at most lost if the run is killed
+    "x_transaction_log_flush_interval": 0.1,  # seconds until a row is on disk; a killed run loses only newer rows
     # Unlike the run's provenance, W&B's contains the unmasked command line and git remote.
     "x_disable_meta": True,
     "x_disable_stats": True,  # W&B's monitor is a process that leaves a socket in the temporary directory

@@ -38,7 +38,7 @@ AXES = {
     **dict.fromkeys(("episode/*", "outcome/*", "progress/mean_reward"), FINISHED),
     **dict.fromkeys(("system/*", FINISHED), WALL_SEC),
 }
-STEPS_OF_A_SESSION = 10**6  # session n (from 0) starts at n times this W&B step; offline, W&B would start at step 0
+STEPS_OF_A_SESSION = 10**6  # session n (from 0) starts at W&B step n * 10**6, because offline, W&B would start at 0
 MAX_WAITING = 100
 """Maximum number of writes that wait for W&B. Above it, measurements of the process and commands are dropped, and table
 rows get no trajectory."""

@@ -292,7 +292,7 @@ class CollectorGuard:
             self._episode = self._collector.begin_episode(
                 task_name=task_name, episode_id=episode_id, start_time=start_time, metadata=metadata
             )
-            self._active = True  # not after a failure: without a handle, it would use another environment's episode
+            self._active = True  # else, steps without a handle could go to another environment's episode
         except Exception as error:
             self.failed("begin_episode", error)
 

@@ -149,7 +149,7 @@ class JsonlTrajectoryCollector(EpisodeCollector):
     def _started(self, handle: EpisodeHandle) -> None:
         try:
             self._make_file(handle)
-            # The lock comes first, because a process that finds our line without a lock assumes that we have died.
+            # The lock comes first, because readers that find a line but no lock assume that this process has died.
             self._writing.acquire(self.path, handle.episode_id)
             with self.path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 1))

@@ -266,7 +266,7 @@ def first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Differen
     for where, was, has in _parts(old, new):
         if was != has:
             contents = _content(was), _content(has)
-            if None in contents or contents[0] == contents[1]:  # the texts do not show the difference
+            if None in contents or contents[0] == contents[1]:  # the difference is not in the texts
                 contents = _text(was), _text(has)
             return Difference(where, *contents)
     return None

@@ -181,7 +181,7 @@ def _of_one_run(
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:
-        name = path.name.removesuffix(suffix_of(path) or "")  # the id, in a file of one episode
+        name = path.name.removesuffix(suffix_of(path) or "")  # the episode id, if the file has one episode
         if (known := found.get(name)) is not None and _has_ended(known):
             continue  # the same episode in another format
         try:

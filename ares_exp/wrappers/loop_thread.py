@@ -244,7 +244,7 @@ def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: s
     """
     try:
         while not stop.done():
-            with suppress(SystemExit, KeyboardInterrupt):  # of a task (an agent's `sys.exit()`), passed to its caller
+            with suppress(SystemExit, KeyboardInterrupt):  # an agent's `sys.exit()`; its caller gets it
                 loop.run_until_complete(stop)
         loop.run_until_complete(_cancel_rest())
     finally:

@@ -58,7 +58,7 @@ def _explained(init: Callable[Concatenate[PresetGym, P], None]) -> Callable[Conc
             init(self, *args, **kwargs)
         except PresetError:
             raise
-        except UserError as error:  # the message names keys of `env`, but here they are arguments: `path`
+        except UserError as error:  # the message names keys such as `env.path`, which here are arguments
             error.args = tuple(re.sub(r"\benv\.(?=[a-z])", "", str(one)) for one in error.args)
             raise
         except pydantic.ValidationError as error:

@@ -121,7 +121,7 @@ class _AtifWriter:
             acted = self._act(record) if record.action is not None else None
             if record.observation is not None:
                 self._observe(record.observation, acted)
-        if not self._steps:  # a document needs at least one
+        if not self._steps:  # a document needs at least one step
             self._emit({"source": "system", "message": ""})
         document = plain(self._document())
         try:
@@ -302,8 +302,7 @@ class _AtifWriter:
 
 
 def _response_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Splits an LLM response into the fields of its agent step, and fields that ATIF lacks; `None` for other actions.
-    """
+    """Returns the fields of a response's agent step, and the fields that ATIF lacks; `None` for other actions."""
     try:
         pieces = action["data"]
         fields: dict[str, Any] = {

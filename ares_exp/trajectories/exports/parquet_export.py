@@ -111,7 +111,7 @@ def _storable(value: Any) -> Any:
 
 def _columns(pa: Any) -> dict[str, Any]:
     text, integer, number = pa.string(), pa.int64(), pa.float64()
-    repeated = pa.dictionary(pa.int32(), text)  # a repeated value is only once in memory
+    repeated = pa.dictionary(pa.int32(), text)  # keeps each repeated value in memory only once
     tool_call = pa.struct([("id", text), ("name", text), ("arguments", text)])
     command = pa.struct(
         [("command", text), ("exit_code", integer), ("duration_sec", number), ("timed_out", pa.bool_())]
