@@ -202,7 +202,7 @@ class RateLimitError(EndpointError):
 
 
 class QuotaError(EndpointError):
-    """The account has no credit left, or has reached a spending limit; waiting does not help."""
+    """The account has no credit left, or has reached a spending limit. Waiting does not help."""
 
 
 class AuthenticationError(EndpointError):
@@ -266,11 +266,11 @@ class EnvironmentStartTimeoutError(ContainerError, TimeoutError):
 
 
 class ContainerDiedError(ContainerError):
-    """The container ended, or no longer responds, while it was needed."""
+    """The container exited or stopped responding while it was needed."""
 
 
 class PortForwardingError(ContainerError):
-    """A forwarded port cannot be opened, because the container does not meet a requirement."""
+    """A forwarded port cannot be opened, because the container lacks something that it needs."""
 
 
 class EndpointLostError(ContainerError):
@@ -293,7 +293,7 @@ class HealthcheckError(ContainerError):
 
 
 class StepSetupError(ContainerError):
-    """The set-up script of a step failed, or took too long."""
+    """The set-up script of a task's step failed, or took too long."""
 
 
 class ContainerServiceError(ContainerError):
@@ -353,7 +353,7 @@ class VerifierError(EpisodeError):
 
 
 class AddTestsDirError(VerifierError):
-    """The task's tests could not be copied into the container."""
+    """The task's tests could not be copied into the container before the verifier."""
 
 
 class DownloadVerifierDirError(VerifierError):
@@ -365,7 +365,7 @@ class RewardFileNotFoundError(VerifierError):
 
 
 class RewardFileEmptyError(VerifierError):
-    """The reward file has no bytes."""
+    """The reward file is empty."""
 
 
 class VerifierOutputParseError(VerifierError):

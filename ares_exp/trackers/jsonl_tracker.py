@@ -1,4 +1,4 @@
-"""The tracker that writes a JSON Lines file."""
+"""The tracker that writes metrics to a JSON Lines file in the run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tracker for TensorBoard."""
+"""The tracker that writes metrics to event files for TensorBoard."""
 
 from __future__ import annotations
 

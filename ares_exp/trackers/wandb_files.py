@@ -78,8 +78,8 @@ class WandbFiles:
     def link_inputs(self) -> list[Path]:
         """Links an online W&B run to its inputs. Returns the parents whose trajectories are missing or have changed.
 
-        A parent is linked only if its files match the recorded digest, because the run directory may come from an
-        untrusted person, and its record could name other files on this machine.
+        A parent is linked only if its files match the recorded digest. Otherwise, the record in a run directory from an
+        untrusted person could upload other files of this machine.
         """
         for task_set in self._task_sets():
             self._run.use_artifact(task_set)
@@ -144,7 +144,7 @@ class WandbFiles:
         self._record.write(self._run_dir, logged_in=self._run_dir.absolute())
 
     def log_code(self) -> None:
-        """Logs the source files of this package."""
+        """Logs the source files of this package as an artifact."""
         package, kinds = Path(__file__).parents[1], (".py", ".yaml", ".j2")
         self._run.log_code(str(package), f"run-{self._run.id}-code", lambda name: name.endswith(kinds))
 

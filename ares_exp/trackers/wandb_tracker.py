@@ -43,7 +43,8 @@ MAX_WAITING = 100
 """Maximum number of writes that wait for W&B. Above it, measurements of the process and commands are dropped, and table
 rows get no trajectory."""
 FILES_SHARE, CLOSE_SHARE = 0.4, 0.55
-"""Shares of `finish_timeout_sec` for the table and artifacts, and for closing W&B, which must not be interrupted."""
+"""Shares of `finish_timeout_sec` for writing the table and artifacts, and for closing W&B, which must not be
+interrupted."""
 
 _Seconds = Annotated[float, pydantic.Field(gt=0)]
 _Megabytes = Annotated[float, pydantic.Field(ge=0)]

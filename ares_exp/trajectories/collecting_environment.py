@@ -47,7 +47,7 @@ class EpisodeListener(Protocol):
     """An object that is notified when episodes of a collecting environment end."""
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
-        """Handles the LAST step, before the collectors have stored the episode. `end_time` is in epoch seconds."""
+        """Handles the LAST step, before the collectors store the end of the episode. `end_time` is in epoch seconds."""
         ...
 
     def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
@@ -128,13 +128,13 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
         Args:
             env: The environment to record.
-            collector: One collector, or several by name.
+            collector: One collector, or a mapping of names to collectors.
             episode_id: Id of the first episode, if the collector accepts ids. Later episodes get generated ids.
             task_name: Name of the task; by default the name that the environment reports.
             start_time: Start of the first episode, in epoch seconds; by default the time of `reset()`.
             metadata: JSON-ready metadata of each episode, for collectors that accept metadata.
             listener: Object to notify when an episode ends.
-            ends: Queue that ends episodes. Several environments may share it.
+            ends: Queue of ended episodes, which several environments may share; by default a new queue.
             clock: Function that returns epoch seconds.
 
         Raises:
@@ -315,7 +315,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         rewards: Mapping[str, float] | None = None,
         end_time: float | None = None,
     ) -> None:
-        """Ends the running episode, if any. Calls the collectors in a thread, because they may write files."""
+        """Ends the running episode, if any. The collectors store it in another thread, because they may write files."""
         if not self._active:
             return
         self._active = False
@@ -352,7 +352,10 @@ def _number(value: Any) -> float | None:
 
 
 def _serialize(value: Any) -> Mapping[str, Any] | None:
-    """Converts an observation or action to immutable, JSON-ready data. Values that JSON lacks become their `repr`."""
+    """Converts an observation or action to immutable, JSON-ready data.
+
+    Uses the `repr` of values that JSON cannot represent.
+    """
     if isinstance(value, LLMRequest):
         return serialize_llm_request(value)
     if isinstance(value, LLMResponse):

@@ -112,7 +112,7 @@ class CollectorBase(TrajectoryCollector):
         rewards: Mapping[str, float] | None = None,
         episode: Any = None,
     ) -> EpisodeTrajectory:
-        """Ends `episode`, by default the only open episode, stores it, and returns its trajectory.
+        """Ends `episode` (default: the only open episode), stores it, and returns its trajectory.
 
         Args:
             truncated: Whether a limit ended the episode.

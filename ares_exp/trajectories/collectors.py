@@ -57,7 +57,7 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 class JsonTrajectoryCollector(EpisodeCollector):
     """Writes each episode to a file `{output_dir}/{episode_id}.json`.
 
-    Each step is written as soon as it is recorded (see `episode_file`), so that no step is lost after `kill -9`. When
+    Each step is written as soon as it is recorded (see `episode_file`), so that `kill -9` loses no recorded step. When
     the episode has ended, the file is one JSON document. While episodes are open, the collector holds a shared lock on
     the directory, so that readers can distinguish running episodes from lost episodes.
     """

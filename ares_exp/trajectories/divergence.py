@@ -1,8 +1,8 @@
 """The first difference between two recorded episodes.
 
 The comparison includes requests, replies, commands with their exit codes, rewards, discounts, and how the episode
-ended. It ignores the ids of episodes and tool calls, times, durations, token counts, costs, log-probabilities,
-reasoning and the model's name, because these differ between two runs of the same task.
+ended. It ignores values that differ between two runs of the same task: ids of episodes and tool calls, times,
+durations, token counts, costs, log-probabilities, reasoning, and the model's name.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class EpisodeTotals:
 
     @classmethod
     def of(cls, trajectory: EpisodeTrajectory) -> EpisodeTotals:
-        """Adds up the steps of a trajectory."""
+        """Computes the totals of a trajectory."""
         steps = trajectory.steps
         actions = [step.action for step in steps if step.action is not None]
         usages = [usage for action in actions if isinstance(usage := action.get("usage"), Mapping)]

@@ -314,8 +314,8 @@ class EpisodeTrajectory:
 def total_reward(steps: Sequence[StepRecord]) -> float | None:
     """Adds up the rewards of an episode. Returns `None` if there is no LAST step, or if the episode has no reward.
 
-    If the LAST step has no reward and all other rewards are 0.0, the episode has no reward, because 0.0 is only the
-    default of MID steps.
+    The reward 0.0 of a MID step is only a default. If LAST has no reward and all other rewards are 0.0, the episode has
+    no reward.
     """
     if not steps or steps[-1].step_type != "LAST":
         return None

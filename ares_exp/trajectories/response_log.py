@@ -238,7 +238,7 @@ class ResponseLog:
             return None
 
     def discard(self) -> None:
-        """Removes the file. Later writes are ignored."""
+        """Removes the file of the log. Later writes do nothing."""
         self._discarded = True
         with suppress(FileNotFoundError):
             os.unlink(self._path)  # noqa: PTH108 - for each episode

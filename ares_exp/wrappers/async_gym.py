@@ -250,7 +250,7 @@ def wrap_as_gym(
     Args:
         env: The environment. The wrapper owns it, so closing the wrapper also closes the environment.
         async_mode: Whether the methods are asynchronous (`AsyncGymWrapper`) or block (`GymWrapper`).
-        render_mode: With `"ansi"`, `render()` returns the last exchange as text.
+        render_mode: With `"ansi"`, `render()` returns the last response and the next observation as text.
         allow_running_loop: Whether calls to a `GymWrapper` may block a running event loop. Set it in notebooks.
 
     Returns:
@@ -285,7 +285,7 @@ class GymDriver(EnvironmentWrapper):
         return info["time_step"]  # type: ignore[no-any-return]
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action` and returns the next step."""
+        """Applies `action` and returns the next time step."""
         return (await self._gym.step(action))[4]["time_step"]  # type: ignore[no-any-return]
 
     async def close(self) -> None:

@@ -45,14 +45,14 @@ class LoopCall(Generic[T]):
         self._done.acquire()
 
     def start(self) -> None:
-        """Starts the coroutine. Called on the loop."""
+        """Starts the coroutine. Called in the loop's thread."""
         if not self._finished:
             self.task = asyncio.get_running_loop().create_task(self._run())
 
     def cancel(self) -> None:
-        """Cancels the coroutine. The waiting thread continues after at most `CANCEL_GRACE_SEC`. Called on the loop.
+        """Cancels the coroutine. The waiting thread continues after at most `CANCEL_GRACE_SEC`.
 
-        Further calls have no effect.
+        Called in the loop's thread. Further calls have no effect.
         """
         if self.task is None:
             self.finish(asyncio.CancelledError())
@@ -133,7 +133,7 @@ class LoopThread:
 
     @property
     def is_started(self) -> bool:
-        """Whether the thread was started."""
+        """Whether the thread was ever started."""
         return self._loop is not None
 
     def run(self, coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:

@@ -133,7 +133,7 @@ class PresetGym(GymWrapper):
             seed: Seed for the choice of tasks. `reset(seed=…)` replaces it.
             trajectory_dir: Directory where every episode is stored as a JSON file.
             collector: Custom collector of the episodes.
-            render_mode: With `"ansi"`, `render()` returns the last exchange as text.
+            render_mode: With `"ansi"`, `render()` returns the last response and the next observation as text.
             allow_running_loop: Whether calls inside a running event loop may block the loop. Set it in notebooks.
             options: Values for the keys of the `env` option.
 

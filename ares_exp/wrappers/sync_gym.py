@@ -68,7 +68,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
     @property
     def loop_thread(self) -> LoopThread:
-        """The thread in which the environment runs. Other threads can use it to interrupt a running call."""
+        """The thread in which the environment runs. Its `interrupt()` cancels a running call from another thread."""
         return self._loop_thread
 
     def reset(  # type: ignore[override]  # its `info` is a `dict[str, Any]`, with known keys

@@ -81,7 +81,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
         return replace(report, task_name=name, seed=self.episode_seed, attempt=self.attempt)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode. An episode in progress is abandoned.
+        """Starts an episode. If an episode is running, abandons it.
 
         Args:
             seed: New seed for choosing tasks and for seeding episodes.

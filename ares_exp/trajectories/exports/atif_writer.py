@@ -14,9 +14,9 @@
 | a request of a different conversation | a system step with `extra.context_management` |
 | a rewritten history | a system step with `extra.context_management`, whose observation has the remaining messages |
 
-`extra.ares_exp` contains more data: in the document, the fields of `EpisodeTrajectory`; in an agent step, the `record`
-(reward, discount, seconds), other fields of the `action`, and `commands` that are not tool calls. A run cannot be
-resumed or replayed from documents, only from its JSON records.
+`extra.ares_exp` contains more data. In the document, it has the fields of `EpisodeTrajectory`. In an agent step, it has
+the `record` (reward, discount, seconds), other fields of the `action`, and `commands` that are not tool calls. A run
+cannot be resumed or replayed from documents, only from its JSON records.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class FoundEpisode:
 
 
 def _lost(head: Mapping[str, Any], steps: Sequence[StepRecord]) -> EpisodeTrajectory:
-    """Creates the trajectory of an episode without an end. Raises `ValueError` if `head` is invalid."""
+    """Creates the trajectory of an episode whose `end` is missing. Raises `ValueError` if `head` is invalid."""
     last = steps[-1] if steps else None
     outcome = Outcome.LOST
     error: ErrorInfo | None = ErrorInfo("lost", f"the end is missing; the record has {len(steps)} complete steps")

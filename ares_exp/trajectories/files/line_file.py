@@ -74,7 +74,7 @@ def first_and_last_line(path: Path) -> tuple[Line, Line]:
 
 
 def read_rest(lines: Iterator[Line]) -> str:
-    """Reads the remaining lines of a file as one string, which must not exceed the size limit of a line."""
+    """Returns the remaining lines of a file as one string. Raises `TextTooLongError` if it is too long for one line."""
     texts, length = [], 0
     for line in lines:
         texts.append(line.text)
