@@ -70,7 +70,8 @@ PROGRAMS = {
     "mini-swe-agent": Program("pip:mini-swe-agent pip:litellm[mcp] pip:orjson pip:fastapi"),
     "nemo-agent": Program(
         "pip:nvidia-nat[eval,langchain]",
-        note="Its default workflow is one chat completion without tools. Set `config_file` in `agent.kwargs` for another one.",
+        note="Its default workflow is one chat completion without tools. "
+        "Set `config_file` in `agent.kwargs` for another one.",
     ),
     "openclaw": Program("npm:openclaw", "--node 24", note="Its setup needs the scripts of npm and a writable package."),
     "opencode": Program(

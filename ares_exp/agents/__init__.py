@@ -1,4 +1,4 @@
-"""Code agents: bundled agents that send requests to an LLM and work in a container, and third-party agents.
+"""Code agents: bundled agents, which run outside of the container, and third-party agents, whose programs run in it.
 
 Imports llms, containers and tasks. Environments, runs and testing import it.
 """

@@ -1,6 +1,6 @@
-"""Contracts of code agents and their factories.
+"""The interfaces that code agents and their factories implement.
 
-A code agent is ordinary code that awaits an LLM client and uses a container.
+A code agent is ordinary asynchronous Python code that awaits LLM responses and runs commands in a container.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class AgentTerminal(AgentContainer, Protocol):
     async def use_terminal(self, keys: str, *, seconds: float, columns: int, lines: int) -> TerminalOutput:
         """Types into the terminal, waits, and returns the output since the previous call.
 
-        The first call opens the terminal. If its shell has ended, or if the episode continues in another container, the
-        call opens a new terminal first and reports this in the output.
+        The first call opens the terminal. A later call opens a new terminal if the shell in the old terminal has ended,
+        or if the episode continues in another container. In the output of such a call, `is_new` is `True`.
 
         Args:
             keys: Characters to type, as a keyboard sends them: Enter is a carriage return.
@@ -61,22 +61,28 @@ class CodeAgent(Protocol):
     """An agent that works on one task. Each instance is used once."""
 
     async def run(self, task: str) -> None:
-        """Works on the instruction `task` and returns when done. Any exception from this method is an agent error."""
+        """Works on the instruction `task` and returns when done.
+
+        An exception ends the episode with an agent error. `RepeatedFormatError` instead truncates the episode.
+        """
         ...
 
 
 @runtime_checkable
 class ContextualAgent(CodeAgent, Protocol):
-    """An agent that uses other parts of a task than the instruction. Its factory lists these parts in `supports`."""
+    """An agent that uses the instruction and further parts of a task, such as skills or MCP servers.
+
+    The attribute `supports` of its factory lists the parts.
+    """
 
     def set_context(self, context: AgentContext) -> None:
-        """Receives the context of the task. It is called before `run` or `resume`."""
+        """Receives the further parts of the task. It is called before `run` or `resume`."""
         ...
 
 
 @runtime_checkable
 class CountingAgent(CodeAgent, Protocol):
-    """An agent that counts its malformed replies. The row of the episode contains the number.
+    """An agent that counts the malformed replies of its LLM. The episode's row in the results contains the number.
 
     Attributes:
         format_errors: Number of malformed replies so far.
@@ -87,10 +93,10 @@ class CountingAgent(CodeAgent, Protocol):
 
 @runtime_checkable
 class AccountedAgent(CodeAgent, Protocol):
-    """An agent that runs a separate program. It collects facts about the program for the row of the episode.
+    """An agent that runs a separate program, and reports facts about it for the episode's row in the results.
 
     Attributes:
-        facts: Facts about the program so far.
+        facts: Facts about the program so far, such as its number of requests.
     """
 
     @property
@@ -108,11 +114,11 @@ class StatefulAgent(CodeAgent, Protocol):
     state_version: int
 
     def get_state(self) -> Mapping[str, Any]:
-        """Returns the agent's state as JSON-ready data. An agent with this state can repeat the pending LLM call."""
+        """Returns the agent's state as JSON-ready data. It must suffice to repeat the LLM call that is now pending."""
         ...
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores a state. Raises `ValueError` if the state is invalid."""
+        """Restores a state that `get_state` returned. Raises `ValueError` if the state is invalid."""
         ...
 
     async def resume(self, task: str) -> None:
@@ -135,8 +141,8 @@ class AgentFactoryBase(CodeAgentFactory):
     """The complete interface of a code agent factory. Every member except `__call__` has a default.
 
     Attributes:
-        harmless_options: Names of the constructor options that even a snapshot from an untrusted source may set. To
-            restore a snapshot that sets other options, the user has to pass the factory. Default: none.
+        harmless_options: Names of the constructor options that a restored snapshot may set, even if it comes from an
+            untrusted source. If it sets other options, the user has to pass the agent factory. Default: none.
     """
 
     harmless_options: ClassVar[frozenset[str]] = frozenset()
@@ -161,11 +167,9 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def supports(self) -> frozenset[str]:
-        """Names of the supported parts of `AgentContext`. Default: none.
+        """Names of the parts of `AgentContext` that the agents support, such as `skills_dir`. Default: none.
 
-        If the factory supports at least one part, its agents have to be `ContextualAgent`s.
-
-        Tasks that have other parts are rejected.
+        If the set is not empty, the agents have to be `ContextualAgent`s. A task with other parts is rejected.
         """
         return frozenset()
 
@@ -173,8 +177,9 @@ class AgentFactoryBase(CodeAgentFactory):
     def mounts(self) -> tuple[Mount, ...]:
         """Host directories to mount into the agent's container. Default: none.
 
-        The property is read after `preflight` and has to be the same for every task. Inside the container, the agent
-        selects the files that fit the image. Backends that cannot mount directories reject the task.
+        The property is read after `preflight`, and all tasks get the same mounts. If different images need different
+        files, mount all of them, and let the agent choose in the container. Backends that cannot mount directories
+        reject the task.
         """
         return ()
 
@@ -182,30 +187,32 @@ class AgentFactoryBase(CodeAgentFactory):
     def normalisers(self) -> Mapping[str, tuple[str, str]]:
         """Patterns for the parts of requests that differ in every run: name → (pattern, replacement). Default: none.
 
-        Resumes use these patterns in addition to the built-in patterns of `ares_exp.trajectories.request_diff`.
+        When a resumed episode compares its requests with the recorded requests, it ignores differences that match these
+        patterns or the built-in patterns of `ares_exp.trajectories.request_diff`.
         """
         return {}
 
     @property
     def files_dir(self) -> str | None:
-        """Directory in the container to save as `files/<episode>/agent/`. Default: no directory."""
+        """Directory in the container, for example with logs, to copy to `files/<episode>/agent/`. Default: none."""
         return None
 
     @property
     def deterministic(self) -> bool:
-        """Whether the agents can be run again from a journal. `ares_exp.testing.check_agent` lists the rules.
+        """Whether an agent makes the same calls again if it gets the recorded results from a journal. Default: yes.
 
-        Agents that use anything except their container and LLM (sockets, processes, threads) are not deterministic.
-        They run on an ordinary event loop, and support snapshots only as `StatefulAgent`s. Default: yes.
+        Return `False` for agents that use anything except their container and LLM, such as sockets or processes. They
+        run on an ordinary event loop, and support snapshots only as `StatefulAgent`s. `ares_exp.testing.check_agent`
+        lists the rules for deterministic agents.
         """
         return True
 
     @property
     def can_be_restored(self) -> bool:
-        """Whether an episode can continue from a snapshot. This requires a journal or the agent's state. Default: yes.
+        """Whether an episode can continue from a snapshot. Default: yes.
 
-        If not, a snapshot contains only the files of the container, which users can inspect. A branch then starts a new
-        episode and first replays the recorded responses.
+        To continue, an agent has to be deterministic or a `StatefulAgent`. Otherwise, a snapshot contains only the
+        files of the container, for inspection. A branch then starts a new episode and replays the recorded responses.
         """
         return True
 
@@ -221,17 +228,17 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def responds_in_background(self) -> bool:
-        """Whether the agents mark background requests (`Origin.is_background`). Default: no.
+        """Whether the agents mark background requests, such as requests for titles. Default: no.
 
-        The policy responds to marked requests without a step.
+        The mark is `Origin.is_background`. The policy responds to a marked request without a step of the episode.
         """
         return False
 
     @property
     def source_digest(self) -> str | None:
-        """Digest of the agent's code, recorded in snapshots. Default: digest of the factory's module.
+        """Digest of the agent's code, recorded in snapshots. Default: digest of the factory's Python file.
 
-        If a snapshot cannot be restored, the error reports whether the code has changed.
+        If a snapshot cannot be restored, the error compares the digests to report whether the code has changed.
         """
         try:
             source = inspect.getsource(inspect.getmodule(kind_of(self)) or object)
@@ -240,10 +247,10 @@ class AgentFactoryBase(CodeAgentFactory):
         return f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"
 
     def check_snapshots(self) -> None:
-        """Checks, before `preflight`, that the state of the agents can be captured. Default: no check.
+        """Checks that the agents support snapshots. It is called before `preflight`. Default: no check.
 
         Raises:
-            UserError: The state cannot be captured.
+            UserError: The state of the agents cannot be captured.
         """
 
     async def preflight(self) -> None:
@@ -255,12 +262,16 @@ class AgentFactoryBase(CodeAgentFactory):
 
 
 def as_agent_factory(factory: CodeAgentFactory) -> AgentFactoryBase:
-    """Returns `factory` with the defaults of `AgentFactoryBase` for missing members."""
+    """Returns `factory` with all members of `AgentFactoryBase`. Missing members get their defaults."""
     return completed(factory, AgentFactoryBase)
 
 
 def effective_agent(agents: AgentFactoryBase, *, runs_solutions: bool) -> AgentFactoryBase:
-    """Returns the agent to use. If the policy runs reference solutions, the shell agent replaces third-party agents."""
+    """Returns the agent factory to use: `agents`, or the factory of the shell agent.
+
+    The shell agent replaces a third-party agent if the policy runs reference solutions (`runs_solutions`), because such
+    a policy only writes replies for the bundled agents.
+    """
     return _solver() if runs_solutions and agents.needs_forwarded_port else agents
 
 

@@ -1,15 +1,15 @@
-"""An agent's conversation with its LLM, and its compaction.
+"""An agent's conversation with its LLM, and the compaction (shortening) of long conversations.
 
-All bundled agents shorten long conversations in one of three ways (`compaction`):
+The option `compaction` of the bundled agents selects one of three methods:
 
 - `none`: the conversation is never shortened.
-- `drop_outputs`: each output except the most recent ones is replaced by a line with its length.
-- `summarise`: the LLM is asked for a summary, which replaces everything after the task. The agent sends this request,
-  so it is a step of the episode, with tokens, a cost and a place in the trajectory.
+- `drop_outputs`: each output of a command, except the most recent ones, is replaced by a line with its length.
+- `summarise`: the agent asks the LLM for a summary, which replaces everything after the task. This request is a step of
+  the episode, with tokens, a cost and a place in the trajectory.
 
-The length of a conversation is the number of tokens that the engine reports with each response. If the engine reports
-no tokens, four characters count as one token. An agent that is run again therefore shortens the conversation at the
-same point.
+The length of a conversation is the number of tokens that the inference engine reports with each response. If the engine
+reports no tokens, four characters count as one token. The length depends only on messages and responses. A replayed
+agent therefore shortens the conversation at the same point as before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 def as_plain_chat(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Converts tool calls to text, and tool and system messages to user messages."""
+    """Converts messages for a chat without tools.
+
+    Tool calls become text. Tool and system messages become user messages.
+    """
     return [_plain(message) for message in messages]
 
 
@@ -53,9 +56,9 @@ CompactionKind = Literal["none", "drop_outputs", "summarise"]
 TEMPLATES = Path(__file__).parent / "context_templates"
 CHARS_PER_TOKEN = 4
 LEAST_MESSAGES = 4
-"""Minimum number of messages after the task for which a summary is requested, so that the summary is shorter."""
+"""Minimum number of messages after the task to summarise. A summary of fewer messages might not be shorter."""
 KEPT_CHARS = 200
-"""Maximum length in characters of outputs that are never dropped."""
+"""Maximum length in characters of an output that `drop_outputs` keeps, however old it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,10 @@ class Compaction:
 
     Attributes:
         kind: Method of compaction.
-        at_tokens: Length at which the conversation is shortened.
+        at_tokens: Length in tokens above which the conversation is shortened.
         kept_outputs: Number of most recent outputs that are kept when older outputs are dropped.
-        summarise, handoff: Templates of the request for a summary and of the message that contains the summary.
+        summarise: Template of the request for a summary.
+        handoff: Template of the message with the summary.
     """
 
     kind: CompactionKind
@@ -77,7 +81,9 @@ class Compaction:
 
     @classmethod
     def of(cls, kind: CompactionKind, at_tokens: int, kept_outputs: int, folders: Sequence[Path]) -> Compaction:
-        """Returns settings. Each prompt is read from the first of `folders` that contains it, or from the package.
+        """Creates settings and compiles their templates.
+
+        Each template comes from the first of `folders` that contains it, otherwise from the package.
 
         Raises:
             ConfigError: A template does not compile.
@@ -102,11 +108,12 @@ class Conversation:
 
         Args:
             llm_client: Client to send requests to.
-            start: Messages that are never removed. The last one is the task, a user message.
+            start: Messages that are never removed. The last message is the user message with the task.
             compaction: Settings for the compaction.
             system_prompt: System prompt.
             tools: Definitions of the tools that the LLM may call.
-            state: Function that returns a description of the current state to append to a summary, or an empty string.
+            state: Function that returns a text to append to each summary, such as the current screen. The text may be
+                empty.
         """
         self._llm = llm_client
         self._task = tuple(start)
@@ -126,7 +133,10 @@ class Conversation:
             self._chars_since += sum(map(_chars, messages))
 
     async def ask(self) -> LLMResponse:
-        """Shortens the conversation if necessary, then requests the next response. The response is not appended."""
+        """Shortens the conversation if it is too long, then requests and returns the next response.
+
+        The response is not appended: the caller has to `add` it.
+        """
         if self._compaction.kind != "none" and self._tokens() > self._compaction.at_tokens:
             if self._compaction.kind == "drop_outputs" or not await self._summarise():
                 self._drop_outputs()
@@ -134,7 +144,7 @@ class Conversation:
         response = await self._llm(self._request([*self._start, *self._rest]))
         if response.usage.total_tokens:
             self._answered_tokens = response.usage.total_tokens
-            self._chars_since = -len(response.text)  # its tokens are already counted
+            self._chars_since = -len(response.text)  # the tokens of the response are already counted
         return response
 
     def _request(self, messages: Sequence[Message], tool_choice: str | None = None) -> LLMRequest:
@@ -147,7 +157,10 @@ class Conversation:
         return (len(self._system_prompt or "") + sum(map(_chars, messages))) // CHARS_PER_TOKEN
 
     async def _summarise(self) -> bool:
-        """Replaces all messages after the task with a summary. Returns `False` if the LLM wrote no summary."""
+        """Asks the LLM for a summary, and replaces all messages after the task with it.
+
+        Returns `False` if the response was empty. Does nothing if there are fewer than `LEAST_MESSAGES` messages.
+        """
         if len(self._rest) < LEAST_MESSAGES:
             return True
         assert self._compaction.summarise is not None
@@ -171,7 +184,7 @@ class Conversation:
 
 
 def _with_user_text(messages: Sequence[Message], text: str) -> list[Message]:
-    """Appends a user's text to the messages, or to the last message if it is a user message."""
+    """Returns the messages with a user text at the end. If the last message is a user message, extends that message."""
     last = messages[-1]
     if last["role"] != "user" or not isinstance(last["content"], str):
         return [*messages, Message(role="user", content=text)]

@@ -1,4 +1,4 @@
-"""Base classes of the bundled agents and their factories: prompts, compaction, format errors, and skills."""
+"""Base classes of the bundled agents and of their factories, with prompts, compaction, format errors and skills."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class ConversingAgentFactory(AgentFactoryBase):
     """A factory of agents that have a conversation with the LLM. Users can replace the prompts.
 
     Attributes:
-        templates_folder: Folder in the package with the prompts.
-        template_names: Names of the prompts. Default: the prompts of an agent that runs commands.
-        own_options: Names of the options that only this type of agent has.
+        templates_folder: Folder in the package with the default prompt templates.
+        template_names: Names of the templates, without `.j2`. Default: the templates of an agent that runs commands.
+        own_options: Names of the options that a subclass adds to `SHARED_OPTIONS`.
     """
 
     supports = frozenset({"messages", "skills_dir"})
@@ -58,7 +58,7 @@ class ConversingAgentFactory(AgentFactoryBase):
         compaction_tokens: Tokens,
         compaction_keeps: Outputs,
     ) -> None:
-        """Stores the shared options, which the subclass has validated.
+        """Stores the options that all bundled agents share. The subclass has already validated their types.
 
         Args:
             format_errors_in_a_row: Number of consecutive malformed replies after which the episode is truncated and
@@ -69,7 +69,7 @@ class ConversingAgentFactory(AgentFactoryBase):
                 separate step. The summary replaces everything except the task.
             compaction_tokens: Length at which a conversation is shortened, in tokens as counted by the engine. If the
                 engine does not count them, four characters count as one token.
-            compaction_keeps: Number of outputs to keep when the others are removed.
+            compaction_keeps: Number of most recent outputs that `drop_outputs` keeps.
         """
         self.format_errors_in_a_row = format_errors_in_a_row
         self.templates_dir = templates_dir
@@ -84,7 +84,10 @@ class ConversingAgentFactory(AgentFactoryBase):
 
     @property
     def template_folders(self) -> list[Path]:
-        """Folders to search for templates, in order. Raises `ConfigError` if `templates_dir` is not a directory."""
+        """Folders to search for templates, in order: `templates_dir` if it is set, and the package's folder.
+
+        Raises `ConfigError` if `templates_dir` is not a directory.
+        """
         if self.templates_dir is None:
             return [self.templates_folder]
         if not self.templates_dir.is_dir():
@@ -114,10 +117,10 @@ def _plain(value: Any) -> Any:
 
 
 class ConversingAgent:
-    """The common base of the bundled agents.
+    """The base class of the bundled agents.
 
     Attributes:
-        format_errors: Number of malformed replies.
+        format_errors: Number of malformed replies of the LLM so far.
     """
 
     _options: Any
@@ -131,7 +134,10 @@ class ConversingAgent:
         self.format_errors = 0
 
     def set_context(self, context: AgentContext) -> None:
-        """Stores the context. The LLM gets the earlier messages before the task, and descriptions of the skills."""
+        """Stores the further parts of the task.
+
+        `run` puts the earlier messages in `context` before the task, and adds descriptions of the skills to the task.
+        """
         self._context = context
 
     async def _skills(self, template: Template, timeout_sec: float) -> str:
@@ -142,7 +148,10 @@ class ConversingAgent:
         return template.render(skills=skills) if skills else ""
 
     def _count_format_error(self, problem: str) -> None:
-        """Counts a malformed reply. Raises `RepeatedFormatError` if there were too many of them in a row."""
+        """Counts a malformed reply. After `format_errors_in_a_row` such replies in a row, raises `RepeatedFormatError`.
+
+        `problem` is the end of the error message, such as `had no usable tool call`.
+        """
         self._in_a_row += 1
         self.format_errors += 1
         if self._in_a_row == self._options.format_errors_in_a_row:
@@ -161,7 +170,7 @@ _FOLDED = re.compile(r"[>|][+-]?\d?")
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """One skill, as described to an agent.
+    """A skill of a task: a directory in the container with instructions in `SKILL.md`.
 
     Attributes:
         name: Name from `SKILL.md`; defaults to the name of the directory.
@@ -175,7 +184,7 @@ class Skill:
 
 
 async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: float) -> list[Skill]:
-    """Finds the skills in a directory in the container, sorted by path. Logs a warning if there are no skills.
+    """Returns the skills in a directory in the container (`*/SKILL.md`), sorted by path. Logs a warning if none exists.
 
     Raises:
         ContainerError: The container failed.
@@ -192,14 +201,17 @@ async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: fl
 
 
 def read_skill(text: str, path: str) -> Skill:
-    """Parses a skill from `text`, the start of its `SKILL.md` at `path`."""
+    """Creates a skill from the first bytes (`text`) of the file `SKILL.md` at `path`."""
     fields = _front_matter(text)
     name = fields.get("name") or posixpath.basename(posixpath.dirname(path))
     return Skill(name[:100], fields.get("description", "")[:MAX_DESCRIPTION_CHARS], path)
 
 
 def _front_matter(text: str) -> dict[str, str]:
-    """Reads `name` and `description` from the front matter. Supports plain and quoted values, and indented blocks."""
+    """Reads `name` and `description` from the YAML front matter, the lines between two `---` lines.
+
+    Does not use a YAML parser: only plain and quoted values and indented blocks are supported.
+    """
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != "---":
         return {}

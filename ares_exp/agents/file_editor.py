@@ -1,4 +1,4 @@
-"""Viewing and editing of text files in a container, with commands that every image has.
+"""Viewing and editing of text files in a container, with shell commands that every image has.
 
 Files are read and written with the rights of the agent's user. A file keeps its owner and mode.
 """
@@ -21,18 +21,18 @@ CONTEXT_LINES = 4
 """Number of lines shown before and after an edit."""
 
 _IS_DIRECTORY = 21
-"""Exit code that the shell command uses to report a directory."""
+"""Exit code with which the shell command of `view` reports that the path is a directory."""
 
 
 T = TypeVar("T")
 
 
 class EditError(Exception):
-    """An edit failed and changed nothing. The message explains the reason to the LLM."""
+    """A call to the `edit` tool failed. The message explains the reason to the LLM."""
 
 
 class FileEditor:
-    """Executes calls to the `edit` tool."""
+    """Executes the LLM's calls to the `edit` tool, which views, creates and edits text files."""
 
     def __init__(self, container: AgentContainer, *, timeout_sec: float) -> None:
         """Creates an editor for one container. `timeout_sec` is the time limit of each command."""
@@ -43,7 +43,8 @@ class FileEditor:
         """Executes a call and returns the output for the LLM.
 
         Raises:
-            EditError: The edit failed. Nothing was changed.
+            EditError: The call failed. The file is unchanged, unless writing it failed midway, for example on a full
+                disk.
         """
         if call.command == "view":
             return await self._view(call)
@@ -109,7 +110,7 @@ class FileEditor:
 
 
 def _path(path: str) -> str:
-    """Quotes a path so that commands do not read it as an option."""
+    """Quotes a path for the shell. A relative path gets the prefix `./`, so that it cannot look like an option."""
     return shlex.quote(path if path.startswith("/") else f"./{path}")
 
 
@@ -132,7 +133,11 @@ def _text(result: ExecResult, path: str) -> str:
 
 
 def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
-    """Returns the position of the only occurrence of `old`, and the text with `new` instead of it."""
+    """Returns the position of `old` in the text, and the text with `new` in its place.
+
+    Raises:
+        EditError: `old` does not occur exactly once.
+    """
     count = text.count(old) if old else 0
     if count == 0:
         raise EditError(f"Nothing was changed: old_str is not in {path}. It must occur exactly, including whitespace.")
@@ -148,7 +153,11 @@ def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
 
 
 def _inserted(text: str, new: str, line: int, path: str) -> tuple[int, str]:
-    """Returns the position after line `line`, and the text with `new` inserted there as separate lines."""
+    """Inserts `new` after line `line` (0 for the start), on separate lines. Returns its position and the new text.
+
+    Raises:
+        EditError: The text has fewer lines.
+    """
     lines = _lines(text)
     if line > len(lines):
         raise EditError(f"Expected insert_line to be from 0 to {len(lines)}, the lines of {path}, got {line}.")
@@ -161,13 +170,13 @@ def _inserted(text: str, new: str, line: int, path: str) -> tuple[int, str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Splits the text only at newlines, and keeps the newlines."""
+    """Splits the text into lines that keep their newlines. Unlike `str.splitlines`, ignores other line breaks."""
     lines = text.split("\n")
     return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
 
 def _numbered(text: str, first: int, last: int) -> str:
-    """Returns lines with their numbers, in the format of `cat -n`. Line numbers outside of the text are skipped."""
+    """Returns lines `first` to `last` with their numbers, as `cat -n` does. Ignores numbers outside of the text."""
     lines = _lines(text)
     chosen = range(max(first, 1), min(last, len(lines)) + 1)
     return "\n".join(f"{number:6d}\t{lines[number - 1].removesuffix(chr(10))}" for number in chosen)

@@ -1,9 +1,9 @@
-"""Tools of a task's MCP servers (https://modelcontextprotocol.io), offered as tools of an agent.
+"""Tools of a task's MCP servers (https://modelcontextprotocol.io), which the tools agent offers to its LLM.
 
-The agent communicates with the servers through commands in the container. A `stdio` server runs in the container, reads
-from a FIFO and writes to a file. Requests to a `streamable-http` server are sent with `curl`, or with `python3` if
-`curl` is missing. A request is therefore an ordinary command: it is recorded in the agent's journal, has a time limit,
-and runs with the rights of the agent's user. In a restored container, a server is started again and loses its memory.
+The agent sends each request to a server with an ordinary command in the container. The command is recorded in the
+agent's journal, has a time limit, and runs with the rights of the agent's user. A `stdio` server runs in the container,
+reads from a FIFO and writes to a file. For a `streamable-http` server, the command uses `curl`, or `python3` if `curl`
+is missing. A `stdio` server in a restored container is started again, without the data that was in its memory.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class McpError(Exception):
 
 
 class ServerGoneError(McpError):
-    """A server is not running, or reports that the session does not exist."""
+    """A server is not running, or reports that its session has ended. The agent can start it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class McpCall:
-    """A call to a tool on a server.
+    """The LLM's call to a tool of an MCP server.
 
     Attributes:
-        name: Name of the tool, as offered to the LLM.
+        name: Name of the tool as offered to the LLM, such as `mcp__SERVER__TOOL`.
         arguments: Arguments of the call. Only the server validates them.
     """
 
@@ -64,7 +64,7 @@ class McpCall:
 
 @dataclass
 class _Server:
-    """An MCP server: its description in the task, its files, its session over HTTP, and its number of requests."""
+    """An MCP server: its description in the task, its folder, its HTTP session id, and its number of requests."""
 
     about: McpServer
     folder: str
@@ -112,7 +112,7 @@ class McpTools:
                 raise AgentError(f"The MCP server {about.name!r} of the task cannot be used: {error}") from None
 
     def read(self, piece: ToolCallData) -> McpCall | UnusableCall | None:
-        """Parses a call. Returns `None` if none of the servers provides the tool."""
+        """Parses a tool call of the LLM. Returns `None` if the tool does not belong to an MCP server."""
         if piece.name not in self._tools:
             return None
         try:
@@ -124,7 +124,7 @@ class McpTools:
         return McpCall(piece.name, arguments)
 
     async def call(self, call: McpCall) -> str:
-        """Executes a call and returns the result as text.
+        """Executes a call and returns the result as text. If the server is gone, restarts it and calls the tool again.
 
         Raises:
             McpError: The tool failed, or the server sent no usable response.
@@ -146,7 +146,7 @@ class McpTools:
         server.session = None
         if server.about.transport == "stdio":
             folder, words = server.folder, shlex.join([str(server.about.command), *server.about.args])
-            # The FIFO is open for reading and writing, so that the server does not see its end after a request.
+            # The server's stdin also holds the FIFO open for writing, so that no request ends with an end of file.
             run = f"exec {words} 0<>{folder}/in 1>>{folder}/out 2>{folder}/err"
             await self._run(
                 f"if {_lives(folder)}; then kill $(cat {folder}/pid); fi; rm -rf {folder}; "
@@ -196,7 +196,10 @@ class McpTools:
         raise McpError(f"Expected a response to {method}, got {shorten(said)}")
 
     async def _send(self, server: _Server, message: Mapping[str, Any], number: str | None) -> str:
-        """Sends a message and returns the server's output. Waits for the response if the message has a number."""
+        """Sends a JSON-RPC message and returns the server's output.
+
+        Waits until a `stdio` server has responded, unless `number` is `None` (for a notification).
+        """
         line = json.dumps(message)
         if server.about.transport == "stdio":
             return await self._run(_stdio_script(server, line, number))
@@ -226,7 +229,7 @@ class McpTools:
 
 
 def _lives(folder: str) -> str:
-    """Returns a shell condition that is true if the server's process still reads the FIFO."""
+    """Returns a shell condition that is true while the `stdio` server runs and its stdin is still the FIFO."""
     return f'[ "$(readlink /proc/$(cat {folder}/pid 2>/dev/null || echo none)/fd/0)" = {folder}/in ]'
 
 
@@ -245,7 +248,10 @@ def _stdio_script(server: _Server, line: str, number: str | None) -> str:
 
 
 def _http_script(server: _Server, line: str, seconds: int) -> str:
-    """Returns a script that prints the status, the session id, an empty line and the body."""
+    """Returns a script that posts `line` to an HTTP server.
+
+    The script prints the status, the session id (or an empty line), an empty line, and the body of the response.
+    """
     headers = {
         **server.about.headers,
         "Content-Type": "application/json",
@@ -285,7 +291,7 @@ sys.stdout.buffer.write(response.read())
 
 
 def _responses(said: str) -> list[Mapping[str, Any]]:
-    """Parses messages from server-sent events, or from lines of JSON. Skips invalid messages."""
+    """Parses the JSON-RPC messages in a server's output: server-sent events or JSON lines. Skips invalid messages."""
     stripped = said.lstrip()
     is_events = stripped.startswith(("event:", "data:", "id:", ":"))
     texts = list(EventReader().feed(said.encode() + b"\n\n")) if is_events else stripped.splitlines()
@@ -300,7 +306,7 @@ def _responses(said: str) -> list[Mapping[str, Any]]:
 
 
 def _result(result: Mapping[str, Any]) -> str:
-    """Returns the text in the result of a call. Raises `McpError` if the result reports that the tool failed."""
+    """Returns the result of a tool call as text. Raises `McpError` if the result reports that the tool failed."""
     parts = [_part(part) for part in list_of(result, "content", Mapping) or ()]
     if not parts and result.get("structuredContent") is not None:
         parts = [json.dumps(result["structuredContent"])]

@@ -32,12 +32,12 @@ OPENERS = frozenset({"```bash", "```sh", "```shell"})
 
 
 class ShellAgentFactory(ConversingAgentFactory):
-    """Creates shell agents that share one set of compiled templates.
+    """Creates shell agents. All of them use the same templates, which are compiled once.
 
     Attributes:
         command_timeout_sec: Time limit of one command in seconds.
-        max_output_chars: Maximum length of an output in characters. From a longer output, the LLM gets the head and the
-            tail (half of the maximum each) and the number of removed characters.
+        max_output_chars: Maximum length of a command's output in characters. From a longer output, the LLM gets the
+            head and the tail (half of the maximum each) and the number of removed characters.
         format_errors_in_a_row: Number of consecutive replies without exactly one command after which the episode is
             truncated and scored; `None` for no limit.
         templates_dir: Folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2` and `skills.j2`, and
@@ -77,7 +77,7 @@ class ShellAgentFactory(ConversingAgentFactory):
 
 
 def bash_blocks(reply: str) -> list[str]:
-    """Returns the contents of the fenced bash blocks of a reply. Blocks that are not closed are ignored."""
+    """Returns the contents of the fenced bash blocks of a reply. Ignores a block without a closing fence."""
     blocks: list[str] = []
     block: list[str] | None = None
     for line in reply.replace("\r\n", "\n").split("\n"):
@@ -93,12 +93,12 @@ def bash_blocks(reply: str) -> list[str]:
 
 
 class ShellAgent(ConversingAgent):
-    """An agent that requests one command at a time, runs it and shows the output to the LLM, until the LLM submits."""
+    """An agent that runs one command per reply of the LLM and responds with the output, until the LLM submits."""
 
     _options: ShellAgentFactory
 
     async def run(self, task: str) -> None:
-        """Works on `task` until the output of a command starts with the submit line.
+        """Works on `task` until the LLM submits: the first line of a command's output is `SUBMIT`.
 
         Raises:
             RepeatedFormatError: Too many consecutive replies contained no command, or several commands.

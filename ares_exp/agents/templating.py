@@ -1,4 +1,4 @@
-"""Prompt templates of agents, and the rendering of command results."""
+"""Compiling of the agents' prompt templates, and rendering of command results with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def compile_templates(folders: Sequence[Path], names: Sequence[str]) -> list[Template]:
-    """Compiles each template, from the first folder that contains it. Compiling takes 100 times as long as rendering.
+    """Compiles the template files `NAME.j2`, each from the first folder that contains it.
+
+    Compile templates only once per factory, because compiling takes 100 times as long as rendering.
 
     Raises:
         ConfigError: A template does not compile.
@@ -37,7 +39,10 @@ def compile_templates(folders: Sequence[Path], names: Sequence[str]) -> list[Tem
 
 
 def render_result(template: Template, result: ExecResult, *, timeout_sec: float, max_output_chars: int) -> str:
-    """Renders the result of a command. Removes the middle of an output that is longer than `max_output_chars`."""
+    """Returns the message that shows the result of a command to the LLM.
+
+    If the output is longer than `max_output_chars`, its middle is removed.
+    """
     output, half = result.output, max_output_chars // 2
     cut = len(output) > max_output_chars
     return template.render(

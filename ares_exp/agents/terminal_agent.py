@@ -1,8 +1,9 @@
-"""The terminal agent, whose LLM types into a terminal and sees the screen. It uses the protocol of terminus-2.
+"""The terminal agent, whose LLM types into a terminal and sees the screen.
 
-Each reply is a JSON object with batches of keystrokes and the time to wait after each batch. The agent responds with
-the new output of the terminal, or with the complete screen. Its prompts are the files in `terminal_templates/`. To
-change them, copy the folder, edit the copy, and set `agent.templates_dir` to it.
+It uses the protocol of Harbor's agent terminus-2. Each reply of the LLM is a JSON object with batches of keystrokes and
+the time to wait after each batch. The agent responds with the new output of the terminal, or with the complete screen.
+Its prompts are the files in `terminal_templates/`. To change them, copy the folder, edit the copy, and set
+`agent.templates_dir` to it.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ SKILLS_SEC = 60.0
 
 
 class TerminalAgentFactory(ConversingAgentFactory):
-    """Creates terminal agents that share one set of compiled templates.
+    """Creates terminal agents. All of them use the same templates, which are compiled once.
 
     Attributes:
-        columns: Width of the terminal.
-        lines: Height of the terminal.
+        columns: Width of the terminal in characters.
+        lines: Height of the terminal in characters.
         max_wait_sec: Upper bound in seconds on the wait after one batch of keystrokes.
         max_output_bytes: Maximum length of an output in bytes. From a longer output, the LLM gets the head and the tail
             (half of the maximum each) and the number of removed bytes.
@@ -86,10 +87,10 @@ class TerminalAgentFactory(ConversingAgentFactory):
         return TerminalAgent(self, container=container, llm_client=llm_client)
 
     async def preflight(self) -> None:
-        """Checks that the emulator is installed, and compiles the templates.
+        """Checks that the terminal emulator `pyte` is installed, and compiles the templates.
 
         Raises:
-            PreflightError: The emulator is not installed.
+            PreflightError: `pyte` is not installed.
             ConfigError: A folder is missing, or a template does not compile.
         """
         emulator()
@@ -97,7 +98,7 @@ class TerminalAgentFactory(ConversingAgentFactory):
 
 
 class TerminalAgent(ConversingAgent):
-    """An agent that types the LLM's keystrokes and shows the terminal to the LLM, until the LLM confirms the end."""
+    """An agent that types the LLM's keystrokes and shows it the terminal, until the LLM confirms that it is done."""
 
     _options: TerminalAgentFactory
 
@@ -136,7 +137,7 @@ class TerminalAgent(ConversingAgent):
             conversation.add(Message(role="assistant", content=text), Message(role="user", content=response))
 
     async def _act(self, reply: TerminalReply) -> str | None:
-        """Types the keystrokes of a reply. Returns the next message to the LLM, or `None` if the task is done."""
+        """Types the keystrokes of a reply. Returns the next message to the LLM, or `None` if the agent is done."""
         if reply.error:
             self._count_format_error("could not be parsed as JSON")
             return (
@@ -172,7 +173,7 @@ class TerminalAgent(ConversingAgent):
         self._screen.feed(output.text)
 
     def _news(self) -> str:
-        """Returns the new output. It starts with a note if the terminal was replaced since the previous call."""
+        """Returns the new output for the LLM, after a note if a new terminal has replaced the ended terminal."""
         lost, self._lost_terminal = self._lost_terminal, False
         note = "The terminal has ended, with all programs in it. This is a new terminal.\n"
         return f"{note if lost else ''}{cut_bytes(self._screen.news(), self._options.max_output_bytes)}"

@@ -1,7 +1,7 @@
-"""Replies of the terminal agent's LLM: batches of keystrokes in one JSON object, as in the protocol of terminus-2.
+"""Parsing of the replies of the terminal agent's LLM. A reply is a JSON object with batches of keystrokes.
 
-If the meaning of a malformed reply is clear, the reply is accepted and the LLM gets a warning. Commands, errors and
-warnings are the same as in Harbor's terminus-2.
+The format is the protocol of Harbor's agent terminus-2. Errors and warnings have the same text as in terminus-2. If the
+meaning of a malformed reply is clear, the reply is accepted and the LLM gets a warning.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TerminalReply:
         commands: Batches of keystrokes, in order; empty if the reply has an error.
         is_complete: Whether the reply reports that the task is done.
         error: Reason why the reply is unusable; empty if it is usable.
-        warnings: Deviations from the format.
+        warnings: Deviations from the format that do not make the reply unusable.
     """
 
     commands: tuple[Keys, ...] = ()
@@ -62,7 +62,8 @@ class TerminalReply:
 def read_reply(text: str) -> TerminalReply:
     """Parses a reply.
 
-    If the text cannot be parsed, adds missing braces or removes text around the object, and parses it again.
+    If this fails, adds missing closing braces or removes the text around the JSON object, and parses the result. In
+    this case, the reply has a warning.
     """
     reply = _read(text)
     if not reply.error:
@@ -109,7 +110,7 @@ def _read(text: str) -> TerminalReply:
 
 
 def _find_object(text: str) -> slice | None:
-    """Finds the first `{…}` with balanced braces. Braces in quotes are ignored."""
+    """Returns the position of the first `{…}` with balanced braces outside of quotes, or `None` if there is none."""
     depth, start, quoted, escaped = 0, -1, False, False
     for place, char in enumerate(text):
         if escaped or char == "\\":
@@ -126,7 +127,7 @@ def _find_object(text: str) -> slice | None:
 
 
 def _of_order(source: str) -> list[str]:
-    """Returns a list with a warning if the fields are not in the required order, otherwise an empty list."""
+    """Returns a warning in a list if the fields are not in the order of the protocol, otherwise an empty list."""
     matches = {name: re.search(rf'"{name}"\s*:', source) for name in _FIELDS}
     places = {name: match.start() for name, match in matches.items() if match is not None}
     found = sorted(places, key=lambda name: places[name])

@@ -1,4 +1,4 @@
-"""An emulated terminal screen, and the codes that a keyboard sends."""
+"""An emulation of a terminal's screen (with `pyte`), and the characters that the keys of a keyboard send."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _CURSOR = {"Up": "A", "Down": "B", "Right": "C", "Left": "D", "Home": "H", "End"
 
 
 def as_typed(keys: str, *, application_cursor: bool) -> str:
-    """Returns the characters that a keyboard sends for a key name or a text. Newlines in a text become Enter.
+    """Returns the characters that a terminal receives for the name of a key (`Up`, `C-c`, `M-x`) or for a text.
 
-    Key names are, for example, `Up`, `C-c` and `M-x`. Set `application_cursor` if the program on the screen has enabled
-    the alternative codes of the cursor keys.
+    Each newline in a text becomes a carriage return, the character of the Enter key. With `application_cursor`, the
+    cursor keys have the codes that they send after a program has switched the terminal to application mode.
     """
     if keys in _PLAIN:
         return _PLAIN[keys]
@@ -52,19 +52,19 @@ def as_typed(keys: str, *, application_cursor: bool) -> str:
 
 HISTORY_LINES = 20_000
 _CURSOR_KEYS = 1 << 5
-"""Terminal mode 1 (alternative codes of the cursor keys), as the emulator represents private modes."""
+"""Terminal mode 1 (application mode of the cursor keys). `pyte` shifts the numbers of private modes by 5 bits."""
 _ALTERNATE = (47, 1047, 1049)
 """Private modes that full-screen programs use to switch to an alternate screen."""
 
 
 class TerminalScreen:
-    """A screen, and the lines that have scrolled off."""
+    """The screen of a terminal, and the last lines that have scrolled off its top."""
 
     def __init__(self, columns: int, lines: int) -> None:
         """Creates an empty screen.
 
         Raises:
-            PreflightError: The emulator is not installed.
+            PreflightError: `pyte` is not installed.
         """
         pyte = emulator()
         self._screen = _screen_class()(columns, lines, history=HISTORY_LINES, ratio=0.5)
@@ -72,12 +72,12 @@ class TerminalScreen:
         self._told: str | None = None
 
     def feed(self, text: str) -> None:
-        """Prints text on the screen."""
+        """Processes the output of a terminal, with its control sequences."""
         self._stream.feed(text)
 
     @property
     def application_cursor(self) -> bool:
-        """Whether the program has enabled the alternative codes of the cursor keys."""
+        """Whether a program has switched the cursor keys to application mode; see `as_typed`."""
         return _CURSOR_KEYS in self._screen.mode
 
     @property
@@ -87,13 +87,13 @@ class TerminalScreen:
 
     @property
     def everything(self) -> str:
-        """Content of the screen, preceded by all lines that have scrolled off."""
+        """Content of the screen, preceded by the lines that have scrolled off (at most about `HISTORY_LINES`)."""
         columns = self._screen.columns
         above = [_line(line, columns) for line in self._screen.history.top]
         return _text([*above, *(line.rstrip() for line in self._screen.display)])
 
     def news(self) -> str:
-        """Returns the output since the previous call. The first line is the last line that the previous call saw.
+        """Returns the output since the previous call, after the last line of the earlier output for context.
 
         Returns the visible screen if the earlier content has changed, or if there is no new output.
         """
@@ -116,10 +116,10 @@ def _line(line: Mapping[int, Any], columns: int) -> str:
 
 @cache
 def emulator() -> Any:
-    """Imports and returns the emulator.
+    """Imports and returns the module `pyte`, which emulates the terminal.
 
     Raises:
-        PreflightError: The emulator is not installed.
+        PreflightError: `pyte` is not installed.
     """
     try:
         import pyte
@@ -133,7 +133,10 @@ def emulator() -> Any:
 
 @cache
 def _screen_class() -> Any:
-    """Returns a subclass of the emulator's screen that adds an alternate screen."""
+    """Returns a subclass of pyte's `HistoryScreen` with the alternate screen of full-screen programs, such as vim.
+
+    When such a program ends, the earlier content reappears.
+    """
     base: Any = emulator().HistoryScreen
 
     class Screen(base):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Definitions of the tools that an agent offers its LLM, and validation of the calls in a response."""
+"""Definitions of the tools agent's tools (`bash`, `edit`, `submit`), and validation of the calls in a response."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ _DEFINITIONS: Mapping[ToolName, tuple[str, Mapping[str, Any], Sequence[str]]] = 
 }
 
 _OTHER_NAMES = {"str_replace_based_edit_tool": "edit", "str_replace_editor": "edit"}
-"""Names that models use for a tool because of their training, although the agent offers it under another name."""
+"""Other accepted names of the tools. Some models were trained with these names and use them anyway."""
 
 
 def definitions(tools: Sequence[ToolName]) -> list[dict[str, Any]]:
-    """Returns the definitions of tools in the chat-completions format."""
+    """Returns the definitions of the given tools for the LLM, in the chat-completions format."""
     made = []
     for name in tools:
         text, properties, required = _DEFINITIONS[name]
@@ -74,7 +74,7 @@ def definitions(tools: Sequence[ToolName]) -> list[dict[str, Any]]:
 
 @checked_dataclass(frozen=True)
 class BashCall:
-    """A call to `bash`."""
+    """A valid call to `bash`, which runs a command."""
 
     command: str
     timeout_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -82,7 +82,7 @@ class BashCall:
 
 @checked_dataclass(frozen=True)
 class EditCall:
-    """A call to `edit`. `new_str` is also accepted instead of `insert_text`, as in older versions of the tool."""
+    """A valid call to `edit`. To insert text, a model may pass `new_str`, as in older versions, or `insert_text`."""
 
     command: Literal["view", "create", "str_replace", "insert"]
     path: Annotated[str, Field(min_length=1)]
@@ -96,12 +96,12 @@ class EditCall:
 
 @checked_dataclass(frozen=True)
 class SubmitCall:
-    """A call to `submit`."""
+    """A call to `submit`, which ends the agent's work."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnusableCall:
-    """A call that cannot be executed.
+    """A call to an unknown tool or with invalid arguments, which is not executed.
 
     Attributes:
         why: Explanation for the LLM.
@@ -119,7 +119,10 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {
 
 
 def read_call(piece: ToolCallData, tools: Sequence[ToolName]) -> Call:
-    """Validates a call to one of the offered tools. Unknown arguments are ignored."""
+    """Validates a call. Returns an `UnusableCall` if `tools` does not contain the tool or the arguments are invalid.
+
+    Unknown arguments are ignored.
+    """
     name = _OTHER_NAMES.get(piece.name, piece.name)
     if name not in tools:
         return UnusableCall(f"There is no tool {piece.name!r:.60}. The tools are: {', '.join(tools)}.")
@@ -136,12 +139,13 @@ def read_call(piece: ToolCallData, tools: Sequence[ToolName]) -> Call:
 
 
 def as_message(response: LLMResponse, first_number: int) -> tuple[Message, list[ToolCallData]]:
-    """Returns a response as a message, and the tool calls in the message. Each call has a unique id.
+    """Converts a response to a message for the next request. Also returns the tool calls in the message.
 
     Args:
         response: Response from the LLM. The message omits the reasoning, which the policy adds if the endpoint needs
             it.
-        first_number: Number of the first call. It is used in the ids of calls whose own id is missing or not unique.
+        first_number: Number of the response's first call in the episode. A call whose id is missing or not unique in
+            the response gets its number as the id, such as `call_7`.
     """
     calls: list[ToolCallData] = []
     for place, call in enumerate(piece for piece in response.data if isinstance(piece, ToolCallData)):

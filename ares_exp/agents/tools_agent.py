@@ -47,15 +47,15 @@ ALL_TOOLS: tuple[ToolName, ...] = ("bash", "edit", "submit")
 
 
 class ToolsAgentFactory(ConversingAgentFactory):
-    """Creates tools agents that share one set of compiled templates.
+    """Creates tools agents. All of them use the same templates, which are compiled once.
 
     Attributes:
         tools: Names of the offered tools: `bash`, `edit` or `submit`; `None` for all three. Without `submit`, the LLM
             submits with the command `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT`.
         command_timeout_sec: Time limit of one command in seconds if the LLM sets none.
         max_command_timeout_sec: Upper bound on the time limit of one command in seconds.
-        max_output_chars: Maximum length of an output in characters. From a longer output, the LLM gets the head and the
-            tail (half of the maximum each) and the number of removed characters.
+        max_output_chars: Maximum length of a tool's output in characters. From a longer output, the LLM gets the head
+            and the tail (half of the maximum each) and the number of removed characters.
         format_errors_in_a_row: Number of consecutive replies without a usable call after which the episode is truncated
             and scored; `None` for no limit.
         templates_dir: Folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2` and `skills.j2`, and
@@ -102,7 +102,7 @@ class ToolsAgentFactory(ConversingAgentFactory):
 
 
 class ToolsAgent(ConversingAgent):
-    """An agent that executes the calls in each response in order and returns their results, until the LLM submits."""
+    """An agent that executes the tool calls in each response and returns the results, until the LLM submits."""
 
     _options: ToolsAgentFactory
 
@@ -143,7 +143,8 @@ class ToolsAgent(ConversingAgent):
     async def _act(self, response: LLMResponse) -> Sequence[Message] | None:
         """Executes the calls in a response in order.
 
-        Returns messages with the response and the results, or `None` if the LLM submitted.
+        Returns the messages to add to the conversation: the response and the results. Returns `None` if the LLM
+        submitted.
         """
         message, pieces = as_message(response, self._calls)
         self._calls += len(pieces)
@@ -167,7 +168,7 @@ class ToolsAgent(ConversingAgent):
         return messages
 
     async def _result_of(self, call: Call | McpCall) -> str | None:
-        """Executes one call. Returns its result, or `None` if the LLM submitted with it."""
+        """Executes one call. Returns its result for the LLM, or `None` if the LLM submitted with this call."""
         if isinstance(call, SubmitCall):
             return None
         if isinstance(call, BashCall):

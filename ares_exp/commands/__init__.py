@@ -1,4 +1,4 @@
-"""Commands of `ares-exp`, one file each.
+"""Commands of `ares-exp`, with one module per command.
 
 Imports every other folder. Only `ares_exp.__main__` imports it.
 """

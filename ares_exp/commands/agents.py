@@ -1,4 +1,4 @@
-"""The command `agents`: manages the packages of installed agents on this machine."""
+"""The command `agents`: installs, packs, lists and removes the packages of third-party agents on this machine."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def _remove(arguments: argparse.Namespace) -> None:
 
 
 def _chosen(arguments: argparse.Namespace, packed: Sequence[AgentPackage] = ()) -> list[AgentPackage]:
-    """Returns the packages of the agents that the arguments name. `packed` contains packages that the user created."""
+    """Returns the packages that the arguments select. `packed` contains the packages that the user has packed."""
     if arguments.all:
         return [*PACKAGES.values(), *packed]
     if not arguments.agents:

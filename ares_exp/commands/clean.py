@@ -1,4 +1,4 @@
-"""The command `clean`: removes leftovers of dead runs."""
+"""The command `clean`: removes containers and files that crashed runs have left behind."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _found(config_dirs: Sequence[Path], *, images: bool, snapshots: bool) -> tuple[list[Leftover], bool]:
-    """Returns the leftovers of all backends on this machine, and whether a container service reported an error."""
+    """Returns the leftovers of all container backends, and whether a container service reported an error.
+
+    A backend that cannot be used on this machine is skipped with a message.
+    """
     found, failed = [*find_short_lived()], False
     for name, target in option_targets("container", config_dirs).items():
         try:

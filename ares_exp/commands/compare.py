@@ -236,7 +236,7 @@ def _print_runs(console: Console, runs: Sequence[ChosenRun]) -> None:
         if any(spread.total for spread in spreads):
             columns[name] = [_mean(spread) for spread in spreads]
     passes = sorted((name for name in columns if name.startswith("pass")), reverse=True)  # pass^k before pass@k
-    leave_out = ["seconds", "$", "tokens", "scored", *passes, "attempts", "tasks"]  # repeated columns first
+    leave_out = ["seconds", "$", "tokens", "scored", *passes, "attempts", "tasks"]  # dropped in this order
     console.print(
         make_table(
             columns_that_fit(columns, console.width, leave_out=[n for n in leave_out if n in columns]),
@@ -298,7 +298,10 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _print_flips(console: Console, runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> None:
-    """Prints the tasks that differ in any pair, largest difference first, with the passed attempts of each run."""
+    """Prints a table of the tasks whose pass rates differ in any pair, largest difference first.
+
+    The table has a column per run, with the number of passed attempts, such as `3/4`.
+    """
     largest: dict[str, float] = {}
     for pair in pairs:
         for flip in pair.comparison.flips:

@@ -1,4 +1,4 @@
-"""The runs that `compare` compares, and a verdict in words for each pair."""
+"""The runs that the command `compare` compares, and the comparison of each pair of runs, with a verdict in words."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ MOST_RUNS = 100
 MOST_KEYS = 5_000
 TARGET = "_target_"
 OWN_PLACE = ("output_dir", "resume")
-"""Ignored config keys, without their prefix: paths of the run directory or the resumed run, which always differ."""
+"""Last parts of config keys that are not compared, because they contain paths that differ in every run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenRun:
-    """One run to compare. `overrides` and `config` are `None`, and `digests` is empty, if they were not recorded.
+    """One run to compare.
 
     Attributes:
-        config: Values by dotted key.
-        digests: Digests of the tasks, by task name. Equal digests mean equal tasks.
-        notes: Remarks on how the run was read.
-        name: Display name.
+        letter: Short name in the report: `A` for the first run.
+        overrides: Recorded overrides by key; `None` if they were not recorded.
+        config: Config values by dotted key; `None` if the config cannot be read.
+        digests: Digests of the tasks, by task name, if they were recorded. Equal digests mean equal tasks.
+        notes: Sentences about missing or ignored results, for the report.
+        name: Display name: the overrides that differ from the other runs, or the path.
     """
 
     letter: str
@@ -51,7 +53,7 @@ class ChosenRun:
 
 
 def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> list[ChosenRun]:
-    """Reads each run once. A sweep folder selects all its jobs that have at least one finished episode.
+    """Reads the runs at the paths, each run once. The folder of a sweep selects its jobs that have finished episodes.
 
     Raises:
         ConfigError: A path is not a run or sweep, has no results, or cannot be read; or the number of runs is wrong.
@@ -75,9 +77,10 @@ def choose_runs(paths: Sequence[Path], *, threshold: float, level: float) -> lis
 
 
 def differing_config(runs: Sequence[ChosenRun]) -> dict[str, tuple[str | None, ...]]:
-    """Finds the config keys that differ, with the value in each run (`None` if the run does not have the key).
+    """Returns the config keys that differ, with the value in each run (`None` if the run does not have the key).
 
-    If the runs use different classes for a component, only the class and the arguments that all runs have are compared.
+    If the runs use different classes for a component, such as the agent, most arguments exist only in some runs. Such
+    arguments are left out.
     """
     known = [run.config for run in runs if run.config is not None]
     keys = _differing(known)
@@ -139,7 +142,10 @@ def _overrides(path: Path) -> dict[str, str] | None:
 
 
 def _config(path: Path) -> dict[str, str] | None:
-    """Reads a run's config by dotted key; `None` if it is unreadable. `attempts` is the value of the last session."""
+    """Returns a run's config values by dotted key; `None` if the config cannot be read.
+
+    A resume may change the number of attempts. The key `attempts` has the value of the last session.
+    """
     try:
         config = recorded_config(path)
     except (OSError, ConfigError):
@@ -165,7 +171,10 @@ def _differing(records: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _name(run: ChosenRun, differing: Sequence[str]) -> str:
-    """Returns the overrides that differ as a short name; if there are none, the name of the run directory."""
+    """Returns a run's overrides for the keys in `differing` as its name: `seed=1`. If it has none, returns `defaults`.
+
+    Without recorded overrides or differing keys, returns the path.
+    """
     if run.overrides is None or not differing:
         return str(run.path)
     return " ".join(f"{key}={run.overrides[key]}" for key in differing if key in run.overrides) or "defaults"
@@ -179,7 +188,10 @@ def _letters(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPair:
-    """The comparison of run B with run A. `adjusted_p` is adjusted for the number of compared pairs."""
+    """The comparison of run `b` with run `a`.
+
+    `adjusted_p` is the p-value after correction for the number of compared pairs; `None` without common tasks.
+    """
 
     a: ChosenRun
     b: ChosenRun
@@ -197,12 +209,12 @@ class ComparedPair:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the runs differ significantly."""
+        """Whether the runs differ significantly: the adjusted p-value is below the significance level."""
         return self.adjusted_p is not None and self.adjusted_p < self.comparison.alpha
 
     @property
     def verdict(self) -> str:
-        """The result of the comparison in one sentence."""
+        """The result of the comparison in one sentence, such as `B is better than A (p = 0.012)`."""
         difference = self.comparison.errors_as_zero
         if difference is None or self.adjusted_p is None:
             return f"{self.a.letter} and {self.b.letter} have no task in common, so they cannot be compared."
@@ -219,7 +231,10 @@ class ComparedPair:
 
     @property
     def advice(self) -> str | None:
-        """Advice on how to get a significant result; `None` if the result is significant, or no tasks were compared."""
+        """Advice on how many attempts or tasks would give a significant result.
+
+        `None` if the result is significant, or if no tasks were compared.
+        """
         remedy = self.comparison.remedy
         return None if self.is_settled or remedy is None else _advice(remedy, self)
 
@@ -254,12 +269,12 @@ def _advice(remedy: Remedy, pair: ComparedPair) -> str:
 
 
 def format_p(p: float) -> str:
-    """Formats a p-value with at most three decimals."""
+    """Formats a p-value with three decimals, or as `less than 0.001`."""
     return "less than 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def compare_pairs(pairs: Sequence[tuple[ChosenRun, ChosenRun]], *, alpha: float) -> list[ComparedPair]:
-    """Compares each pair and adjusts the p-values for the number of pairs (Holm 1979)."""
+    """Compares the runs of each pair, and corrects the p-values for the number of pairs with Holm's method (1979)."""
     comparisons = [Comparison.of(a.statistics, b.statistics, alpha=alpha, comparisons=len(pairs)) for a, b in pairs]
     found = {number: one.errors_as_zero.p for number, one in enumerate(comparisons) if one.errors_as_zero is not None}
     adjusted = adjust(found)
@@ -270,7 +285,7 @@ def compare_pairs(pairs: Sequence[tuple[ChosenRun, ChosenRun]], *, alpha: float)
 
 
 def adjust(p_values: dict[int, float]) -> dict[int, float]:
-    """Computes p-values that are adjusted for the number of comparisons by Holm's method."""
+    """Corrects p-values for multiple comparisons with Holm's method. The keys are the numbers of the pairs."""
     adjusted, largest = {}, 0.0
     for rank, (number, p) in enumerate(sorted(p_values.items(), key=lambda one: one[1])):
         largest = max(largest, min(1.0, p * (len(p_values) - rank)))

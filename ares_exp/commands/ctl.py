@@ -1,4 +1,4 @@
-"""The command `ctl`: shows the state of a run or sweep in progress, and sends orders to it."""
+"""The command `ctl`: shows the state of a run or sweep in progress, and sends orders such as `pause` to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ares_exp.trajectories.files.line_file import has_writer
 
 WAIT_SEC = 15.0
 FRESH_SEC = 3.0
-"""Maximum wait of `status` for a new state, in seconds. A watched run writes its state every two seconds."""
+"""Maximum time in seconds that `status` waits for a new state. On request, a run writes its state every two seconds."""
 POLL_SEC = 0.1
 MAX_TAIL = 16 * 2**20
 SHOWN = 20
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _order(arguments: argparse.Namespace) -> Order:
-    """Creates the order from the arguments. Raises `ConfigError` if this order does not accept the arguments."""
+    """Creates the order from the arguments. Raises `ConfigError` if the words after the order's name do not fit it."""
     verb, words, more = arguments.order, arguments.what, dict[str, Any]()
     if verb == "cancel":
         if len(words) != 1:
@@ -146,13 +146,16 @@ def _state(path: Path) -> str:
 
 
 def _sweep_is_running(sweep: Path) -> bool:
-    """Returns whether a process is starting or running a job of the sweep."""
+    """Returns whether the sweep is in progress: its command is running, or at least one of its jobs is."""
     return has_writer(sweep) or any(_state(job) == "running" for job in job_folders(sweep))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of an order: `done`, `refused`, `failed` or `not taken`, and a sentence that describes it."""
+    """The outcome of an order for the run at `path`.
+
+    `outcome` is `done`, `refused`, `failed` or `not taken` (without a response of the run). `says` explains it.
+    """
 
     path: Path
     outcome: str
@@ -173,7 +176,7 @@ def _give_to_run(run: Path, order: Order, wait_sec: float) -> Outcome:
 
 
 def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
-    """Sends an order to all current and later jobs of a sweep. Waits for the outcomes of the running jobs."""
+    """Sends an order to all jobs of a sweep, including later jobs. Returns the outcomes of the running jobs."""
     jobs = [job for job in job_folders(sweep) if _state(job) == "running"]
     if order.verb == "cancel":
         named = ", ".join(map(str, jobs)) or "none now"
@@ -193,7 +196,7 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
 
 
 def _outcome(run: Path, order: Order, wait_sec: float, since: float) -> Outcome:
-    """Waits until the run records the outcome of an order in `control.jsonl`, and returns the outcome."""
+    """Waits for up to `wait_sec` after `since` until the run has recorded the order's outcome in `control.jsonl`."""
     while True:
         with suppress(OSError), open_regular(RunDir(run).orders) as file:
             file.seek(max(os.fstat(file.fileno()).st_size - MAX_TAIL, 0))
@@ -227,7 +230,10 @@ def _print_status(path: Path, *, is_sweep: bool, as_json: bool) -> None:
 
 
 def _fresh_status(run: Path) -> RunStatus | None:
-    """Waits for a new status and returns it; returns the last status if the run does not write a new one in time."""
+    """Requests a new status of a running run, and returns it.
+
+    Returns the last recorded status, if any, if the run does not write a new one within `FRESH_SEC`.
+    """
     folder, asked = RunDir(run), time.time()
     watch(folder.control)
     status = read_status(folder.status)
@@ -242,7 +248,7 @@ def _as_json(run: Path, state: str, status: RunStatus | None) -> Mapping[str, An
 
 
 def _lines(run: Path, state: str, status: RunStatus | None) -> Iterator[str]:
-    """Yields the lines that `status` prints about a run, starting with a summary."""
+    """Yields the lines that the order `status` prints about a run. The first line is a summary."""
     if status is None or state != "running":
         yield f"{run}: {state}"
         return

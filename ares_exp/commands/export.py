@@ -1,4 +1,4 @@
-"""The command `export`: writes the episodes of a run in formats of other programs."""
+"""The command `export`: writes the episodes of a run to a file or folder, in the format of another program."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Written = tuple[int, list[str]]
 """Result of an export: the number of written episodes, rows or trials, and sentences that are printed for the user."""
 
 SUCCESS = 1.0
-"""Default minimum reward of the episodes that are exported for supervised training."""
+"""Default minimum reward of the episodes that are exported for supervised training (`--to sft`)."""
 JSONL_SUFFIXES = (".jsonl", f".jsonl{ZSTD}")
 CHOOSING = ("task", "outcome", "min_reward", "max_reward")
 OF_ROWS = ("oracle", "tool_arguments", "reasoning")
@@ -44,7 +44,14 @@ OF_TOKENS = ("conversation", "realign_tokens", "temperature", "altered_sampling"
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """An export format. `suffixes` is empty if OUT is a folder. `about` describes the format in the help."""
+    """An export format.
+
+    Attributes:
+        write: Function that writes the export.
+        suffixes: Allowed suffixes of the output file; empty if the output is a folder.
+        options: Names of the command's options that the format supports.
+        about: Description of the format in the help.
+    """
 
     write: Callable[[ExportedEpisodes, argparse.Namespace], Written]
     suffixes: tuple[str, ...]
@@ -107,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Checks the arguments before the run is read."""
+    """Checks that the options and the output path fit the format. Raises `UserError` if they do not."""
     out, name, suffixes = arguments.out, arguments.to, FORMATS[arguments.to].suffixes
     for option in ("force", *CHOOSING, *OF_ROWS, *OF_TOKENS):
         if getattr(arguments, option) not in (None, False) and option not in FORMATS[name].options:
@@ -210,7 +217,7 @@ def _counted(episodes: ExportedEpisodes) -> Written:
 
 
 def _unless_empty(items: Iterable[T]) -> Iterator[T] | None:
-    """Returns `items`, or `None` if there are no items, so that no empty file is created."""
+    """Returns an iterator over `items`, or `None` if there are none. The caller then creates no file."""
     iterator = iter(items)
     for first in iterator:
         return chain([first], iterator)
@@ -223,7 +230,7 @@ def _write_lines(out: Path, lines: Iterable[str]) -> None:
 
 
 def _file_name(episode_id: str) -> str:
-    """Returns the id if it is a safe file name, and otherwise a similar safe name. Ids can come from other programs."""
+    """Returns an episode's id if it is a safe file name, otherwise (for example, for `../x`) a similar safe name."""
     if SAFE_NAME.fullmatch(episode_id) and not episode_id.startswith("."):
         return episode_id
     like_it = re.sub(r"[^A-Za-z0-9_-]+", "_", episode_id)[:100]

@@ -1,12 +1,13 @@
 """The export of a run as a Harbor job: a folder with the documents and files of each trial, written atomically.
 
-The documents follow the schema of Harbor's models. Config keys that a run does not have get Harbor's defaults. All
-records of the run are untrusted input.
+In Harbor, a run is a job, and an attempt is a trial. The JSON documents follow the schema of Harbor's models. Config
+keys that a run does not have get Harbor's defaults. The records may come from other users, so names and links in them
+are checked.
 
-Errors have the names of their ares_exp classes, which equal Harbor's names if Harbor has the same error. A reached time
-limit is exported as Harbor's `AgentTimeoutError`; such a trial can have a reward. Harbor has no error for limits on
-steps, tokens and cost, so `agent_result.metadata` names the limit. An attempt without a result (cancelled, closed,
-lost, abandoned) is exported with a `CancelledError`.
+An error has the name of its ares_exp class, which is also Harbor's name if Harbor has the same error. If an attempt
+reached its time limit, the trial has Harbor's `AgentTimeoutError`, and may also have a reward. Harbor has no error for
+limits on steps, tokens and cost, so `agent_result.metadata` contains the limit. An attempt without a result (cancelled,
+closed, lost, abandoned) has a `CancelledError`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Json = Mapping[str, Any]
 AGENT_FOLDER, TRAJECTORY = "agent", "trajectory.json"
 MAX_TASK_CHARS, HASH_CHARS = 32, 7
 MAX_MASKED_BYTES = 64 * 2**20
-"""Maximum size of a file in which secrets are masked. Larger files are copied unchanged."""
+"""Maximum size in bytes of a file in which secrets are masked. Larger files are copied unchanged."""
 
 _NAMESPACE = uuid.UUID("5b0a4c0e-7a0f-5d0c-9a51-5d9f3c1f6a0b")
 _FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")
@@ -57,12 +58,12 @@ _FILE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class RecordedJob:
-    """The records of a run.
+    """The records of a run, which becomes a job of Harbor.
 
     Attributes:
         config: Composed config, without secrets.
-        results: Last result of every attempt with a result.
-        tasks: Selected tasks, with their digests if known.
+        results: Last result of each attempt that has a result.
+        tasks: Selected tasks by name, with their digests if known.
         attempts_each: Number of attempts at each task.
         planned: Number of attempts of the run.
         num_retries: Number of failed episodes that were retried.
@@ -79,7 +80,7 @@ class RecordedJob:
 
     @property
     def run_id(self) -> str:
-        """The recorded id of the run; defaults to the name of its directory."""
+        """The recorded id of the run, or the name of its directory if no id is recorded."""
         return str(self.provenance.get("run_id") or self.run_dir.path.name)
 
     @property
@@ -90,16 +91,19 @@ class RecordedJob:
         return min(times), max(times)
 
     def group(self, name: str) -> Mapping[str, Any]:
-        """Returns the config of a group; empty if it is missing."""
+        """Returns the config of a group, such as `agent`. Empty if the run has no such group."""
         found = self.config.get(name)
         return found if isinstance(found, Mapping) else {}
 
     def class_name(self, name: str) -> str:
-        """Returns the name of the class of a group's option."""
+        """Returns the name of the class that a group, such as `policy`, creates."""
         return str(self.group(name).get("_target_", "unknown")).rpartition(".")[2]
 
     def place(self, task: str) -> tuple[dict[str, str], str | None]:
-        """Returns a task's location as a Harbor task id, and the name of the task set (`None` for a single task)."""
+        """Returns the origin of a task: a Harbor task id (a path, or a git URL with commit and path), and its dataset.
+
+        The dataset is the name of the set of tasks to which the task belongs; `None` if there is no set.
+        """
         from ares_exp.tasks.task_set import SAMPLES
 
         env, origins = self.group("env"), self.provenance.get("task_origins")
@@ -167,7 +171,10 @@ def _agent(job: RecordedJob) -> dict[str, str]:
 
 
 def _environment(job: RecordedJob) -> dict[str, str]:
-    """Returns the container backend by its Harbor name or class; without containers, the class of the environment."""
+    """Returns the `environment` in Harbor's config: the container backend, by Harbor's name or by its class.
+
+    If the run used no containers, returns the class of the environment.
+    """
     target = str(job.group("container").get("_target_") or "")
     scored = [one for one in job.results if one.reward is not None]
     if scored and not any(one.container_image for one in scored):
@@ -185,7 +192,7 @@ def _task(job: RecordedJob, task: str) -> dict[str, str]:
 
 
 def trial_error(result: EpisodeResult) -> ErrorInfo | None:
-    """Returns the error of a trial; `None` if the trial has no error."""
+    """Returns the error of the trial for a result; `None` if the trial has no error in Harbor."""
     if result.outcome in UNFINISHED:
         why = "no result" if result.error is None else result.error.message
         return ErrorInfo(CANCELLED, f"{result.outcome.value}: {why}")
@@ -201,7 +208,10 @@ def _timeout_error(limit: str | None) -> ErrorInfo | None:
 def trial_result(
     job: RecordedJob, result: EpisodeResult, trajectory: Json | None, *, config: Json, trial_id: str, uri: str
 ) -> dict[str, Any]:
-    """Returns the `result.json` of a trial, with all keys that Harbor writes, even if null. `trajectory` is in ATIF."""
+    """Returns the content of a trial's `result.json`, with all keys that Harbor writes, including null values.
+
+    `trajectory` is the trajectory in ATIF, Harbor's format.
+    """
     provider, slash, model = config["agent"]["model_name"].partition("/")
     place, source = job.place(result.task_name)
     digest = job.tasks[result.task_name]
@@ -257,7 +267,10 @@ def _step(stage: StageResult, result: EpisodeResult) -> dict[str, Any]:
 
 
 def _context(result: EpisodeResult, trajectory: Json | None) -> dict[str, Any]:
-    """Returns the agent's usage and token ids. `metadata` contains further values, for which Harbor has no key."""
+    """Returns the `agent_result` of a trial: token counts, cost and token ids.
+
+    `metadata` contains further values of ares_exp, for which Harbor has no key.
+    """
     names = ("episode_id", "attempt", "retry", "seed", "container_image", "num_steps")
     kept = {name: getattr(result, name) for name in names}
     truncated_by = result.limit if result.outcome is Outcome.TRUNCATED else None
@@ -274,9 +287,9 @@ def _context(result: EpisodeResult, trajectory: Json | None) -> dict[str, Any]:
 
 
 def _rollout_details(document: Json) -> list[dict[str, Any]] | None:
-    """Returns the token ids and log-probabilities of all LLM calls; `None` if a call lacks completion ids.
+    """Returns the token ids and log-probabilities of all LLM calls of a trajectory in ATIF.
 
-    A field is omitted if any call lacks it.
+    A field is left out if any call lacks it. Returns `None` if this applies to the token ids of completions.
     """
     turns = [step["metrics"] for step in document["steps"] if "metrics" in step]
     names = ("prompt_token_ids", "completion_token_ids", "logprobs")
@@ -289,7 +302,7 @@ def _rewards(result: EpisodeResult | StageResult) -> dict[str, Any] | None:
 
 
 def job_result(job: RecordedJob, trials: Sequence[Json], *, job_id: str) -> dict[str, Any]:
-    """Returns the `result.json` of the job. Its `finished_at` is null while any attempt has no result."""
+    """Returns the content of the job's `result.json`. Until all attempts have results, `finished_at` is null."""
     started_at, updated_at = (_at(time, None) or _at(0, None) for time in job.times)  # local times, like Harbor
     is_finished = sum(one.outcome not in UNFINISHED for one in job.results) >= job.planned
     groups: defaultdict[str, list[Json]] = defaultdict(list)
@@ -324,9 +337,9 @@ def job_result(job: RecordedJob, trials: Sequence[Json], *, job_id: str) -> dict
 
 
 def mean_rewards(rewards: Sequence[Mapping[str, float] | None]) -> dict[str, float]:
-    """Returns Harbor's metric `mean`, in which a missing reward counts as 0.
+    """Returns the mean rewards of trials, as Harbor's metric `mean` computes them. A missing reward counts as 0.
 
-    If all rewards together have at most one key, the metric is named `mean`. Otherwise each key has its own metric.
+    If the rewards have at most one key, the result has the key `mean`. Otherwise, it has the mean of each key.
     """
     keys = sorted({key for one in rewards for key in one or ()})
     if len(keys) <= 1:
@@ -335,9 +348,9 @@ def mean_rewards(rewards: Sequence[Mapping[str, float] | None]) -> dict[str, flo
 
 
 def pass_rates(successes: Mapping[str, Sequence[bool]]) -> dict[str, float]:
-    """Returns the mean pass@k over tasks, for each `k` that is a power of two or a multiple of five.
+    """Returns the mean pass@k over tasks, for each `k` above 1 that is a power of two or a multiple of five.
 
-    `successes` contains, for each task, whether each attempt passed.
+    `successes` contains, for each task, whether each attempt passed. `k` is at most the smallest number of attempts.
     """
     most = min(map(len, successes.values()), default=0)
     powers = {2**exponent for exponent in range(1, most.bit_length())}
@@ -365,7 +378,7 @@ def _eval(trials: Sequence[Json]) -> dict[str, Any]:
         "n_trials": sum(one is not None for one in rewards),
         "n_errors": sum(map(len, by_exception.values())),
         "metrics": [mean_rewards(rewards)],
-        # Only if every reward has one key and is 0 or 1. A missing reward counts as a failure.
+        # Empty unless every reward has one key and is 0 or 1. A missing reward counts as a failure.
         "pass_at_k": pass_rates(successes) if binary else {},
         "reward_stats": by_reward,
         "exception_stats": by_exception,
@@ -373,7 +386,7 @@ def _eval(trials: Sequence[Json]) -> dict[str, Any]:
 
 
 def _utc(seconds: float) -> str | None:
-    """Returns a time in UTC; `None` if it is unknown."""
+    """Formats epoch seconds in UTC as ISO 8601. Returns `None` for 0 (unknown) and for invalid values."""
     text = _at(seconds, UTC) if seconds > 0 else None
     return text and text.replace("+00:00", "Z")
 
@@ -386,7 +399,10 @@ def _at(seconds: float, zone: tzinfo | None) -> str | None:
 
 
 def write_job(job: RecordedJob, jobs_dir: Path, name: str) -> tuple[Mapping[str, Any], list[str]]:
-    """Writes `<jobs_dir>/<name>`; returns its `result.json` and warnings. Raises `ConfigError` if writing fails."""
+    """Writes the job to the folder `<jobs_dir>/<name>`. Returns the content of its `result.json`, and warnings.
+
+    Raises `ConfigError` if writing fails. The folder appears only when it is complete.
+    """
     try:
         with appearing(jobs_dir / name) as place:
             return _Writer(job, place, jobs_dir.resolve(), name).write()
@@ -396,25 +412,25 @@ def write_job(job: RecordedJob, jobs_dir: Path, name: str) -> tuple[Mapping[str,
 
 
 def is_file_name(text: str) -> bool:
-    """Returns whether a text from a record is safe as a file name, so that it cannot point to another folder."""
+    """Returns whether a text from a record is a safe file name, which cannot lead to another folder."""
     return _FILE_NAME.fullmatch(text) is not None
 
 
 def trial_name(task_name: str, episode_id: str) -> str:
-    """Returns `<task>__<7 characters>`: the start of the task's name and a hash of the episode's id."""
+    """Returns the name of a trial: `<task>__<7 characters>`, from the task's name and a hash of the episode's id."""
     head = re.sub(r"[^A-Za-z0-9._-]", "-", task_name.split("/")[-1])
     digest = hashlib.sha256(episode_id.encode(errors="backslashreplace")).hexdigest()
     return f"{head[:MAX_TASK_CHARS].lstrip('.').rstrip('_-') or 'task'}__{digest[:HASH_CHARS]}"
 
 
 def stable_id(*parts: str) -> str:
-    """Derives a UUID from the parts. Equal parts always have the same UUID."""
+    """Derives a UUID from the parts. The same parts always give the same UUID, so that exports can be repeated."""
     return str(uuid.uuid5(_NAMESPACE, "/".join(parts).encode(errors="backslashreplace").decode()))
 
 
 class _Writer:
     def __init__(self, job: RecordedJob, place: Path, jobs_dir: Path, name: str) -> None:
-        """Prepares an export to the temporary folder `place`, which is renamed to `<jobs_dir>/<name>` at the end."""
+        """Prepares an export to the temporary folder `place`, which the caller renames to `<jobs_dir>/<name>`."""
         self._job, self._place, self._uri = job, place, jobs_dir / name
         self._job_id = stable_id(job.run_id)
         self._config: dict[str, Any] = {
@@ -446,7 +462,7 @@ class _Writer:
         return {episode.episode_id: episode for episode in episodes}
 
     def _write_trial(self, result: EpisodeResult, stored: StoredEpisode | None) -> dict[str, Any]:
-        """Writes the folder of a trial; returns its `result.json`."""
+        """Writes the folder of a trial. Returns the content of its `result.json`."""
         name = trial_name(result.task_name, result.episode_id)
         folder = self._place / name
         for inside in (Path(), *(Path(STEPS_FOLDER, stage.name) for stage in result.stages)):
@@ -477,7 +493,7 @@ class _Writer:
         return data
 
     def _trajectory(self, result: EpisodeResult, stored: StoredEpisode | None) -> Mapping[str, Any] | None:
-        """Returns the trajectory of a trial in ATIF; `None` if it is missing or broken."""
+        """Returns the trajectory of a trial in ATIF. If it is missing or broken (with a warning), returns `None`."""
         try:
             return None if stored is None else to_atif(stored.load())[0]
         except TrajectoryFormatError as error:
@@ -490,7 +506,7 @@ def _write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 4) 
 
 
 def _copy_tree(source: Path, target: Path) -> None:
-    """Copies the regular files below a folder of the run. Copies nothing if the path contains a link."""
+    """Copies the regular files below a folder of the run. Copies nothing if a part of the folder's path is a link."""
     if source.resolve() != source:
         return
     for directory, _, names in os.walk(source):
@@ -501,7 +517,7 @@ def _copy_tree(source: Path, target: Path) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copies a regular file and masks secrets in it."""
+    """Copies a file, and masks secrets in it. Ignores links and other files that are not regular."""
     if source.is_symlink() or not source.is_file():
         return
     if source.stat().st_size > MAX_MASKED_BYTES:

@@ -1,4 +1,4 @@
-"""The command `list`: lists options, presets and tasks, and their sources."""
+"""The command `list`: lists the available options, plugins and tasks, and where they come from."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ GROUP_OF: Mapping[str, str] = {
     "scorers": "scorer",
     "experiments": "experiment",
 }
-"""Config group of each section that lists options."""
+"""Sections of the list that contain options, and the config group of each section."""
 WITHOUT_TARGET = ("experiment", "scorer")
-"""Groups whose options do not create an object."""
+"""Config groups whose options need no `_target_`, because they do not create an object."""
 PLUGINS = "plugins"
 COUNT_TIMEOUT_SEC = 10.0
 """Time limit, in seconds, for counting the tasks of one environment, because a plugin can hang."""
@@ -116,7 +116,7 @@ def _options(group: str, config_dirs: Sequence[Path]) -> list[Row]:
 
 
 def _problem_of(option: Option) -> str | None:
-    """Checks the file and class of an option without starting a run. Returns the problem; `None` if there is none."""
+    """Checks an option's file, and that its class can be imported. Returns the problem; `None` if there is none."""
     import yaml
 
     try:
@@ -135,7 +135,10 @@ def _problem_of(option: Option) -> str | None:
 
 
 def _count_tasks(option: Option, config_dirs: Sequence[Path]) -> int | None:
-    """Counts the tasks of an environment. Returns `None` if counting fails, hangs, or requires a user's value."""
+    """Counts the tasks of an environment.
+
+    Returns `None` if counting fails or takes longer than `COUNT_TIMEOUT_SEC`, or if the user has to set a key first.
+    """
     preset = ConfiguredPreset(option.name, config_dirs=tuple(config_dirs))
     found: list[int | BaseException | None] = []
 
@@ -168,7 +171,7 @@ def _plugins() -> list[Row]:
 
 
 def _task_rows(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Row]:
-    """Returns a row per selected task. `index` is its position, as in `env.tasks=5`; `None` without positions."""
+    """Returns a row per selected task. `index` is the number that selects it (`env.tasks=5`); `None` if unknown."""
     source = make_source(compose_config(overrides, config_dirs=config_dirs))
     names = source.load(_warn)
     facts = {task.name: _facts(task) for task in source.tasks}
@@ -176,7 +179,7 @@ def _task_rows(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Ro
 
 
 def _facts(task: Task) -> Row:
-    """Returns the stages of a task with their time limits, and the image and resources of its container."""
+    """Returns the columns for a task: its stages with their time limits, and its container's image and resources."""
     spec = task.container_spec
     return {
         "stages": [

@@ -1,4 +1,8 @@
-"""The command `merge`: merges the untrusted run directories of a run's shards into one run directory."""
+"""The command `merge`: merges the run directories of a run's shards into one run directory.
+
+A shard is a run with a part of the tasks (`env.tasks=@0/4`). Run directories of shards may come from other users or
+machines, so links in them are not followed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ PARTS = "parts"
 SHOWN = 5
 SELECTION = ("env.tasks", "env.exclude", "env.limit")
 MAY_DIFFER = (*SELECTION, *(key for key in KEYS_THAT_MAY_CHANGE if key not in ("attempts", "branches")))
-"""Keys in which shards may differ: the task selection, and keys that do not change results."""
+"""Config keys in which shards may differ: the selection of tasks, and keys that do not change results."""
 
 _SHARD = re.compile(r"@(\d+)/(\d+)")
 
@@ -52,8 +56,8 @@ class Shard:
     """The records of one shard.
 
     Attributes:
-        tasks: Selected tasks, with their digests if known.
-        lines: Complete lines of `episodes.jsonl`, which are the source of `results`.
+        tasks: Selected tasks by name, with their digests if known.
+        lines: Complete lines of `episodes.jsonl`, one for each entry of `results`.
         totals: Content of `summary.json`; empty if the run was killed.
     """
 
@@ -75,11 +79,11 @@ class Shards:
 
     @property
     def tasks(self) -> dict[str, str | None]:
-        """The tasks of all shards."""
+        """The tasks of all shards by name, with their digests if known."""
         return {name: digest for shard in self.shards for name, digest in shard.tasks.items()}
 
     def summary(self) -> RunSummary:
-        """Adds up the totals of the shards. They ran in parallel, so the wall time is the longest wall time."""
+        """Returns the summary of the merged run. As shards run in parallel, its wall time is the longest wall time."""
         rows = {line: result for shard in self.shards for line, result in zip(shard.lines, shard.results, strict=True)}
         attempts, threshold = self.shards[0].config.get("attempts"), self.shards[0].config.get("reward_threshold")
         totals = [shard.totals for shard in self.shards]
@@ -95,7 +99,7 @@ class Shards:
         )
 
     def lines(self) -> list[bytes]:
-        """Returns the rows of all shards, without duplicates."""
+        """Returns the lines of all shards for the merged `episodes.jsonl`, without duplicates."""
         return list(dict.fromkeys(line for shard in self.shards for line in shard.lines))
 
 
@@ -125,7 +129,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read_shards(paths: Sequence[Path], *, allowed: Sequence[str] = ()) -> Shards:
-    """Reads the run directories and checks that they are shards of one run. Config keys in `allowed` may differ."""
+    """Reads the run directories, and checks that they are shards of one run.
+
+    Raises `ConfigError` if their configs differ, except in `MAY_DIFFER` and `allowed`. Also raises it if they ran
+    different versions of a task, or have different results of an attempt.
+    """
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("The same run directory is listed twice. Name different run directories.")
     shards = [_read_shard(path) for path in paths]
@@ -177,7 +185,7 @@ def _read_shard(path: Path) -> Shard:
 
 
 def _check_slots(shards: Sequence[Shard]) -> None:
-    """Checks that no attempt ran in two shards with different results. Identical rows are allowed."""
+    """Checks that no two shards have different results of the same attempt. Identical results are allowed."""
     owner: dict[tuple[str, int], tuple[Shard, set[bytes]]] = {}
     for shard in shards:
         own: dict[tuple[str, int], set[bytes]] = {}
@@ -216,7 +224,7 @@ def _number(value: Any) -> float:
 
 
 def _write_merged_run(out: Path, shards: Shards) -> RunSummary:
-    """Writes the merged run directory and returns its totals. Raises `ConfigError` if writing fails."""
+    """Writes the merged run directory `out`, and returns its summary. Raises `ConfigError` if writing fails."""
     from ares_exp.records.statistics.run_statistics import results_document
 
     summary = shards.summary()
@@ -237,7 +245,10 @@ def _write_merged_run(out: Path, shards: Shards) -> RunSummary:
 
 
 def _link_episodes(shard: Shard, merged: RunDir, number: int) -> None:
-    """Links trajectories and verifier outputs. Adds the number of the shard to names that exist already."""
+    """Adds the trajectories and the files of a shard's episodes to the merged run, as hard links if possible.
+
+    If a file with this name already exists, the new name starts with the number of the shard.
+    """
     for name in (*RUN_FOLDERS, merged.files.name):
         for source in _files(shard.run_dir.path / name):
             target = merged.path / name / source.relative_to(shard.run_dir.path / name)
@@ -257,7 +268,7 @@ def _keep_records(shard: Shard, place: Path) -> None:
 
 
 def _write_records(shards: Shards, merged: RunDir) -> None:
-    """Writes the config and the records of the first shard, with the tasks of all shards."""
+    """Writes the merged run's config and other records: those of the first shard, with the tasks of all shards."""
     first, names = shards.shards[0], list(shards.tasks)
     merged.config.write_text(_yaml(_of_all(first.config, names)), encoding="utf-8")
     provenance = {
@@ -288,7 +299,7 @@ def _write_records(shards: Shards, merged: RunDir) -> None:
 
 
 def _of_all(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Returns the config of a shard with the tasks of all shards."""
+    """Returns a copy of a config that selects the tasks `names`, the tasks of all shards."""
     env = config.get("env")
     if not isinstance(env, Mapping):
         return dict(config)
@@ -303,7 +314,7 @@ def _yaml(data: Any) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Lists the regular files below a folder. Does not follow links, because they can lead outside the folder."""
+    """Yields the regular files below a folder. Skips links, because they may lead out of the run directory."""
     for path in sorted(folder.rglob("*")) if folder.is_dir() and not folder.is_symlink() else ():
         if _is_plain(path):
             yield path
@@ -322,7 +333,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _append(source: Path, target: Path) -> None:
-    """Appends the complete lines of a file, or the unchanged bytes of a compressed file."""
+    """Appends a shard's file to the merged file: complete lines of a `.jsonl` file, all bytes of a compressed file."""
     with source.open("rb") as data, target.open("ab") as file:
         if source.suffix == ".jsonl":
             for line in data:

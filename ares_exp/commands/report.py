@@ -107,7 +107,7 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 def is_sweep(path: Path) -> bool:
-    """Returns whether a folder contains a sweep."""
+    """Returns whether a folder is the folder of a sweep, not of a run."""
     return not is_run(path) and (path / SWEEP_RECORD).is_file()
 
 

@@ -1,8 +1,8 @@
 """The command `score`: scores the finished episodes of a run again, without requests to the policy.
 
 Each scorer has a file `scores/NAME.jsonl` in the run directory. Each call of the command appends a line with the config
-of the scorer, followed by one line per episode. `read_results` adds the scores to the rewards of the episodes, so all
-readers of a run show them.
+of the scorer, and then one line with the scores of each episode. `read_results` adds these scores to the rewards of the
+episodes, so that all commands show them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_res
 from ares_exp.trajectories.stored_episodes import StoredEpisode, load
 
 SCORED = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.VERIFIER_ERROR})
-"""Outcomes of episodes whose agent finished."""
+"""Outcomes of the episodes that can be scored again, because their agents finished."""
 SETTABLE = ("scorer", "env.scorers", "concurrency")
 SHOWN = 5
 RENAME = "Use another name: `scorer.name=NAME`, or `env.scorers={NAME: {_target_: …}}`."
@@ -109,7 +109,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Scoring:
-    """Scores the episodes that have no score yet. `failures` maps error messages to the affected episodes."""
+    """Scores the episodes of a run, each with the scorers from which it has no score yet.
+
+    Attributes:
+        failures: Error messages, and the episodes that could not be scored because of them.
+    """
 
     def __init__(self, run_dir: RunDir, scorers: Sequence[ConfiguredScorer]) -> None:
         """Reads the records, and selects the episodes that need a score.
@@ -147,7 +151,7 @@ class _Scoring:
         return f"{self._done:,} of {count_of(len(self._due), 'episode')} done"
 
     async def run(self, concurrency: int) -> None:
-        """Scores the episodes, `concurrency` at a time. Raises `PreflightError` if a scorer is not ready."""
+        """Scores up to `concurrency` episodes at the same time. Raises `PreflightError` if a scorer is not ready."""
         due = iter(self._due)
         try:
             for one in self._scorers:
@@ -160,7 +164,7 @@ class _Scoring:
                 await finish(one.scorer.close())
 
     def show(self) -> None:
-        """Prints the summary of the run with the added rewards, their means, and the episodes that were not scored."""
+        """Prints the summary of the run, the mean of each new score, and the episodes that were not scored."""
         run_dir, lines = self._run_dir, []
         if (summary := recorded_summary(run_dir)) is not None:
             render_summary(summary, run_dir=run_dir.path)
@@ -193,7 +197,7 @@ class _Scoring:
                 write(sys.stderr, f"{self.progress}\n")
 
     async def _score(self, scorer: ConfiguredScorer, episode: ScoredEpisode, container: Container | None) -> None:
-        """Calls a scorer and records its rewards and its spending."""
+        """Calls a scorer, and appends its scores to its file. An error is stored in `failures`."""
         spent: list[EnvironmentUsage] = []
         try:
             score = await scorer.score(replace(episode, spend=spent.append), container)
@@ -216,7 +220,7 @@ class _Scoring:
         self.failures.setdefault(why, []).append(f"{row.task_name} (attempt {row.attempt})")
 
     def _episode(self, row: EpisodeResult, trajectory: EpisodeTrajectory) -> ScoredEpisode:
-        """Creates the object that scorers receive for an episode, as the run passed it to its own scorers."""
+        """Creates the object that scorers receive for an episode. The scorers of the run received the same data."""
         last = trajectory.unfinished_step
         if last is not None and last.action is not None:  # the agent finished, but the verifier failed
             trajectory = replace(trajectory, steps=(*trajectory.steps, last))
@@ -237,8 +241,8 @@ class _Scoring:
     ) -> AsyncIterator[Container | None]:
         """Yields an episode's container in its final state; `None` if no scorer uses it, or if it cannot be restored.
 
-        The container is restored from the last snapshot. Then the agent executes the last response again, and the tests
-        run.
+        The container is restored from the snapshot before the last step. Then the agent executes the last response
+        again, and the tests run, as in the original episode. Without this snapshot, the container cannot be restored.
         """
         step, last = len(trajectory.steps) - 2, trajectory.steps[-1].action if trajectory.steps else None
         snapshot = None
@@ -257,12 +261,15 @@ class _Scoring:
 
 
 def _has(rewards: Iterable[str], name: str) -> bool:
-    """Returns whether any of the reward names belongs to the scorer `name`."""
+    """Returns whether any reward comes from the scorer `name`: its name is `name` or starts with `name.`."""
     return name in {reward.partition(".")[0] for reward in rewards}
 
 
 def _check_name(scorer: ConfiguredScorer, file: Path, own: Iterable[str]) -> None:
-    """Rejects a scorer whose name is already in use. Removes malformed lines from the file of its results."""
+    """Raises `ConfigError` if the scorer's name belongs to another reward, or to a scorer with another config.
+
+    Removes an incomplete last line from the scorer's file, or everything if it has no scores.
+    """
     if _has(own, scorer.name):
         raise ConfigError(f"The run already has rewards named `{scorer.name}` from its own scorers or tests. {RENAME}")
     if not file.exists():
@@ -278,7 +285,10 @@ def _check_name(scorer: ConfiguredScorer, file: Path, own: Iterable[str]) -> Non
 
 
 def _tasks(run_dir: RunDir) -> Mapping[str, Task]:
-    """Loads the tasks of a run by name. Skips tasks that changed or cannot be loaded, with a warning."""
+    """Loads the tasks of a run, by name. Leaves out tasks that have changed since the run, with a warning.
+
+    If the tasks cannot be loaded, returns no tasks, with a warning.
+    """
     try:
         source = make_source(OmegaConf.create(values_of(RecordedRun(run_dir.path))))
         source.load(lambda _: None)

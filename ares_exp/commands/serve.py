@@ -1,4 +1,4 @@
-"""The command `serve`: a run whose episodes are submitted over HTTP by trainers in other processes."""
+"""The command `serve`: a run for trainers in other processes, which submit its episodes over HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PREFIX = "serve."
 NAME = "name=serve"
-"""Override that makes outputs/serve/<date>_<time> the default run directory."""
+"""Override of the run's name, so that its default directory is `outputs/serve/<date>_<time>`."""
 NO_EFFECT = ("policy", "attempts", "branch_from", "replay")
 HELP = """\
 Runs episodes for trainers in other processes. Trainers submit rollouts over HTTP, and the agents' LLM calls go to the
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def serve_options(overrides: Sequence[str]) -> ServeOptions:
-    """Reads the options of the service. Raises `ConfigError` for an unknown option or invalid value."""
+    """Parses overrides such as `serve.port=8300`. Raises `ConfigError` for an unknown option or an invalid value."""
     import yaml
     from pydantic import ValidationError
 

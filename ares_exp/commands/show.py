@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 SHOWN_PROBLEMS = 5
 SUCCESS = 1.0
-"""Rewards below this value count as failures."""
+"""Minimum reward of a successful episode. Episodes with a lower reward count as failures."""
 CAUSE_CHARS = 80
 VERIFIER_OUTPUT = "verifier/test-stdout.txt"
 LEFT_OUT_WHERE_NARROW = ("started", "task", "seconds", "steps")
-"""Columns to drop on narrow terminals, in this order. `task` is redundant, because most episode ids start with it."""
+"""Columns to drop if the terminal is too narrow, in this order. Most episode ids also contain the task's name."""
 
 HELP = """\
 Prints an episode: for each step, the response of the policy, the commands that ran, and the text that was added to the
@@ -136,7 +136,7 @@ def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
 
 
 def _verifier_output(stored: StoredEpisode) -> dict[str, str]:
-    """Returns the verifier's output files as text, by file name."""
+    """Returns the output of an episode's verifier: the text of each output file, by file name."""
     from ares_exp.reports.episode_files import episode_files
 
     files = episode_files(_run_of(stored), stored.episode_id)
@@ -166,7 +166,7 @@ def _list(episodes: StoredEpisodes, found: str, *, has_causes: bool) -> None:
 
 
 def _cause(episode: StoredEpisode) -> str:
-    """Returns the error of an episode, or the last line of the verifier's output if there is no error."""
+    """Returns a likely cause of a failed episode: its error, or the last line of the verifier's output."""
     if episode.error is not None:
         return f"{episode.error.type}: {episode.error.message}"
     lines = [line for text in _verifier_output(episode).values() for line in text.splitlines() if line.strip()]
@@ -174,7 +174,7 @@ def _cause(episode: StoredEpisode) -> str:
 
 
 def list_columns(episodes: StoredEpisodes) -> dict[str, list[str]]:
-    """Returns the columns of the table of episodes, by name. Columns for added rewards come last."""
+    """Returns the columns of the table of episodes, by name. Rewards from `ares-exp score` are the last columns."""
     added = _added_rewards(episodes)
     columns = {name: [cell(episode) for episode in episodes] for name, cell in _CELLS.items()}
     for name in dict.fromkeys(name for one in episodes for name in added.get(one.episode_id, ())):
@@ -195,14 +195,16 @@ _TEXTS = ("episode", "task", "outcome", "cause")
 
 
 LESS = "-RFX"
-"""Options of `less` if LESS is not set: shows colours, exits if the text fits on one screen, and keeps the screen."""
+"""Options of `less` if LESS is not set: show colours, exit if the text fits on the screen, and leave it visible."""
 
 
 @contextlib.contextmanager
 def paged_console(*, is_wanted: bool = True) -> Iterator[Console]:
-    """Yields a console that writes to a pager if stdout is a terminal and a pager exists, and otherwise to stdout.
+    """Yields a console whose output the user can read page by page, with a pager such as `less`.
 
-    At the end, waits for the pager. If the user quits the pager earlier, the rest of the output is discarded.
+    If `is_wanted` is false, no pager exists, or stdin or stdout is not a terminal, the console writes to stdout. At the
+    end, the function waits until the user has closed the pager. If this happens earlier, the rest of the output is
+    discarded.
     """
     command = _pager() if is_wanted and sys.stdout.isatty() and sys.stdin.isatty() else None
     if command is None:
@@ -226,7 +228,7 @@ def paged_console(*, is_wanted: bool = True) -> Iterator[Console]:
 
 
 def _pager() -> list[str] | None:
-    """Returns the command of the pager; `None` if there is no pager or PAGER is empty."""
+    """Returns the command in PAGER, by default `less`. Returns `None` if PAGER is empty or the program is missing."""
     try:
         words = shlex.split(os.environ.get("PAGER", "less"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The command `snapshots`: lists, shows and verifies snapshots, and removes unneeded snapshots."""
+"""The command `snapshots`: lists, shows, verifies and removes snapshots of episodes."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def _kind(entry: Entry) -> str:
 
 
 def _name(path: str) -> str:
-    """Returns a path on one line, even if its name contains control characters."""
+    """Returns a file's path for output on one line. Control characters in it, such as newlines, are escaped."""
     return printable(path).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -268,7 +268,10 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _stores(paths: Sequence[Path]) -> list[SnapshotStore]:
-    """Returns the snapshot stores at the paths. Of several paths (`outputs/*`), skips paths without a store."""
+    """Returns the snapshot stores at the paths. If there are several (`outputs/*`), skips folders without a store.
+
+    Raises `UserError` if a path is not a folder, or if the only path has no store.
+    """
     found = {path: find_store(path) for path in paths}
     wrong = [path for path, store in found.items() if store is None and (len(found) == 1 or not path.is_dir())]
     if wrong:
@@ -296,7 +299,7 @@ def _task_name(snapshot: EnvironmentSnapshot) -> str:
 
 
 def _came_from(snapshot: EnvironmentSnapshot) -> str:
-    """Returns the parent and the branch of a snapshot's episode, or `–` if the episode was not branched."""
+    """Returns the snapshot from which the episode was branched, and the branch's number, or `–` without a branch."""
     parent, branch = snapshot.lineage.get("parent"), snapshot.lineage.get("branch")
     if parent is None:
         return "–"
@@ -335,7 +338,10 @@ class Chosen:
 
 
 def chosen_snapshots(path: Path) -> Chosen:
-    """Finds the snapshots that `path` selects. Returns their ids without reading the snapshots.
+    """Returns the snapshots that `path` selects, without reading them.
+
+    The path is a run directory, a snapshot store, one of these followed by `/` and the start of an id, the directory of
+    a snapshot, or a file `snapshot.json`.
 
     Raises:
         UserError: `path` is not a snapshot, a snapshot store or a run directory with snapshots.
@@ -357,7 +363,7 @@ def chosen_snapshots(path: Path) -> Chosen:
 
 
 def find_store(path: Path) -> SnapshotStore | None:
-    """Returns the store at `path` or in the run directory `path`; `None` if there is no store."""
+    """Returns the snapshot store at `path`, or the store of the run directory `path`; `None` if there is none."""
     for candidate in (path, RunDir(path).snapshots):
         if (candidate / OBJECTS).is_dir():
             return SnapshotStore(candidate)
@@ -374,7 +380,10 @@ def _by_prefix(store: SnapshotStore, prefix: str) -> Sequence[str]:
 
 
 def chosen_snapshot(path: Path) -> EnvironmentSnapshot:
-    """Reads the snapshot that `path` selects. Raises `UserError` if it selects several, or like `chosen_snapshots`."""
+    """Reads the snapshot that `path` selects. Raises `UserError` if it does not select exactly one snapshot.
+
+    Also raises the errors of `chosen_snapshots`.
+    """
     chosen = chosen_snapshots(path)
     if len(chosen.ids) == 1:
         return chosen.store.get(chosen.ids[0])

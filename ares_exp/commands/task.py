@@ -1,4 +1,4 @@
-"""The command `task`: creates a small task, checks the tests of tasks, and opens a shell in the container of a task."""
+"""The command `task`: creates a task from a template, checks tests, and opens a shell in a task's container."""
 
 from __future__ import annotations
 
@@ -105,7 +105,10 @@ def _new(arguments: argparse.Namespace) -> None:
 
 
 def make_package(folder: Path, *, image: str = IMAGE) -> Path:
-    """Creates a package for verifiers in a new or empty folder, and returns the folder of its task."""
+    """Creates a Python package with one task for the library `verifiers`, in a new or empty folder.
+
+    Returns the folder of the task. Raises `ConfigError` if the folder or the image is not suitable.
+    """
     folder = folder.expanduser()
     name = folder.absolute().name
     if not _PACKAGE.fullmatch(name) or ".." in folder.parts:
@@ -123,7 +126,10 @@ def make_package(folder: Path, *, image: str = IMAGE) -> Path:
 
 
 def make_task(folder: Path, *, image: str = IMAGE) -> None:
-    """Creates a task in a new or empty folder. The last part of the path is the name of the task."""
+    """Creates a task from the template in a new or empty folder, whose name becomes the name of the task.
+
+    Raises `ConfigError` if the folder or the image is not suitable.
+    """
     folder = folder.expanduser()
     if not _NAME.fullmatch(folder.absolute().name) or ".." in folder.parts:
         raise ConfigError(

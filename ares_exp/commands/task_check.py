@@ -1,4 +1,4 @@
-"""The command `task check`: checks the tests of tasks with the solution of each task and an agent that does nothing."""
+"""The command `task check`: checks that tests accept the solution of a task and reject an agent that does nothing."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ SCHEMA_VERSION = 1
 OURS = ("policy", "tracker.path", "resume", "replay", "branch_from", "hydra.run.dir", "hydra.sweep.dir", "env", "name")
 TASKS_OF_ENV = ("path", "registry", "dataset", "git_url", "git_commit", "repo", "tasks", "exclude", "limit")
 SIGNS = (TASK_TOML, INSTRUCTION, "tests/test.sh")
-"""Files that identify a task. Even a broken task has at least one of them."""
+"""Files that identify a task. A folder with one of them is checked as a task, even if the others are missing."""
 TASK_LIST = "tasks.json"
 DATASET = "checked"
 SOLUTION, NOTHING = "solution", "nothing"
-"""Names of the run directories."""
+"""Names of the two run directories: of the run with the solutions, and of the run with an agent that does nothing."""
 POLICIES = {SOLUTION: "oracle", NOTHING: "noop"}
 TERMINATED = 143
 TAIL_LINES = 15
 TAIL_BYTES = 4096
 SHOWN_OUTPUT = re.compile(r"<exit_code>(-?\d+)</exit_code>\s*<output>\n(.*)\n</output>\s*", re.DOTALL)
-"""Pattern that matches the shell agent's message with the exit code and the complete output of a command."""
+"""Pattern of the message in which the shell agent shows the exit code and the uncut output of a command."""
 
 
 def add_arguments(command: CommandParser) -> None:
@@ -118,7 +118,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _taken_apart(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Separates paths and overrides. An argument that exists as a file or folder is always a path."""
+    """Splits the arguments into paths and overrides. An existing file or folder is a path, even if it contains `=`.
+
+    Raises `ConfigError` for overrides of keys that the command sets itself.
+    """
     overrides = [one for one in arguments if "=" in one and not Path(one).exists()]
     paths = [Path(one) for one in arguments if one not in overrides]
     refused = (*OURS, *(f"env.{key}" for key in TASKS_OF_ENV))
@@ -147,9 +150,9 @@ class Candidate:
     """A folder to check as a task.
 
     Attributes:
-        shared: Folder of tasks that symbolic links in the task may point into; `None` if the links must stay in the
-            task.
-        problem: Reason why the task cannot be run; `None` if there is no such reason.
+        path: The folder.
+        shared: Folder of tasks into which symbolic links in the task may point; `None` if they must stay in the task.
+        problem: Reason why the task cannot be run; `None` if it can be run.
     """
 
     path: Path
@@ -163,9 +166,9 @@ class Candidate:
 
 
 def find_candidates(paths: Sequence[Path]) -> list[Candidate]:
-    """Finds and reads the tasks at paths. Each path is a task or a folder of tasks.
+    """Finds and reads the tasks at the paths, each of which is a task or a folder of tasks.
 
-    If a folder of tasks is the only path, its tasks may contain links to other files in the folder.
+    If there is one path, and it is a folder of tasks, symbolic links in the tasks may point into this folder.
     """
     folders = {folder.resolve(): folder for path in paths for folder in _folders(path.expanduser())}
     counted = Counter(real.name for real in folders)
@@ -178,7 +181,7 @@ def find_candidates(paths: Sequence[Path]) -> list[Candidate]:
 
 
 def with_problems(candidates: Sequence[Candidate], config: DictConfig) -> list[Candidate]:
-    """Adds to each task the reason why the containers, the agent or the oracle would reject it."""
+    """Returns the candidates, with `problem` set if the containers, the agent or the oracle would reject the task."""
     containers = as_container_factory(instantiate_group(config, "container"))
     agents = as_agent_factory(instantiate_group(config, "agent"))
     parts = EpisodeParts(containers, agents, EpisodeLimits(), seed=0)
@@ -186,7 +189,7 @@ def with_problems(candidates: Sequence[Candidate], config: DictConfig) -> list[C
 
 
 async def check_containers(config: DictConfig) -> None:
-    """Checks that the containers of a config can be used. Raises `UserError` if they cannot."""
+    """Checks that the container backend of a config can be used. Raises `UserError` if it cannot."""
     containers = as_container_factory(instantiate_group(config, "container"))
     try:
         await containers.preflight()
@@ -195,7 +198,7 @@ async def check_containers(config: DictConfig) -> None:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Returns the path itself if it is a task, or otherwise the tasks in the folder."""
+    """Returns the path itself if it is a task, otherwise the tasks in it. Raises `ConfigError` if it has no tasks."""
     if not path.is_dir():
         raise ConfigError(f"There is no folder {path}. Name a task or a folder of tasks.")
     if (path / TASK_TOML).exists():
@@ -224,7 +227,7 @@ def _read(candidate: Candidate) -> Candidate:
 
 
 def _checked(candidate: Candidate, parts: EpisodeParts) -> Candidate:
-    """Adds the reason why one of the two runs would reject the task, if there is one."""
+    """Returns the candidate, with `problem` set if one of the two runs would reject the task."""
     try:
         task = load_task(candidate.path, links_within=candidate.shared)
         for provide_solution in (False, True):
@@ -236,7 +239,7 @@ def _checked(candidate: Candidate, parts: EpisodeParts) -> Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRun:
-    """A finished run, with its directory, and its attempts by task name."""
+    """One of the two finished runs, with its directory, and the results of its attempts by task name."""
 
     path: Path
     attempts: Mapping[str, Sequence[EpisodeResult]]
@@ -250,10 +253,10 @@ class CheckedRun:
 def run_both(
     tasks: Sequence[Candidate], folder: Path, *, overrides: Sequence[str], flags: Sequence[str] = ()
 ) -> dict[str, CheckedRun]:
-    """Runs the tasks' solutions, then an agent that does nothing. Returns both runs, `solution` and `nothing`.
+    """Runs the tasks twice: with their solutions, and with an agent that does nothing.
 
-    The run directories are in `folder`. `overrides` and `flags` apply to both runs. If a run is rejected or fails, its
-    error message is raised as a `UserError`.
+    Returns both runs by name: `solution` and `nothing`. The run directories are `folder/solution` and `folder/nothing`.
+    `overrides` and `flags` apply to both runs. If a run cannot start or fails, raises a `UserError` with its message.
     """
     folder.mkdir(parents=True, exist_ok=True)
     listed = folder / TASK_LIST
@@ -281,7 +284,10 @@ def run_both(
 
 
 def _execute(words: Sequence[str]) -> None:
-    """Runs `python -m ares_exp` and prints its stderr. If the command fails, raises an error with the same message."""
+    """Runs `python -m ares_exp` with the given words, and prints its stderr.
+
+    If the command fails, raises a `UserError` with its message. If it is interrupted, raises `KeyboardInterrupt`.
+    """
     command = [sys.executable, "-m", "ares_exp", *words]
     complaint: list[str] = []
     with subprocess.Popen(
@@ -309,7 +315,10 @@ def _execute(words: Sequence[str]) -> None:
 
 @contextmanager
 def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Ends a run when this process is ended: forwards SIGTERM to the run. Ctrl-C reaches both processes anyway."""
+    """Inside of the context, SIGTERM to this process also ends the process of a run.
+
+    Ctrl-C reaches both processes, and the context then waits for the end of the run.
+    """
 
     def end(*_: object) -> None:
         process.terminate()
@@ -353,9 +362,11 @@ class Problem:
     """A problem that the check found in a task.
 
     Attributes:
-        outputs: Last lines of the outputs to print, by heading; an empty text if a program printed nothing.
-        files: Folder of the verifier's files; `None` if it does not exist.
-        episode: Path of the episode, as for `ares-exp show`; `None` if the task was not run.
+        fault: Kind of the problem.
+        message: Description of the problem.
+        outputs: Last lines that the solution and the tests printed, by heading; may be empty texts.
+        files: Folder with the files of the episode; `None` if it does not exist.
+        episode: Path of the episode for `ares-exp show`; `None` if the task was not run.
     """
 
     fault: Fault
@@ -367,7 +378,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class TaskVerdict:
-    """The verdict on a task. Rewards are `None` for attempts without a reward. A good task has no problems."""
+    """The result of the check of one task. A good task has no problems.
+
+    `solution` and `nothing` are the rewards of the attempts in the two runs; `None` for an attempt without a reward.
+    """
 
     candidate: Candidate
     solution: tuple[float | None, ...]
@@ -380,7 +394,7 @@ class TaskVerdict:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form, except for paths."""
+        """Returns the data for the JSON output. Paths are still `Path` objects."""
         about = {"name": self.candidate.name, "path": self.candidate.path, "good": self.is_good}
         return {
             **about,
@@ -391,7 +405,10 @@ class TaskVerdict:
 
 
 def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: float) -> TaskVerdict:
-    """Returns the verdict on a task. `ran` is empty if the task could not run. Rewards of at least `threshold` pass."""
+    """Returns the verdict on a task from its results in both runs, `ran`. Attempts with a reward of `threshold` pass.
+
+    If `candidate.problem` is set, the task was not run, and the problem is the verdict.
+    """
     if candidate.problem is not None:
         return TaskVerdict(candidate, (), (), (Problem(Fault.INVALID, candidate.problem, {}),))
     attempts = {name: ran[name].attempts.get(candidate.name, ()) for name in (SOLUTION, NOTHING)}
@@ -425,7 +442,7 @@ def _of_solution(reward: float | None, rewards: Sequence[float | None], threshol
 
 
 def _of_nothing(reward: float | None, _: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
-    """Returns the fault if an agent that does nothing passed or has no reward."""
+    """Returns the fault of the tests if an agent that does nothing passed or has no reward, otherwise `None`."""
     if reward is None:
         return Fault.TESTS_FAIL, "the tests write no reward for an agent that does nothing (expected 0)"
     if reward >= threshold:
@@ -451,7 +468,7 @@ def _problem(fault: Fault, message: str, result: EpisodeResult, run: RunDir, *, 
 
 
 def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
-    """Returns the last output lines of the solution by heading, one text per stage; empty if nothing was recorded."""
+    """Returns the last lines that the solution printed in each stage, by heading. Empty if there is no trajectory."""
     try:
         episode = EpisodeTrajectory.load(run.trajectories / f"{result.episode_id}.json")
     except (OSError, AresExpError):
@@ -469,7 +486,7 @@ def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
 
 
 def _printed(what: str, shown: str) -> tuple[str, str]:
-    """Returns a heading and the last lines of an output, without the text that the shell agent adds to it."""
+    """Returns a heading, and the last lines of the output in a message of the shell agent. `what` names the program."""
     found = SHOWN_OUTPUT.fullmatch(shown)
     text = _last_lines(shown if found is None else found[2])
     code = "" if found is None else f" (exit code {found[1]})"
@@ -482,7 +499,7 @@ def _says(action: Mapping[str, Any], text: str) -> bool:
 
 
 def _tail(path: Path) -> str:
-    """Returns the end of a file that a container wrote."""
+    """Returns the last lines of a file that a container wrote; empty if the file cannot be read."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -531,14 +548,14 @@ def _print(verdicts: Sequence[TaskVerdict], ran: dict[str, CheckedRun], *, as_js
 
 
 def _rewards(rewards: Sequence[float | None]) -> str:
-    """Formats the rewards of the attempts, with equal neighbours grouped: `1.00 x4, 0.00 x2`."""
+    """Formats the rewards of a task's attempts. Equal consecutive rewards are combined: `1.00 x4, 0.00 x2`."""
     shown = ["-" if reward is None else format_number(reward) for reward in rewards]
     together = [(one, len(list(same))) for one, same in groupby(shown)]
     return ", ".join(one if count == 1 else f"{one} x{count}" for one, count in together) or "-"
 
 
 def _told(verdict: TaskVerdict, problem: Problem) -> str:
-    """Formats a problem of a task, with the printed output, and the files to look at."""
+    """Formats a problem of a task for the terminal, with the outputs, and the files and episode to look at."""
     lines = [f"{verdict.candidate.name}: {problem.message.rstrip('.')}."]
     for what, text in problem.outputs.items():
         lines += [f"  {what}:", textwrap.indent(printable(text), "    | ", lambda _: True)] if text else [f"  {what}"]

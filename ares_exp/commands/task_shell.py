@@ -1,4 +1,4 @@
-"""The command `task shell`: opens an interactive shell in a task's container, in the state in which an agent starts."""
+"""The command `task shell`: opens an interactive shell in a task's container, as it is when an agent starts in it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _shell(arguments: argparse.Namespace, names: Sequence[str], overrides: Sequence[str]) -> None:
-    """Starts the container and connects stdin and stdout of this process to a shell in it."""
+    """Starts a task's container, or restores a snapshot, and connects stdin and stdout to a shell in the container."""
     _cancel_at_signals()
     restored = await asyncio.to_thread(_snapshot, arguments.episode) if arguments.episode is not None else None
     if names and Path(names[0]).is_dir():
@@ -135,7 +135,7 @@ async def _shell(arguments: argparse.Namespace, names: Sequence[str], overrides:
 
 
 def _cancel_at_signals() -> None:
-    """Cancels the current asyncio task at the first termination signal."""
+    """Makes termination signals, such as SIGTERM, cancel the current asyncio task, so that it removes the container."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     for number in SIGNALS:
@@ -143,7 +143,7 @@ def _cancel_at_signals() -> None:
 
 
 def _task(source: object, names: Sequence[str]) -> HarborTask:
-    """Loads the selected task. Blocking."""
+    """Loads the task that the arguments select. Blocks. Raises `ConfigError` if they do not select exactly one task."""
     if not isinstance(source, HarborEnvironments):
         raise ConfigError("Expected tasks with a container. Use env=harbor, or another environment of Harbor tasks.")
     found = source.load(lambda warning: write(sys.stderr, f"warning: {warning}\n"))
@@ -156,7 +156,7 @@ def _task(source: object, names: Sequence[str]) -> HarborTask:
 
 
 def _snapshot(reference: str) -> EnvironmentSnapshot:
-    """Finds the snapshot of a step of an episode. Blocking."""
+    """Returns the snapshot for a reference `RUN/EPISODE@STEP`. Blocks. Raises `ConfigError` if it does not exist."""
     found = EpisodeRef.parse(reference)
     if found.episode is None or found.step is None:
         raise ConfigError(f"Expected `--episode <run>/<episode>@<step>`, got {reference!r:.200}.")
@@ -175,7 +175,10 @@ def _snapshot(reference: str) -> EnvironmentSnapshot:
 def _recorded(
     snapshot: EnvironmentSnapshot, episode: EpisodeParts, overrides: Sequence[str]
 ) -> tuple[HarborTask, EpisodeParts]:
-    """Returns a snapshot's task, and `episode` with the snapshot's container backend, unless overrides set another."""
+    """Returns the task of a snapshot, and `episode` with the container backend that is recorded in the snapshot.
+
+    If an override sets `container=…`, the backend in `episode` remains.
+    """
     from ares_exp.environments.recorded_setup import recorded_container_factory, recorded_task
 
     containers: ContainerFactoryBase = episode.container_factory
@@ -190,7 +193,10 @@ def _recorded(
 async def _started(
     task: HarborTask, episode: EpisodeParts, restored: EnvironmentSnapshot | None
 ) -> AsyncIterator[Container]:
-    """Starts a task's container and prepares the first stage for an agent; removes the container at the end."""
+    """Yields a task's container, started and prepared for the first stage, or restored from a snapshot.
+
+    At the end, removes the container.
+    """
     from ares_exp.containers.filesystem.delta import StoredChanges
     from ares_exp.containers.filesystem.delta_encoding import get_delta
 
@@ -214,7 +220,10 @@ async def _started(
 
 @contextmanager
 def _raw_input() -> Iterator[None]:
-    """Forwards every key, including Ctrl-C, if standard input is a terminal."""
+    """Sets the user's terminal to raw mode, so that all keys, including Ctrl-C, reach the shell in the container.
+
+    At the end, restores the previous mode. Does nothing if standard input is not a terminal.
+    """
     import termios
     import tty
 
@@ -231,7 +240,7 @@ def _raw_input() -> Iterator[None]:
 
 
 async def _connect(terminal: Terminal) -> None:
-    """Sends standard input to the terminal, and prints the output of the terminal until the shell ends."""
+    """Connects standard input and output to the container's terminal, until the shell in it ends."""
     typing = asyncio.create_task(_type(terminal))
     try:
         with suppress(OSError):
@@ -243,7 +252,7 @@ async def _connect(terminal: Terminal) -> None:
 
 
 async def _type(terminal: Terminal) -> None:
-    """Sends standard input to the terminal. At the end of the input, sends Ctrl-D until the shell ends."""
+    """Sends standard input to the container's terminal. At the end of the input, sends Ctrl-D until the shell ends."""
     loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
     with suppress(OSError):
         while data := await _readable(loop, descriptor):

@@ -1,12 +1,12 @@
 """The command `view`: shows runs live on a page in a browser.
 
-The server is a separate process that only reads files. It does not slow down runs, and it also shows runs that were
-killed or that run on another machine.
+The command starts an HTTP server that only reads the files of runs. It does not slow down runs, and it also shows runs
+that were killed or that run on another machine.
 
-Other web pages can send requests to this server through host names that resolve to this machine. Other users of this
-machine can also connect to the server. Each request must therefore have the exact `Host`, no other `Origin`, and a
-token. The first address contains the token. Later requests send it in a cookie that is not sent with requests of other
-sites.
+Other users of this machine can connect to the server, and web pages of other sites can make the browser send requests
+to it. Each request must therefore contain a token, the server's own address as `Host`, and no `Origin` of another site.
+The address that the command prints contains the token. The server then moves the token to a cookie, which browsers do
+not send with requests of other sites.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PORT = 7580
 HOST = "127.0.0.1"
 CONNECT = "'self'"
 COOKIE = "ares_exp_view_{}"
-"""Name of the cookie. The name contains the port, because browsers share cookies between all ports of a host."""
+"""Name of the cookie with the token. It contains the port, because browsers share cookies between ports of a host."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -53,7 +53,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 IDLE_SEC = 30.0
-"""Time limit in seconds for a client to send a request, or to read a part of the response."""
+"""Time limit in seconds of each read from and write to a client, so that idle clients are disconnected."""
 MAX_DEPTH = 5
 MAX_RUNS = 2_000
 MAX_TEXTS = 64
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """The server of one folder, on the loopback interface. It starts to listen when it is created."""
+    """The HTTP server for the runs at one path. It listens only on the loopback interface, from its creation on."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -120,7 +120,7 @@ class Server(socketserver.ThreadingTCPServer):
         self.address = f"http://{HOST}:{self.port}/?token={self.token}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores disconnected clients."""
+        """Ignores errors of disconnected clients, for which the base class would print a traceback."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -157,7 +157,7 @@ class _Request(BaseHTTPRequestHandler):
                 self._send(422, f"{error.filename}: {error.strerror}")
 
     def _rejected(self, *, is_first: bool) -> tuple[int, str] | None:
-        """Returns the HTTP status and text of a rejection; `None` if no other site can have sent the request."""
+        """Checks that no other site has caused the request. If one may have, returns an HTTP status and a reason."""
         hosts = [f"{name}:{self.server.port}" for name in (HOST, "localhost")]
         if self.headers.get_all("Host", []) not in [[host] for host in hosts]:
             return 421, f"Expected a request to {hosts[0]}."
@@ -210,15 +210,15 @@ class _Request(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Sends the reason as text if the method is not supported or the request is malformed."""
+        """Sends an error as plain text. The base class calls this for malformed requests and unsupported methods."""
         self._send(code, message or "This request is not supported.")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing."""
+        """Does nothing. The base class would print a line for each request."""
 
 
 def _tagged(text: str) -> tuple[str, str]:
-    """Returns a text and its entity tag (see `If-None-Match`)."""
+    """Returns a text and its entity tag, by which a browser asks whether the text has changed (`If-None-Match`)."""
     return text, f'"{sha256(text.encode()).hexdigest()[:32]}"'
 
 
@@ -226,7 +226,7 @@ Signature = tuple[tuple[str, int, int], ...]
 
 
 class Shelf:
-    """The runs at a path. A run is read again when its files change. Thread-safe."""
+    """The runs to show: the run at a path, or the runs below it. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
@@ -236,13 +236,13 @@ class Shelf:
         self._lock = threading.Lock()
 
     def run(self, key: str) -> ShelvedRun | None:
-        """Returns a run by its path relative to the folder; `None` if the run does not exist."""
+        """Returns the run with this key, its path relative to the folder; `None` if there is no such run."""
         if key not in self._runs:
             self._read()
         return self._runs.get(key)
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Returns a summary of each run."""
+        """Returns the rows of all runs for the list of runs."""
         return [run.summary() for run in self._read()]
 
     def _read(self) -> list[ShelvedRun]:
@@ -257,7 +257,7 @@ class Shelf:
 
 
 class ShelvedRun:
-    """One run. It is read again when its files change."""
+    """A run to show. Its data are cached, and read again when its files have changed."""
 
     def __init__(self, key: str, path: Path) -> None:
         self._key = key
@@ -279,7 +279,7 @@ class ShelvedRun:
             return {"key": self._key, "name": self._key, "summary": self._summary}
 
     def text(self) -> tuple[str, str]:
-        """Returns the payload of the run as JSON, and the entity tag of this text."""
+        """Returns the data of the run for the page, as JSON, and the entity tag of this text."""
 
         def make(shown: ShownRun) -> Mapping[str, Any]:
             status = read_status(shown.dir.status) if shown.state.name == "running" else None
@@ -289,7 +289,10 @@ class ShelvedRun:
         return self._made("", make)
 
     def episode_text(self, episode_id: str) -> tuple[str, str]:
-        """Returns an episode's payload and its entity tag. Raises `KeyError` if the episode has no trajectory."""
+        """Returns the data of an episode for the page, as JSON, and the entity tag of this text.
+
+        Raises `KeyError` if the episode has no trajectory.
+        """
         return self._made(f"e{episode_id}", lambda shown: shown.episode(episode_id))
 
     def _made(self, name: str, make: Callable[[ShownRun], Mapping[str, Any]]) -> tuple[str, str]:
@@ -318,7 +321,7 @@ def _summary(path: Path) -> dict[str, Any]:
 
 
 def _signature(path: Path, *, steps: bool) -> Signature:
-    """Returns sizes and times of the run's files, to detect changes. `steps` adds the files of the trajectories."""
+    """Returns the sizes and times of the run's files, to detect changes. `steps` includes the trajectory files."""
     run = RunDir(path)
     files = [run.episodes, run.sessions, run.summary, run.results, run.log, run.config, run.status]
     files += [path / name for name in (*RUN_FILES, *RUN_FOLDERS)]

@@ -1,4 +1,4 @@
-"""The command `wandb`: uploads offline records to Weights & Biases, and creates a workspace."""
+"""The command `wandb`: uploads locally recorded W&B runs to Weights & Biases, and creates a W&B workspace for them."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ CHARTS = {
     "US dollars": (FINISHED, "episode/cost"),
     "event loop lag": (WALL_SEC, "system/loop_lag_sec"),
 }
-"""Line plots by title, each with its x-axis and the plotted metrics."""
+"""Line plots of the workspace by title. Each has the metric of its x-axis, followed by the plotted metrics."""
 BARS = {
     "mean reward, errors as zero": ("stat/mean_reward", "stat/mean_reward_low", "stat/mean_reward_high"),
     "pass@1": ("stat/pass@1", "stat/pass@1_low", "stat/pass@1_high"),
     "US dollars": ("run/cost",),
 }
-"""Bar plots by title, each with the plotted keys of the summary."""
+"""Bar plots of the workspace by title, each with the plotted keys of the W&B summary."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -106,14 +106,14 @@ def _run_dirs(path: Path) -> list[Path]:
 
 
 def _files(run_dir: Path) -> list[Path]:
-    """Returns the record files of the sessions of a run, in order."""
+    """Returns the files `run-*.wandb` with the W&B records of a run's sessions, in order."""
     return [file for session in sessions(run_dir) for file in session.glob("run-*.wandb")]
 
 
 def _upload_run(run_dir: Path, folder: Path, *, again: bool) -> bool:
-    """Uploads the missing parts of a run, or with `again` the whole run; returns whether the upload is complete.
+    """Uploads what is missing of a run in W&B, or everything if `again` is set. Returns whether nothing is missing now.
 
-    W&B writes its logs to `folder`.
+    `folder` is a temporary folder for W&B's logs.
     """
     shown, record = printable(str(run_dir)), WandbRecord.read(run_dir)
     files = [file for file in _files(run_dir) if again or not uploaded_mark(file).exists()]
@@ -138,7 +138,7 @@ def _upload_run(run_dir: Path, folder: Path, *, again: bool) -> bool:
 
 
 def _sync(files: Sequence[Path], folder: Path) -> None:
-    """Uploads sessions with `wandb sync`, in order. Prints its output without the path of its log."""
+    """Uploads the record files with `wandb sync`, in order. Prints its output, except for lines about its log."""
     for file in files:
         uploaded_mark(file).unlink(missing_ok=True)
     command = [sys.executable, "-m", "wandb", "sync", "--include-online", *map(os.fspath, files)]
@@ -150,9 +150,10 @@ def _sync(files: Sequence[Path], folder: Path) -> None:
 
 
 def _complete(run_dir: Path, record: WandbRecord, folder: Path) -> list[Path]:
-    """Links an uploaded run to its input runs. If it was killed, moved or scored again, uploads its files and scores.
+    """Completes a run in W&B after the upload of its records: links it to its parent runs.
 
-    Returns the input runs that could not be linked, because their trajectories have changed.
+    If the run was killed, moved or scored again, also uploads its files and scores. Returns the parents that could not
+    be linked, because their trajectories are missing or have changed.
     """
     summary = recorded_summary(RunDir(run_dir))
     run = open_run(record, folder, mode="online", settings={"init_timeout": UPLOAD_TIMEOUT_SEC}, resume="must")

@@ -1,1 +1,1 @@
-"""Third-party agents: programs in the container whose LLM requests over HTTP are answered by this process."""
+"""Third-party agents: programs that run in the container. Their LLM requests over HTTP are sent to the policy."""

@@ -10,7 +10,7 @@ from ares_exp.agents.installed.recipe import MCP_FILE, Launch, LaunchedCommand
 from ares_exp.agents.toolbox.placing import Placed
 
 _SESSION = str(uuid.uuid5(uuid.NAMESPACE_URL, "https://github.com/ares-exp/ares_exp"))
-"""Session id of every episode. It is constant, so that runs with the same responses send the same requests."""
+"""Session id of Claude Code in every episode. A random id would make the requests of each run differ."""
 _OF_THE_PROVIDER = ("WebSearch", "WebFetch")
 _SUBAGENTS = ("Agent", "Task", "Workflow")
 _MODELS = (
@@ -48,7 +48,8 @@ class ClaudeCodeRecipe(PackagedRecipe):
     def check(self, placed: Placed) -> str:
         """Returns a command that prints the pinned version if the program exists.
 
-        The command does not run the program, because `--version` would take 0.3 seconds in each episode.
+        Starting the program with `--version` would take 0.3 seconds in each episode, so the command only checks for the
+        file.
         """
         return f"[ -x {self.program(placed)} ] && echo {self.version}"
 

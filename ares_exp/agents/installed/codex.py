@@ -51,7 +51,7 @@ enabled = {subagents}
 enabled = false
 """
 _STATE = "/tmp/ares_exp-codex"
-"""Directory of Codex's databases, which are not used after the episode."""
+"""Directory in the container for Codex's databases. It is not saved, because they are not used after the episode."""
 
 
 class CodexRecipe(PackagedRecipe):
@@ -74,7 +74,10 @@ class CodexRecipe(PackagedRecipe):
 
     @property
     def conversation_headers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Header that identifies the Codex thread. Each thread is one conversation. Empty if subagents are disabled."""
+        """Header with the id of the Codex thread, by which requests of subagents are recognised.
+
+        Empty if subagents are disabled, because there is only one thread.
+        """
         return ("thread-id",) if self.subagents else ()
 
     def command(self, launch: Launch) -> LaunchedCommand:
@@ -103,7 +106,7 @@ class CodexRecipe(PackagedRecipe):
 
 
 def _mcp_table(server: McpServer) -> str:
-    """Returns the table of an MCP server in the configuration. Raises `AgentError` for the transport `sse`."""
+    """Returns the TOML table of an MCP server for `config.toml`. Raises `AgentError` for the transport `sse`."""
     if server.transport == "sse":
         raise AgentError(
             f"The MCP server {server.name!r} of the task uses the transport sse, which Codex does not support. "
@@ -147,8 +150,9 @@ class CodexFactory(InstalledAgentFactory):
                 request (`stream_idle_timeout_ms`). Keepalives count as events.
             extra_args: Additional arguments of `codex exec`, such as `-c key=value`.
             env: Additional environment variables of Codex.
-            port: First port to try for the LLM in the container.
-            keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
+            port: Port on the container's loopback at which Codex reaches the LLM. If it is in use, the next ports are
+                tried.
+            keepalive_sec: Interval in seconds between keepalives while Codex waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
         """
         recipe = CodexRecipe(extra_args=extra_args or (), env=env)

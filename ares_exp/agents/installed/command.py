@@ -26,14 +26,14 @@ from ares_exp.trajectories.request_diff import UserNormaliser
 MOUNT_TARGET = "/opt/ares_exp/agent"
 """Path of the `agent.mount` directory in the container."""
 MAX_FILLED_BYTES = 100_000
-"""Maximum size in bytes of a file in which variables are replaced. Its text is passed in an environment variable."""
+"""Maximum size in bytes of a file with `fill: true`, whose text has to fit into an environment variable."""
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _CONTEXT_VARIABLES = {"mcp_servers": "ARES_MCP_FILE", "skills_dir": "ARES_SKILLS"}
-"""Variable for each part of a task. A command supports a part if its options contain the variable."""
+"""Environment variables with parts of a task. A command supports a part if its options contain the variable's name."""
 
 
 class FileOption(BaseModel, extra="forbid", frozen=True):
-    """A file of `agent.files`, given by a path on the host or by its text.
+    """A file of the option `agent.files`, with its contents given by `text` or by `path`.
 
     Attributes:
         text: Contents of the file.
@@ -60,7 +60,7 @@ class CommandRecipe:
     Attributes:
         version: Name, version and digest of the package, and a digest of the files and the mounted directory; `None` if
             the agent has no package, no files and no mounted directory.
-        supports: Names of the parts of a task whose variables occur in the options.
+        supports: Names of the parts of a task, such as `skills_dir`, whose variables occur in the options.
     """
 
     version: str | None = None
@@ -97,11 +97,11 @@ class CommandRecipe:
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """Mount of the directory `agent.mount` and mount of the package, if these options are set."""
+        """Mounts of the directory `agent.mount` and of the package `agent.package`, if these options are set."""
         return (*self._mounts, *(self._package.mounts if self._package is not None else ()))
 
     async def preflight(self) -> None:
-        """Reads the files, and packs the package if it is missing.
+        """Reads the files of `agent.files`, checks `agent.mount`, and packs the package if it is not installed.
 
         Raises:
             PreflightError: A file is missing, is not text or is too large, `agent.mount` is not a directory, or the
@@ -207,8 +207,9 @@ class CommandAgentFactory(InstalledAgentFactory):
             ok_exit_codes: Exit codes that count as success. Default: only 0.
             normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in patterns
                 (times, process ids): `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
-            port: First port to try for the LLM in the container.
-            keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
+            port: Port on the container's loopback at which the program reaches the LLM. If it is in use, the next ports
+                are tried.
+            keepalive_sec: Interval in seconds between keepalives while the program waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
             background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
                 makes each request an ordinary observation. `answer` sends each request to the policy without a step.
@@ -240,5 +241,5 @@ class CommandAgentFactory(InstalledAgentFactory):
 
 
 def _filled(text: str, values: Mapping[str, Any]) -> str:
-    """Replaces the variables of the episode with their values. Other variables remain unchanged for the shell."""
+    """Replaces `$NAME` and `${NAME}` for each variable in `values`. The shell expands the other variables later."""
     return _VARIABLE.sub(lambda found: str(values.get(found[1] or found[2], found[0])), text)

@@ -1,4 +1,4 @@
-"""`agent=harbor`: the agent classes of Harbor, unmodified, in the containers of this package."""
+"""`agent=harbor`: unmodified agent classes of the package Harbor, with the containers of ares_exp."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PROVIDERS = {
     "anthropic_messages": "anthropic",
     "google_generate_content": "gemini",
 }
-"""Provider that the model name contains, for each served API."""
+"""Provider in the model name (`openai/NAME`) for each API."""
 _KEY_VARIABLE = "ARES_LLM_KEY"
 _PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
 """Variable that stops litellm from downloading its price list, in this process and in the container."""
@@ -66,7 +66,7 @@ _PACKAGES = {
     "kimi-code": "kimi_code",
     "pi": "pi",
 }
-"""Default package for each Harbor agent that has one."""
+"""Names of Harbor's agents for which ares_exp has a package, and the names of the packages."""
 _LINKS = {
     "deerflow": "/opt/harbor-deerflow-venv",
     "langgraph": "/opt/harbor-langgraph-venv",
@@ -77,7 +77,10 @@ _LINKS = {
     "strands": "/installed-agent/strands/venv",
     "swe-agent": "/opt/sweagent-venv",
 }
-"""Directories in which a class looks for its program, other than `~/.local` and the `PATH` of `~/.nvm/nvm.sh`."""
+"""Directories in which the classes of some agents look for their programs. `link_programs` creates links there.
+
+The other classes look in `~/.local/bin` or in the `PATH` that `~/.nvm/nvm.sh` sets.
+"""
 _SETUP = """\
 mkdir -p ~/.local/bin ~/.nvm && touch ~/.local/bin/env || exit
 [ -e ~/.nvm/nvm.sh ] || echo 'nvm() {{ :; }}' > ~/.nvm/nvm.sh
@@ -88,14 +91,17 @@ _Result = TypeVar("_Result")
 
 
 class HarborEnvironment:
-    """Implements the methods of Harbor's `BaseEnvironment` that Harbor's agents use, for an `AgentContainer`.
+    """Adapter that gives Harbor's agents access to an `AgentContainer`.
+
+    It has the methods and attributes of Harbor's `BaseEnvironment` that these agents use.
 
     Attributes:
         default_user: User of the agent's commands; `None` for root.
         env: Environment variables of every command.
         task_env_config: Object whose `workdir` is the working directory; `None` for the container's default.
-        session_id: Constant id, so that all runs send the same requests.
-        failure: First error of the container. Harbor's classes may catch it and raise another error.
+        session_id: Constant id of the session. A random id would make the requests of each run differ.
+        failure: First error of the container; `None` if there was none. It is stored because Harbor's classes may catch
+            the error and raise another error.
     """
 
     session_id = "ares"
@@ -111,7 +117,9 @@ class HarborEnvironment:
         self.task_env_config = SimpleNamespace(workdir=None)
 
     async def link_programs(self, root: str, link: str | None) -> None:
-        """Links the programs in `root` to the places where Harbor's classes look for them, and detects the user.
+        """Creates links to the programs in `root/bin` where Harbor's classes look for them.
+
+        Also sets `default_user`, the working directory and `PATH` to the values of the agent's user.
 
         Raises:
             AgentInstallError: The user has no home directory that can be written to.
@@ -138,7 +146,10 @@ class HarborEnvironment:
         timeout_sec: float | None = None,
         user: User | None = None,
     ) -> HarborResult:
-        """Runs a command. Removes variables that contain secrets of this machine, unless the config sets them."""
+        """Runs a command in the container. Does not pass variables of `env` that contain a secret of this machine.
+
+        The variables of the attribute `env` are always passed. They include the variables in the config.
+        """
         from harbor.environments.base import ExecResult as HarborResult
 
         await self._upload_logs()
@@ -172,14 +183,21 @@ class HarborEnvironment:
         return bool((await self.exec(f"test -d {shlex.quote(path)}", user=user)).return_code == 0)
 
     async def _upload_logs(self) -> None:
-        """Uploads new files from the class's log directory. Harbor itself would mount this directory."""
+        """Uploads new files from the host directory to which the class writes its logs.
+
+        In Harbor, this directory is mounted, so the class expects the files in the container.
+        """
         new = {path for path in self._logs.iterdir() if path.is_file()} - self._uploaded
         for path in new:
             self._uploaded.add(path)
             await self.upload_file(path, f"{AGENT_DIR}/{path.name}")
 
     async def _watched(self, call: Coroutine[Any, Any, _Result]) -> _Result:
-        """Awaits a call to the container. After a cancellation, rejects later calls, such as cleanup by the class."""
+        """Awaits a call to the container, and stores its error in `failure`.
+
+        If a call was cancelled, later calls are cancelled immediately. Otherwise, cleanup code of the class could still
+        run commands.
+        """
         if self._cancelled:
             call.close()
             raise asyncio.CancelledError
@@ -197,7 +215,7 @@ class HarborEnvironment:
 
 @dataclass(frozen=True)
 class HarborOptions:
-    """Options of Harbor's `AgentConfig`. The model name includes the provider."""
+    """Options from which `create` makes Harbor's `AgentConfig`. The model name includes the provider: `openai/NAME`."""
 
     name: str
     model_name: str
@@ -206,7 +224,7 @@ class HarborOptions:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def create(self, logs: Path, url: str, key: str, context: AgentContext) -> BaseAgent:
-        """Creates the agent of one episode."""
+        """Creates the instance of the Harbor class for one episode, which sends its LLM requests to `url`."""
         from harbor.agents.factory import AgentFactory
         from harbor.models.task.config import MCPServerConfig
         from harbor.models.trial.config import AgentConfig
@@ -246,7 +264,10 @@ class HarborAgent(InstalledAgent):
         self._judge(ExecResult(error, 1 if error else 0, 0.0))
 
     async def _run(self, agent: BaseAgent, task: str, root: str, logs: Path) -> str:
-        """Runs the class. Returns the text of the error that it raised, or `""`. Raises the errors of the container."""
+        """Runs the setup and the agent of the Harbor class, and saves its trajectory.
+
+        Returns the text of the error that the class raised, or `""`. An error of the container is raised.
+        """
         from harbor.models.agent.context import AgentContext as HarborContext
 
         context, error = HarborContext(), ""
@@ -270,7 +291,7 @@ class HarborAgent(InstalledAgent):
 
 
 class HarborAgentFactory(InstalledAgentFactory):
-    """Creates agents of Harbor's classes."""
+    """Creates agents that run one of Harbor's agent classes."""
 
     @validate_call
     def __init__(
@@ -294,7 +315,7 @@ class HarborAgentFactory(InstalledAgentFactory):
 
         Args:
             name: Name of an agent of Harbor (`harbor run --agent NAME`), or the import path of a class.
-            version: Version of the program that the class expects.
+            version: Version of the agent's program, which is passed to the class.
             model_name: Model name that the agent sends in its requests, with or without its provider.
             api_format: API of the requests. Default: Chat Completions if the class supports it, otherwise another API.
             env: Additional environment variables of the class and of its commands.
@@ -304,8 +325,9 @@ class HarborAgentFactory(InstalledAgentFactory):
             mount: Host directory with the program in `bin/`, mounted read-only instead of a package.
             normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in
                 patterns: `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
-            port: First port to try for the LLM in the container.
-            keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
+            port: Port on the container's loopback at which the agent reaches the LLM. If it is in use, the next ports
+                are tried.
+            keepalive_sec: Interval in seconds between keepalives while the agent waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
             background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
                 makes each request an ordinary observation. `answer` sends each request to the policy without a step.
@@ -336,7 +358,7 @@ class HarborAgentFactory(InstalledAgentFactory):
         )
 
     async def preflight(self) -> None:
-        """Runs the preflight of the recipe, and checks the options by creating an agent.
+        """Prepares the package, and checks the options by creating an instance of the Harbor class.
 
         Raises:
             ConfigError: The class rejects its options.
@@ -358,7 +380,7 @@ class HarborAgentFactory(InstalledAgentFactory):
 
 
 def _class_of(name: str) -> type[BaseAgent]:
-    """Returns a Harbor class.
+    """Returns the Harbor class for an agent's name or the import path of a class.
 
     Raises `PreflightError` if Harbor is not installed, and `ConfigError` if the name is unknown.
     """
@@ -379,7 +401,10 @@ def _class_of(name: str) -> type[BaseAgent]:
 
 
 def _api_format(name: str, found: type[BaseAgent]) -> ApiFormat:
-    """Returns the first API that a class supports. Raises `ConfigError` if it has no such API or no URL option."""
+    """Returns the first API in `ApiFormat` that a class supports.
+
+    Raises `ConfigError` if the class supports none of them, or if the URL of its LLM cannot be set.
+    """
     spec = found.MODEL_CONNECTION
     if spec is None or not found.capabilities.base_url:
         raise ConfigError(f"Harbor's agent `{name}` has no option for the URL of its LLM. Use another agent.")

@@ -1,6 +1,6 @@
-"""An agent that runs a program in the container.
+"""The base of all third-party agents: an agent that starts a program in the container and waits for its exit.
 
-The program's LLM calls arrive over HTTP through a forwarded port.
+The program sends its LLM requests over HTTP to a port in the container. The port is forwarded to this process.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 INSTRUCTION_FILE = f"{AGENT_DIR}/instruction.md"
 OUTPUT_FILE = f"{AGENT_DIR}/output.txt"
 SHOWN_BYTES = 4000
-"""Maximum number of bytes from the end of the program's output that are stored after its exit."""
+"""Number of bytes from the end of the program's output that are read after its exit, for error messages."""
 SHOWN_LINES = 20
 POLICY = "policy"
-"""Model name for agents without a configured model name."""
+"""Default of the model name that agents send in their requests."""
 _SETUP_SEC = 120.0
 _Result = TypeVar("_Result")
 
@@ -59,9 +59,9 @@ class EndpointOptions:
 
 
 class InstalledAgentFactory(AgentFactoryBase):
-    """Creates agents from a recipe.
+    """Creates agents that run the program of a recipe.
 
-    These agents cannot be run again from a journal, because their programs do not run on the deterministic event loop.
+    These agents cannot be replayed from a journal, because a program in the container is not deterministic.
     """
 
     deterministic = False
@@ -114,7 +114,7 @@ class InstalledAgentFactory(AgentFactoryBase):
 
 
 class InstalledAgent:
-    """An agent that starts the program, serves its LLM requests until it exits, and checks the result."""
+    """An agent that starts the program of a recipe, serves its LLM requests, and checks its exit code."""
 
     def __init__(
         self, recipe: AgentRecipe, options: EndpointOptions, *, container: AgentContainer, llm_client: LLMClient
@@ -128,7 +128,7 @@ class InstalledAgent:
         self._version: str | None = None
 
     def set_context(self, context: AgentContext) -> None:
-        """Stores the context, which `run` passes to the recipe."""
+        """Stores the further parts of the task, which `run` passes to the recipe."""
         self._context = context
 
     @property
@@ -141,11 +141,11 @@ class InstalledAgent:
         """Runs the program on `task` until it exits.
 
         Raises:
-            NoRequestError: The program ended without a request.
+            NoRequestError: The program ended before the endpoint accepted a request from it.
             AgentExitError: The exit code of the program counts as a failure.
             AgentInstallError: The program does not run in this container.
             PortForwardingError: The container cannot open a forwarded port.
-            EndpointLostError: The connection to the LLM was lost.
+            EndpointLostError: The forwarded port was lost, so the program could not reach the LLM.
             ContainerError: The container failed.
         """
         program = await self._recipe.find_program(self._container)
@@ -173,7 +173,10 @@ class InstalledAgent:
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[tuple[Line, ForwardedPort]]:
-        """Opens a `Line` for the program's LLM calls and a forwarded port to that line. Closes both on exit."""
+        """Opens a `Line` for the program's LLM calls, and a forwarded port through which the program reaches it.
+
+        Closes both on exit.
+        """
         from ares_exp.agents.interception.agent_endpoint import Endpoint
 
         if not isinstance(self._container, ServingContainer):
@@ -197,7 +200,7 @@ class InstalledAgent:
             await finish(_close(forwarded_port, endpoint, line))
 
     async def _make_files(self, files: Mapping[str, AgentFile]) -> None:
-        """Creates files in the container, owned by the agent's user. Their contents are not recorded."""
+        """Creates files in the container, owned by the agent's user. No recorded command contains their contents."""
         staging = f"{AGENT_DIR}/.files"
         folders = " ".join([AGENT_DIR, staging, *([NO_SKILLS] if "skills_dir" in self._recipe.supports else [])])
         await self._succeed(f"mkdir -p {folders} && chmod 777 {folders}", user="root")
@@ -209,7 +212,7 @@ class InstalledAgent:
         env: dict[str, str] = {}
         for number, (path, file) in enumerate(files.items()):
             target, source = _in_shell(path), f"cat {staging}/{number}"
-            if file.is_secret:  # through the environment, because an upload passes through a disk of this machine
+            if file.is_secret:  # not uploaded, because uploads are first written to a disk of this machine
                 env[f"ARES_FILE_{number}"], source = file.text, f'printf %s "$ARES_FILE_{number}"'
             steps.append(f"mkdir -p {_in_shell(str(Path(path).parent))} && {source} >{target}")
             steps += [f"chmod {file.mode} {target}"] if file.mode else []
@@ -264,7 +267,7 @@ async def _close(forwarded_port: ForwardedPort, endpoint: Endpoint, line: Line) 
 
 
 def _in_shell(path: str) -> str:
-    """Quotes a path for the shell. `~/` at its start remains the home directory of the agent's user."""
+    """Quotes a path for the shell, except for `~/` at its start, which the shell expands to the home directory."""
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 

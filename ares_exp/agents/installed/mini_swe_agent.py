@@ -32,9 +32,9 @@ else:
         sys.argv[1:1] = ["--task", file.read()]
     app()
 """
-"""Launcher that adds the packages to `sys.path`.
+"""Python code that adds the packages' directory to `sys.path` and starts `mini`.
 
-An environment variable would also affect the programs that the agent runs.
+`PYTHONPATH` is not set, because it would also affect the Python programs that the agent runs.
 """
 _WAIT_SEC = 24 * 3600
 
@@ -46,7 +46,7 @@ class MiniSweAgentRecipe(PackagedRecipe):
     variables = ("model.model_kwargs.api_base", "OPENAI_API_KEY")
 
     def program(self, placed: Placed) -> str:
-        """Returns the shell words with the interpreter, the launcher and the directory of the packages."""
+        """Returns the shell words that start `mini`: the container's Python, `_LAUNCH`, and the packages' directory."""
         return shlex.join([placed.python, "-I", "-c", _LAUNCH, placed.path("site")])
 
     def check(self, placed: Placed) -> str:
@@ -58,7 +58,7 @@ class MiniSweAgentRecipe(PackagedRecipe):
         return f"{quiet} {self.program(placed)} --version"
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command of one episode. The program reads the instruction from its file."""
+        """Returns the command of one episode. `_LAUNCH` reads the instruction from `$ARES_INSTRUCTION_FILE`."""
         arguments = [
             *("--model", f"openai/{launch.model}", "--yolo", "--exit-immediately", "--cost-limit", "0"),
             *("--output", f"{launch.directory}/mini.traj.json", "-c", "mini"),
@@ -104,8 +104,9 @@ class MiniSweAgentFactory(InstalledAgentFactory):
             env: Additional environment variables of `mini`.
             libc: Build to install: `glibc`, `musl` (for images without glibc), or `auto`, which uses the installed
                 builds, or installs the glibc build if there are none.
-            port: First port to try for the LLM in the container.
-            keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
+            port: Port on the container's loopback at which `mini` reaches the LLM. If it is in use, the next ports are
+                tried.
+            keepalive_sec: Interval in seconds between keepalives while `mini` waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
         """
         recipe = MiniSweAgentRecipe(extra_args=extra_args or (), env=env, libc=libc, pythons=pythons or ())

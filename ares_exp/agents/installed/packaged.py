@@ -1,4 +1,4 @@
-"""Recipes whose program is a pinned package of the toolbox, and the common base of their factories."""
+"""Base classes of the agents whose program is a pinned package of the toolbox: their recipes and factories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ares_exp.errors import AgentExitError
 LibcChoice = Literal["auto", "glibc", "musl"]
 
 LONGEST_WAIT_MS = 24 * 3600 * 1000
-"""Time limit of the agents' HTTP clients in milliseconds. It is so high that only the limits of the run apply."""
+"""Time limit of one day, in milliseconds, for the agents' HTTP clients, so that the limits of the run apply first."""
 
 
 class PackagedRecipe:
@@ -48,7 +48,7 @@ class PackagedRecipe:
         libc: LibcChoice = "auto",
         pythons: Sequence[str] = (),
     ) -> None:
-        """Stores the options of the factories without accessing any file."""
+        """Stores the options, which `PackagedAgentFactory` describes. Only `preflight` accesses the disk."""
         self.extra_args = tuple(extra_args)
         self.env = dict(env or {})
         self._libc = None if libc == "auto" else libc
@@ -73,7 +73,7 @@ class PackagedRecipe:
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """Mounts of all installed builds."""
+        """Mounts of all installed builds of the package. Empty before `preflight`."""
         return self._mounts
 
     async def preflight(self) -> None:
@@ -117,7 +117,7 @@ class PackagedRecipe:
 
 
 class PackagedAgentFactory(InstalledAgentFactory):
-    """Creates agents of one package with the recipe `recipe_type`. Its options are common to most packages."""
+    """Creates agents of one pinned package. A subclass sets `recipe_type`, and may have other options."""
 
     recipe_type: ClassVar[type[PackagedRecipe]]
 
@@ -145,8 +145,9 @@ class PackagedAgentFactory(InstalledAgentFactory):
             env: Additional environment variables of the program.
             libc: Build to install: `glibc`, `musl` (for images without glibc, if available), or `auto`, which uses the
                 installed builds, or installs the glibc build if there are none.
-            port: First port to try for the LLM in the container.
-            keepalive_sec: Interval in seconds between keepalives to a client that waits for a response.
+            port: Port on the container's loopback at which the agent reaches the LLM. If it is in use, the next ports
+                are tried.
+            keepalive_sec: Interval in seconds between keepalives while the agent waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
             background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
                 makes each request an ordinary observation. `answer` sends each request to the policy without a step.

@@ -64,7 +64,7 @@ class QwenCodeRecipe(PackagedRecipe):
 
 
 def _mcp(entry: dict[str, Any]) -> dict[str, Any]:
-    """Converts an `mcp_json` entry to qwen-code's format, in which the name of the URL field selects the transport."""
+    """Converts an `mcp_json` entry to qwen-code's format: `httpUrl` for HTTP servers, `url` for SSE servers."""
     if entry.pop("type") == "http":
         entry["httpUrl"] = entry.pop("url")
     return entry

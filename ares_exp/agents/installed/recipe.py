@@ -1,4 +1,7 @@
-"""Contract of a recipe, which starts one program, configures its LLM endpoint and interprets its exit code."""
+"""The interface of a recipe, which contains what is specific to one third-party agent.
+
+A recipe finds the agent's program, builds its command, sets its LLM endpoint, and interprets its exit code.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ AGENT_DIR = "/logs/agent"
 MCP_FILE = f"{AGENT_DIR}/mcp.json"
 """Path of the file with the task's MCP servers, in the format of `mcp_json`."""
 NO_SKILLS = f"{AGENT_DIR}/skills"
-"""Empty directory of skills, for tasks that have no skills."""
+"""Empty directory that agents get as the directory of skills if a task has no skills."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Parameters of one episode for a recipe. All paths are paths in the container, and are the same in every episode.
+    """Values for the command of one episode, which `AgentRecipe.command` receives. All paths are container paths.
 
     Attributes:
         url: URL of the LLM, such as `http://127.0.0.1:61081`, without `/v1` and without a trailing slash.
@@ -32,9 +35,9 @@ class Launch:
         model: Model name to send in requests.
         instruction_file: Path of the file with the task's instruction.
         directory: Directory for session files, `AGENT_DIR`. The directory exists, is writable for the agent, and is
-            saved.
+            saved in the run directory.
         program: Return value of `AgentRecipe.find_program`.
-        context: Parts of the task for the agent in addition to the instruction.
+        context: Further parts of the task, such as skills and MCP servers.
     """
 
     url: str
@@ -59,7 +62,7 @@ class Launch:
         }
 
     def copy_skills(self, target: str) -> str:
-        """Returns shell source that copies the task's skills to a directory; empty if there are no skills."""
+        """Returns shell source that copies the task's skills to `target`. Empty if the task has no skills."""
         if self.context.skills_dir is None:
             return ""
         source, folder = shlex.quote(self.context.skills_dir), shlex.quote(target)
@@ -68,12 +71,12 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class AgentFile:
-    """A text file of an agent in the container.
+    """A text file to create in the container before the agent's program starts.
 
     Attributes:
         text: Contents of the file.
         mode: Octal mode; `None` for the default mode of new files.
-        is_secret: Whether the text contains the key. The text is then never written to a disk of this machine.
+        is_secret: Whether the text contains the API key. If so, the text is never written to a disk of this machine.
     """
 
     text: str
@@ -88,7 +91,7 @@ class LaunchedCommand:
     Attributes:
         command: Shell source, run as the agent's user in the container's working directory. Its standard input is the
             instruction, and its environment includes `Launch.variables`.
-        env: Additional environment variables. Put the key here, not into `command`, because the command is recorded.
+        env: Additional environment variables. Put the API key here, not into `command`, which is recorded.
         files: Text files to create before the start, as the agent's user, by path. A path is absolute or starts with
             `~/`.
     """
@@ -108,7 +111,7 @@ def mcp_json(servers: Sequence[McpServer]) -> str:
 
 
 def mcp_entry(server: McpServer) -> dict[str, Any]:
-    """Returns the entry of an MCP server in `mcp_json`.
+    """Returns the JSON object that describes one MCP server in the format of `mcp_json`.
 
     Raises:
         AgentError: The headers of the server refer to variables of the host.
@@ -134,7 +137,7 @@ class AgentRecipe(Protocol):
             run. A request without these headers belongs to the main conversation.
         normalisers: Patterns for the parts of requests that differ in every run: name → (pattern, replacement), as in
             `ares_exp.trajectories.request_diff`.
-        variables: Names of the variables or options that set the program's LLM. Error messages contain them.
+        variables: Names of the variables or options that set the URL and key of the program's LLM, for error messages.
         supports: Names of the supported parts of `AgentContext`.
     """
 
@@ -155,7 +158,7 @@ class AgentRecipe(Protocol):
     def mounts(self) -> tuple[Mount, ...]:
         """Host directories with the program, mounted read-only into the container. Known after `preflight`.
 
-        They are the same for every image. `find_program` selects the build that fits the container.
+        All containers get the same mounts. If they contain several builds, `find_program` selects the fitting build.
         """
         ...
 
@@ -170,8 +173,8 @@ class AgentRecipe(Protocol):
     async def find_program(self, container: AgentContainer) -> str:
         """Finds the program in this container, and checks that it runs there.
 
-        Returns the shell words or the path of the program, for `Launch.program`, or an empty string if the recipe needs
-        no program.
+        Returns the path of the program or the shell words that start it, which become `Launch.program`. Returns an
+        empty string if the recipe does not need a program.
 
         Raises:
             AgentInstallError: The program does not run in the container. The message names the missing part.
@@ -184,7 +187,7 @@ class AgentRecipe(Protocol):
         ...
 
     def ended(self, result: ExecResult) -> None:
-        """Checks the exit of the command. `result.output` is the end of its output.
+        """Checks the exit code of the command. `result.output` contains only the end of its output.
 
         Raises:
             AgentExitError: The exit code means that the agent failed.

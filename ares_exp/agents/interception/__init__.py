@@ -1,5 +1,6 @@
-"""The HTTP endpoint that replaces the LLM provider of third-party agents: wire formats, conversations, retries.
+"""The HTTP endpoint that third-party agents use instead of their LLM provider.
 
-An unmodified agent sends HTTP requests to a provider. The endpoint converts them to `LLMRequest`s for an `LLMClient`,
-and returns the responses in the agent's wire format.
+An unmodified agent sends its HTTP requests to the endpoint. The endpoint converts them to `LLMRequest`s for an
+`LLMClient`, and returns the responses in the format of the provider's API (wire format). It also detects retries and
+the conversations of subagents.
 """

@@ -1,10 +1,12 @@
 """The endpoint: an HTTP server with the wire formats of LLM providers, for connections from forwarded ports.
 
-The server does not listen on a port. An agent's request becomes a call of its episode's `Line`, and the response is
-returned in the wire format of the request. Until the response is available, the endpoint sends keepalives, so that the
-client does not time out. A stream starts immediately, and its keepalives are events. If the client did not request a
-stream, the endpoint sends spaces after half a minute, because JSON parsers ignore leading spaces. The end of a response
-is sent only after the response was recorded.
+The server does not listen on a port. It passes each request of an agent to the `Line` of the agent's episode, and
+returns the response in the wire format of the request.
+
+A response may take longer than the time limit of the agent's HTTP client. Until it is available, the endpoint therefore
+sends keepalives. A stream starts immediately, and its keepalives are events. If the client did not request a stream,
+the keepalives are spaces, which JSON parsers ignore before an object. They start after half a minute. The end of a
+response is sent only after the response was recorded.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ from ares_exp.errors import WireFormatError
 from ares_exp.llms.openai_errors import bearer
 
 WIRES: tuple[Wire, ...] = (ChatCompletionsWire(), ResponsesWire(), MessagesWire(), GenerateContentWire())
-"""All supported wire formats."""
+"""All supported wire formats. The first one is the format of errors for requests to unknown paths."""
 
 
 def wire_at(path: str) -> Wire | None:
-    """Returns the wire that handles requests to `path`, or `None` if there is no such wire."""
+    """Returns the wire format for requests to the URL path `path`, or `None` if the path is unknown."""
     return next((wire for wire in WIRES if path in (wire.path, wire.count_path)), None)
 
 
@@ -53,13 +55,13 @@ _unused_log.disabled = True
 
 
 class Connection(web.RequestHandler):
-    """A connection from an agent.
+    """An HTTP connection from an agent. It may transport several requests, one after the other.
 
     Attributes:
-        line: Line of the agent.
-        request: Request that is being handled.
-        is_half_closed: Whether the client has finished sending, but may still read the response.
-        served: Last call whose complete response was written to the connection.
+        line: `Line` that connects the agent to its LLM.
+        request: HTTP request that is being handled; `None` between requests.
+        is_half_closed: Whether the client has closed its sending side, but may still read the response.
+        served: Call whose complete response was written for the last request; `None` if there was none.
         waits_for: Call whose response the client waits for; `None` if it does not wait.
     """
 
@@ -81,7 +83,7 @@ class Connection(web.RequestHandler):
 
     @contextmanager
     def waiting_for(self, turn: Turn) -> Iterator[None]:
-        """Counts the client as waiting for a response, until the context exits or the connection is lost."""
+        """Counts the client in `turn.waiting`, until the context exits or the connection is closed."""
         self.waits_for = turn
         turn.waiting += 1
         if self.is_half_closed:
@@ -103,7 +105,10 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Rejects a malformed HTTP request in the error format of the first wire. Logs no traceback."""
+        """Rejects a malformed HTTP request, with an error in the format of the first wire (the client's is unknown).
+
+        Unlike the base class, logs no traceback, unless the error is on the side of the server.
+        """
         if status >= 500:
             return super().handle_error(request, status, exc, message)
         found = (message or "").strip().partition("\n")[0].replace(self.line.key, "***").partition(". Please")[0]
@@ -114,10 +119,10 @@ class Connection(web.RequestHandler):
         return response
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keeps the connection open for the response if the client has sent its request completely.
+        """Is called when the client closes its sending side. Keeps the connection open if its request is complete.
 
-        The endpoint cannot know whether the client still reads the response or has disconnected. In both cases, the
-        client no longer counts as waiting, and the response does not count as delivered.
+        The endpoint cannot know whether the client has disconnected or still reads the response. Therefore, the client
+        no longer counts as waiting, and its response does not count as delivered.
         """
         self.is_half_closed = self.request is not None and self.request.content.is_eof()
         if self.is_half_closed:
@@ -125,7 +130,10 @@ class Connection(web.RequestHandler):
         return self.is_half_closed
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Stops counting the client as waiting. If the connection broke, marks its last response as not delivered."""
+        """Is called when the connection is closed. The client then no longer counts as waiting.
+
+        If the connection broke, its last response is marked as not delivered, because the client may not have it.
+        """
         self._wait_no_more()
         if exc is not None and self.served is not None:
             self.served.is_delivered = False
@@ -133,7 +141,7 @@ class Connection(web.RequestHandler):
 
 
 WHOLE_STARTS_SEC = 30.0
-"""Time in seconds after which spaces are sent to a client that did not request a stream."""
+"""Time in seconds after which a client that did not request a stream gets the first keepalive."""
 UNWIND_SEC = 2.0
 _CHUNK_BYTES = 64 * 1024
 _LONGEST_CONTEXT = 1_000_000
@@ -143,7 +151,7 @@ _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDicti
 
 
 class Endpoint:
-    """The HTTP server of one event loop."""
+    """The HTTP server for the agents whose episodes run on one event loop."""
 
     def __init__(self, *, whole_starts_sec: float = WHOLE_STARTS_SEC) -> None:
         """Creates a server without connections. `whole_starts_sec` replaces `WHOLE_STARTS_SEC`."""
@@ -154,14 +162,14 @@ class Endpoint:
 
     @classmethod
     def of_loop(cls) -> Endpoint:
-        """Returns the endpoint of the running event loop."""
+        """Returns the endpoint of the running event loop, which the first call creates."""
         loop = asyncio.get_running_loop()
         if (endpoint := _of_loops.get(loop)) is None:
             endpoint = _of_loops[loop] = cls()
         return endpoint
 
     async def serve(self, line: Line, client: socket.socket) -> None:
-        """Takes over a connection from an agent. Returns when the server has accepted the connection."""
+        """Serves a connection from an agent in the background. Its requests are passed to `line`."""
         connections = self._connections.setdefault(line, set())
         connections -= {one for one in connections if one.transport is None}
         made = Connection(self._server, line)
@@ -173,7 +181,7 @@ class Endpoint:
         connections.add(made)
 
     async def close(self, line: Line) -> None:
-        """Closes the connections of a line and cancels its calls. Idempotent."""
+        """Closes a line with its connections, and cancels its calls. May be called several times."""
         await finish(self._close(line))
 
     async def _close(self, line: Line) -> None:
@@ -262,7 +270,7 @@ class Endpoint:
 
 
 class _RefusedError(Exception):
-    """A request is rejected with an HTTP error."""
+    """A request is rejected with the HTTP status `status` and this message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -270,7 +278,7 @@ class _RefusedError(Exception):
 
 
 class _Exchange:
-    """One HTTP request for an LLM response. Sends the response as a stream or as one body."""
+    """An HTTP request for an LLM response, which is sent as a stream (`stream`) or as one body (`whole`)."""
 
     def __init__(self, request: web.BaseRequest, connection: Connection, wire: Wire, asked: Asked, turn: Turn) -> None:
         self._request = request
@@ -301,7 +309,10 @@ class _Exchange:
         return out
 
     async def whole(self, starts_sec: float, keepalive_sec: float) -> web.StreamResponse:
-        """Sends the response as one JSON body. Raises the same errors as `stream`."""
+        """Sends the response as one JSON body, after keepalives if it takes longer than `starts_sec`.
+
+        Raises the same errors as `stream`.
+        """
         out = web.StreamResponse(headers={"Content-Type": "application/json"})
         response = await self._turn.respond(starts_sec)
         if response is None:
@@ -323,7 +334,7 @@ class _Exchange:
         await out.write(data)
 
     async def _end(self, out: web.StreamResponse) -> None:
-        """Ends the HTTP response. The response then counts as delivered, unless the connection breaks later."""
+        """Ends the HTTP response, and marks it as delivered. If the connection breaks later, the mark is removed."""
         await out.write_eof()
         if self._request.transport is not None and not self._connection.is_half_closed:
             self._turn.is_delivered = True
@@ -344,14 +355,17 @@ def _joined(events: list[bytes]) -> Iterator[bytes]:
 
 
 def client_keys(headers: Mapping[str, str], query: Mapping[str, str]) -> list[str]:
-    """Returns the API keys from all headers in which LLM clients send keys, and from the query parameter `key`."""
+    """Returns the API keys in a request: from all headers that LLM clients use, and from the query parameter `key`."""
     named = [headers.get(name) for name in ("x-api-key", "x-goog-api-key", "api-key")]
     keys = [bearer(headers), *named, query.get("key")]
     return [key for key in keys if key]
 
 
 def _route(request: web.BaseRequest) -> tuple[str, dict[str, Any]]:
-    """Returns the path, which starts with `/v1`, and the body fields that Google's clients send in the path."""
+    """Returns the path of a request in the form of `Wire.path`, and additional body fields from the path.
+
+    If the client left out `/v1`, it is added. Only Google's clients send fields in the path; see `split_path`.
+    """
     path = request.path.rstrip("/") or "/"
     if path != "/" and not path.startswith("/v1"):
         path = f"/v1{path}"
@@ -359,7 +373,11 @@ def _route(request: web.BaseRequest) -> tuple[str, dict[str, Any]]:
 
 
 async def _body(request: web.BaseRequest) -> Any:
-    """Reads a JSON body of limited size in limited time. Raises `_RefusedError` or `WireFormatError` if this fails."""
+    """Reads and parses the JSON body of a request.
+
+    Raises `_RefusedError` if the body is too large, too slow or cannot be decoded, and `WireFormatError` if it is not
+    valid JSON.
+    """
     try:
         async with asyncio.timeout(IDLE_SEC):
             raw = await request.read()
@@ -383,7 +401,10 @@ def _json(body: bytes, *, status: int = 200) -> web.Response:
 
 
 def _models(name: str | None) -> bytes:
-    """Returns a list with one model, under the requested name, in a format that the clients of all wires accept."""
+    """Returns the JSON description of the model `name`, or a list with the model `policy` if `name` is `None`.
+
+    The fields are a combination that the clients of all wires accept.
+    """
     created = int(time.time())
     model = {
         "id": name or "policy",

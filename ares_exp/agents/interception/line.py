@@ -1,4 +1,4 @@
-"""The line: the connection between one agent and its LLM. It detects requests that are retries of an HTTP client.
+"""The line: the connection between one agent and its LLM. It detects retries, and assigns requests to conversations.
 
 LLM clients repeat a request if they did not get the complete response, for example after a timeout or a lost
 connection. The headers do not always identify a retry, so the line applies these rules:
@@ -9,13 +9,18 @@ connection. The headers do not always identify a retry, so the line applies thes
 - If a response was delivered, the same request gets the same response only if the client marks the request as a retry
   (`x-stainless-retry-count`). Otherwise the request is a new call.
 
-If all clients of a call disconnect, the call is kept until the agent sends another request in the same conversation.
+If all clients of a call disconnect, the call is kept for a retry. It is cancelled when the agent sends another request
+in the same conversation.
 
-Agents run subagents, and request titles and summaries in addition to their work. If the client names the conversation
-in a header, the header decides. Otherwise, a request belongs to the conversation that it continues: its messages start
-with the messages of that conversation's last request. If several conversations match, the longest one counts. A request
-without tools also continues a conversation without tools if it repeats the last response, because programs such as
-aider rewrite their earlier messages. Any other request starts a new conversation.
+An agent may have several conversations, because it runs subagents, or requests titles and summaries. The line assigns
+each request to a conversation:
+
+- If the client names the conversation in a header, the header decides.
+- Otherwise, a request belongs to the conversation that it continues: its messages start with the messages of that
+  conversation's last request. If several conversations match, the longest one counts.
+- A request without tools also continues a conversation without tools if it repeats the last response. Programs such as
+  aider rewrite their earlier messages, so these messages may differ.
+- Any other request starts a new conversation.
 """
 
 from __future__ import annotations
@@ -41,15 +46,15 @@ from ares_exp.records.secrets import EPISODE_KEY_PREFIX
 
 
 class LineClosedError(Exception):
-    """The line is closed, and the agent gets no more responses."""
+    """The line is closed or the episode has ended, so the agent gets no more responses."""
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """One LLM call from the agent.
+    """One LLM call from the agent. Several HTTP requests may wait for its response if the client retries.
 
     Attributes:
-        call: Task that waits for the response. The response is recorded before the task ends.
+        call: Task whose result is the response. The response is recorded before the task ends.
         waiting: Number of clients that wait for the response or are receiving it.
         is_delivered: Whether a client has received the complete response.
     """
@@ -77,12 +82,13 @@ class Conversation:
     """One conversation of an agent.
 
     Attributes:
-        name: `main`; `side-…` for a background conversation, which offers the LLM no tools; or `sub-…` for any other
-            conversation. `…` is the start of the first request's fingerprint, so the name does not depend on the order
-            in which conversations start. If no request of an episode offers tools, the records name the first
-            conversation `main`.
-        key: Name that the client sends in a header; empty if it sends no name.
-        has_tools: Whether its requests offer tools.
+        name: `main` for the first conversation that offers the LLM tools; `sub-…` for later ones, such as subagents;
+            `side-…` for a background conversation, which offers no tools. `…` is the start of the first request's
+            fingerprint (digest), so the name does not depend on the order in which conversations start. If no request
+            of an episode offers tools, the records name the first conversation `main`.
+        key: Name of the conversation in a header, or `MAIN_KEY` if the request has no such header. Empty if the agent
+            does not use headers for this purpose.
+        has_tools: Whether any of its requests offers tools.
         last: Digests of the conversation's last request.
         turns: Calls that may be retried, by the fingerprints of their requests.
     """
@@ -94,7 +100,7 @@ class Conversation:
     turns: dict[str, Turn] = field(default_factory=dict)
 
     def is_repeated_by(self, request: LLMRequest) -> bool:
-        """Returns whether the request repeats the last response, and neither it nor the conversation has tools."""
+        """Returns whether a request contains the last response, and neither it nor the conversation has tools."""
         turn = self.turns.get(self.last.fingerprint)
         if self.has_tools or request.tools or turn is None or not turn.call.done() or turn.call.cancelled():
             return False
@@ -115,11 +121,12 @@ class Conversations:
         return iter(self._conversations)
 
     def find(self, request: LLMRequest, key: str, asked: Canonical) -> Conversation:
-        """Finds or starts the conversation of a request, and records the request as the conversation's last request.
+        """Returns the conversation to which a request belongs, after starting a new one if necessary.
 
-        `key` is the name of the conversation from the client, and `asked` the canonical form of the request.
+        `key` is the value for `Conversation.key`, and `asked` contains the digests of the request, which become
+        `Conversation.last`.
         """
-        if key:  # requests with and without tools that do not continue each other belong to different conversations
+        if key:  # one name may have two conversations: with tools, and without
             named = [conversation for conversation in self._conversations if conversation.key == key]
             fitting = [conversation for conversation in named if conversation.has_tools == bool(request.tools)]
             conversation = _longest(fitting, asked) or _longest(named, asked) or next(iter(fitting), None)
@@ -142,7 +149,7 @@ class Conversations:
 
 
 def _longest(conversations: Sequence[Conversation], asked: Canonical) -> Conversation | None:
-    """Returns the conversation whose last request is the longest prefix of the new request, or `None`."""
+    """Returns the longest conversation that a request continues (see the module), or `None`."""
     longest: Conversation | None = None
     for conversation in conversations:
         length = len(conversation.last.messages)
@@ -157,11 +164,11 @@ def _longest(conversations: Sequence[Conversation], asked: Canonical) -> Convers
 
 KEEPALIVE_SEC = 10.0
 BackgroundRequests = Literal["observe", "answer"]
-"""Handling of background requests: `observe` makes each an observation; `answer` responds to it without a step."""
+"""Handling of background requests: with `observe`, each is an observation; with `answer`, it is not a step."""
 
 RETRY_HEADER = "x-stainless-retry-count"
 MAIN_KEY = "main"
-"""Conversation key of a request that has no header with a conversation name."""
+"""Conversation key of a request without a conversation name, if the agent uses headers with such names."""
 _FORWARDED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -173,7 +180,7 @@ _FORWARDED = {
     "top_k": "top_k",
     "topK": "top_k",
 }
-"""Maps the names of sampling parameters on the wires to fields of `LLMRequest`."""
+"""Names of sampling parameters in the wire formats, and the fields of `LLMRequest` for them."""
 
 _logger = logging.getLogger(__name__)
 
@@ -182,7 +189,7 @@ class Line:
     """The connection between the agent of one episode and its LLM client.
 
     Attributes:
-        key: Secret API key that every request has to contain. The key is masked in all records.
+        key: Random API key that every HTTP request of the agent has to contain. It is masked in all records.
         keepalive_sec: Interval in seconds between keepalives to a waiting client.
     """
 
@@ -223,7 +230,7 @@ class Line:
 
     @property
     def report(self) -> AgentFacts:
-        """Facts about the requests so far. The name of the agent is empty."""
+        """Facts about the requests so far. The caller has to fill in the name of the agent."""
         conversations = tuple(conversation.name for conversation in self._conversations)
         if MAIN_CONVERSATION not in conversations:  # no request offers tools, so the first conversation is the main one
             conversations = (MAIN_CONVERSATION,)[: len(conversations)] + conversations[1:]
@@ -239,7 +246,7 @@ class Line:
         )
 
     def opens_for(self, key: str | None) -> bool:
-        """Returns whether `key` is the line's key. Compares the keys in constant time."""
+        """Returns whether `key` is the line's key. The duration of the comparison reveals nothing about the key."""
         return hmac.compare_digest((key or "").encode(errors="replace"), self.key.encode())
 
     def refuse(self, reason: str) -> None:
@@ -296,10 +303,10 @@ class Line:
     def _ended(self, call: asyncio.Task[LLMResponse]) -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # waiting clients get the error; without this call, asyncio would log it
+            call.exception()  # waiting clients get the error; this line stops asyncio from also logging it
 
     async def close(self) -> None:
-        """Cancels all calls. Idempotent."""
+        """Cancels all calls, and rejects later calls. May be called several times."""
         self._is_closed = True
         for call in list(self._calls):
             call.cancel()

@@ -1,4 +1,4 @@
-"""Functions with which all wires read requests: JSON parsing, checks, and the names of dropped fields."""
+"""Functions that all wire formats use to read requests: JSON parsing, checks, and collection of dropped fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ares_exp.llms.wire import shorten, typed
 MAX_DEPTH = 100
 """Maximum depth of nested lists and objects in a body.
 
-Tool schemas are nested the deepest, with fewer than 20 levels.
+In real requests, tool schemas are nested the deepest, with fewer than 20 levels.
 """
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -29,7 +29,9 @@ _NAME = re.compile(r"`([^`]+)`")
 
 
 def parse_body(raw: bytes) -> Any:
-    """Parses a JSON body. Replaces unpaired surrogates, which clients create when they cut strings, with U+FFFD.
+    r"""Parses the JSON body of a request.
+
+    Replaces unpaired surrogates (such as `\ud83d`), which occur where a client has cut a string, with U+FFFD.
 
     Raises:
         WireFormatError: The body is not JSON, is nested too deeply, or contains invalid numbers.
@@ -46,7 +48,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _checked(value: Any, mend: bool, depth: int = 0) -> Any:
-    """Checks the depth and the numbers of a value. If `mend` is set, also replaces unpaired surrogates."""
+    """Returns `value` after checking its depth and numbers. If `mend` is set, replaces unpaired surrogates."""
     if depth > MAX_DEPTH:
         raise WireFormatError(f"Expected a body with at most {MAX_DEPTH} levels of nesting, got more")
     if isinstance(value, dict):
@@ -63,7 +65,7 @@ def _whole(text: str) -> str:
 
 
 class Losses:
-    """Unique names of body fields that an `LLMRequest` cannot represent.
+    """Collects the names of body fields that are dropped because an `LLMRequest` cannot represent them.
 
     An instance can be passed as the `report` argument of a function that converts a body to a request.
     """
@@ -72,22 +74,22 @@ class Losses:
         self._names: dict[str, None] = {}
 
     def __call__(self, text: str) -> None:
-        """Adds the field that is named in backquotes in the warning `text`."""
+        """Adds the field that the warning `text` names in backquotes."""
         found = _NAME.search(text)
         self.add(found[1] if found else text)
 
     def add(self, name: str) -> None:
-        """Adds a name."""
+        """Adds the name of a field. A repeated name is stored once."""
         self._names[name] = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names in sorted order, because the order of fields depends on the client."""
+        """Names in sorted order, so that the order of fields in the body does not matter."""
         return tuple(sorted(self._names))
 
 
 def take(body: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a body. Returns the fields that are not in `names`, and the non-empty fields that are in `names`."""
+    """Splits a body in two: the fields that are not in `names`, and the fields in `names` that are not empty."""
     wanted = frozenset(names)
     rest = {key: value for key, value in body.items() if key not in wanted}
     return rest, {key: body[key] for key in body if key in wanted and body[key] not in (None, [], {}, "")}
@@ -104,7 +106,7 @@ def make_asked(
     wants_usage: bool = True,
     forms: Mapping[str, ToolForm] | None = None,
 ) -> Asked:
-    """Creates an `Asked` from the values that a wire has read. The id of the response will start with `prefix`.
+    """Creates an `Asked` from the request and the values that a wire has read. `prefix` starts the response's id.
 
     Raises:
         WireFormatError: The request contains only the URL of some media, not their bytes.
@@ -126,7 +128,10 @@ def make_asked(
 
 
 def _refuse_remote_media(request: LLMRequest) -> None:
-    """Rejects media with a remote URL. The policy's endpoint would fetch it despite the container's network policy."""
+    """Rejects media with a remote URL.
+
+    The policy's endpoint would fetch the URL, so the agent could bypass the network policy of its container.
+    """
     for message in request.messages:
         for part in parts_of(message):
             kind = part.get("type")
@@ -146,7 +151,7 @@ def _refuse_remote_media(request: LLMRequest) -> None:
 
 
 def estimate_tokens(body: Any) -> int:
-    """Estimates the tokens of a request body: one token per four characters, and a fixed number for each media file.
+    """Estimates the number of tokens in a request body: one per four characters, and 1600 for each media file.
 
     Raises:
         WireFormatError: The body is not a JSON object.
@@ -157,7 +162,7 @@ def estimate_tokens(body: Any) -> int:
 CHARS_PER_TOKEN = 4
 MEDIA_CHARS = 1600 * CHARS_PER_TOKEN
 _DATA_CHARS = 20_000
-"""Length above which a text without spaces is counted as encoded media."""
+"""Length above which `estimate_tokens` takes a text without spaces for an encoded media file."""
 
 
 def _characters(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""The server side of the chat-completions wire.
+"""The server side of the chat-completions wire format, which reads requests of agents and writes responses.
 
 | in the request | result |
 |---|---|
@@ -107,10 +107,9 @@ class ChatCompletionsWire:
         return _chunk(asked, {"role": "assistant"})
 
     def keepalive(self, asked: Asked, number: int) -> bytes:
-        """Returns a comment as a keepalive.
+        """Returns a comment line of server-sent events, which clients ignore.
 
-        The comment does not end with a blank line, because some clients would then parse an empty event. Clients treat
-        the comment as a part of the next event.
+        No blank line follows the comment, because some clients would then try to parse an empty event.
         """
         return b": keepalive\n"
 
@@ -135,7 +134,10 @@ class ChatCompletionsWire:
 
 
 def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
-    """Returns the request fields that concern tools. Drops tools that are not functions, and an empty tool list."""
+    """Returns the fields `tools` and `tool_choice` of a request. Drops tools that are not functions.
+
+    If no tool remains, both fields are `None`.
+    """
     tools = []
     for tool in optional(body, "tools", list) or ():
         kind = optional(typed(tool, "tools[]", Mapping), "type", str) or "function"
@@ -148,7 +150,7 @@ def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
 
 
 def _unmarked(message: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
-    """Returns a message without `cache_control`, which marks content for the provider's cache."""
+    """Returns a message without the field `cache_control`, which only concerns the provider's prompt cache."""
     content = message.get("content")
     parts = [part for part in content if _CACHE_MARK in part] if isinstance(content, list) else []
     if not parts and _CACHE_MARK not in message:
@@ -161,7 +163,7 @@ def _unmarked(message: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
 
 
 def _completion(asked: Asked, response: LLMResponse) -> dict[str, Any]:
-    """Returns the response as a `chat.completion`. The order of the parts and their boundaries are lost."""
+    """Returns the response as a `chat.completion`, which cannot represent the order and boundaries of the parts."""
     shown = LLMResponse(
         with_call_ids(asked, response).data,
         usage=response.usage,
@@ -185,7 +187,7 @@ def _finish_reason(response: LLMResponse) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Returns the token counts. Includes the details of prompt and completion, which some clients require."""
+    """Returns the token counts, with details about prompt and completion, which some clients require."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.generated_tokens,
@@ -219,7 +221,7 @@ def _chunk(asked: Asked, delta: Mapping[str, Any], finish_reason: str | None = N
 
 
 def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the deltas of a message without its role, which the opening chunk has already sent."""
+    """Yields the deltas of a stream that together form a message. Its role is in the opening chunk."""
     for name in ("reasoning_content", "content", "refusal"):
         if isinstance(text := message.get(name), str):
             yield from ({name: part} for part in slices(text))

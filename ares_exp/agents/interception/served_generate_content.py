@@ -1,4 +1,4 @@
-"""The server side of Google's generateContent wire.
+"""The server side of the wire format of Google's generateContent API.
 
 | in the request | result |
 |---|---|
@@ -14,8 +14,8 @@ schema become types of a JSON schema |
 | tools of the provider (`googleSearch`), `responseSchema`, `safetySettings`, other signatures, and all other fields | \
 listed in `origin.dropped` |
 
-Clients such as gemini-cli drop thoughts, but return the signature of the part after the thoughts. This signature
-therefore contains the complete reasoning.
+Clients such as gemini-cli do not send thoughts back in later requests, but they send the signature of the part after
+the thoughts. The endpoint therefore encodes the complete reasoning in this signature.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ _STATUSES = {
 
 
 def split_path(path: str, alt: str) -> tuple[str, dict[str, Any]]:
-    """Moves the model and the method of a path to fields of the body. Paths of other APIs are returned without fields.
+    """Splits a path such as `/v1beta/models/NAME:streamGenerateContent` into the wire's path and body fields.
 
+    The fields contain the model and whether to stream. A path of another API is returned unchanged, without fields.
     `alt` is the query parameter with the format of a stream: `"sse"` for events, anything else for a list.
     """
     if (found := _PATH.fullmatch(path)) is None:
@@ -156,7 +157,7 @@ class GenerateContentWire:
         return b"\n"
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Yields the parts of the response. The last one also contains the finish reason and the token counts."""
+        """Yields one event per part of the response. The last event also has the finish reason and the token counts."""
         parts = [*_sliced(_parts(asked, response))]
         for part in parts[:-1]:
             yield event(_chunk(asked, [part]))
@@ -176,7 +177,7 @@ class GenerateContentWire:
 
 
 def _fields(value: Any, where: str) -> dict[str, Any]:
-    """Returns an object without nulls and with field names in camelCase, because clients may also send snake_case."""
+    """Returns a JSON object without its null fields, and with names in camelCase. Clients may also use snake_case."""
     given = {key: item for key, item in typed(value, where, Mapping).items() if item is not None}
     return {re.sub(r"_([a-z])", lambda found: found[1].upper(), key): item for key, item in given.items()}
 
@@ -217,7 +218,7 @@ def _messages(contents: Sequence[Any], lose: Report) -> Iterator[dict[str, Any]]
 
 
 def _pieces(parts: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[Piece]:
-    """Converts the parts of an earlier response that the client sends back. Yields its pieces."""
+    """Yields the pieces of an earlier response, converted from the parts that the client sends back."""
     thoughts: list[ThinkingData] = []
     for part in parts:
         signature = optional(part, "thoughtSignature", str)
@@ -245,7 +246,7 @@ def _pieces(parts: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[Piece]
 
 
 def _tool_message(part: Mapping[str, Any], open_calls: list[ToolCallData], lose: Report) -> dict[str, Any]:
-    """Returns the message for a function response, and removes its call from the open calls."""
+    """Converts a function response to a tool message. Finds its call in `open_calls` by id or name, and removes it."""
     answer = _fields(part["functionResponse"], "functionResponse")
     check_keys(answer, {"id", "name", "response", "parts"}, "function response", lose)
     name, call_id = required(answer, "name", str), optional(answer, "id", str)
@@ -261,7 +262,10 @@ def _tool_message(part: Mapping[str, Any], open_calls: list[ToolCallData], lose:
 
 
 def _said(parts: Sequence[Mapping[str, Any]], lose: Report) -> list[dict[str, Any]]:
-    """Converts parts with text or media to content parts. Reports other parts to `lose`, and rejects remote files."""
+    """Converts Google's parts with text or media to content parts of an `LLMRequest`.
+
+    Reports unsupported parts to `lose`, and rejects remote files with `WireFormatError`.
+    """
     said: list[dict[str, Any]] = []
     for part in parts:
         if "text" in part or "inlineData" in part:
@@ -271,7 +275,7 @@ def _said(parts: Sequence[Mapping[str, Any]], lose: Report) -> list[dict[str, An
         elif "inlineData" in part:
             blob = _fields(part["inlineData"], "inlineData")
             kind, data = required(blob, "mimeType", str), required(blob, "data", str)
-            url = data_url(kind, data.replace("-", "+").replace("_", "/"))  # some clients use the alphabet of URLs
+            url = data_url(kind, data.replace("-", "+").replace("_", "/"))  # some clients send URL-safe base64
             file = {"filename": optional(blob, "displayName", str) or "document", "file_data": url}
             said.append(image_part(url) if kind.startswith("image/") else {"type": "file", "file": file})
         elif "fileData" in part:
@@ -302,7 +306,10 @@ def _tools(body: Mapping[str, Any], lose: Report) -> Iterator[dict[str, Any]]:
 
 
 def _json_schema(schema: Any) -> Any:
-    """Converts an OpenAPI schema to a JSON schema: lower-case types, `null` as a type, and bounds as numbers."""
+    """Converts an OpenAPI schema to a JSON schema.
+
+    Types become lower-case, `nullable` becomes the type `null`, and bounds such as `"maxItems": "3"` become numbers.
+    """
     if not isinstance(schema, Mapping):
         return schema
     made = _fields(schema, "parameters")
@@ -339,7 +346,7 @@ def _tool_choice(body: Mapping[str, Any], lose: Report) -> str | dict[str, Any] 
 
 
 def _parts(asked: Asked, response: LLMResponse) -> list[dict[str, Any]]:
-    """Converts a response to parts. The part after the thoughts has a signature that contains the thoughts."""
+    """Converts a response to Google's parts. The part after thoughts has a signature that encodes these thoughts."""
     parts: list[dict[str, Any]] = []
     thoughts: list[ThinkingData] = []
     for piece in with_call_ids(asked, response).data:
@@ -363,7 +370,7 @@ def _parts(asked: Asked, response: LLMResponse) -> list[dict[str, Any]]:
 
 
 def _sliced(parts: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yields the parts, but splits each long text into several parts. Only the first of these has the signature."""
+    """Yields the parts, with long texts split into several parts. A signature stays at the first part of its text."""
     for part in parts:
         if "text" not in part:
             yield part
@@ -384,7 +391,7 @@ def _last_chunk(asked: Asked, parts: Sequence[Mapping[str, Any]], response: LLMR
 
 
 def _usage(usage: Usage) -> dict[str, int]:
-    """Returns the token counts. On this wire, the count for the candidates excludes the tokens of thoughts."""
+    """Returns the token counts. In this format, `candidatesTokenCount` excludes the tokens of thoughts."""
     return {
         "promptTokenCount": usage.prompt_tokens,
         "cachedContentTokenCount": usage.cached_tokens,
@@ -398,7 +405,7 @@ _SEAL = "ares-exp"
 
 
 def _sealed(thoughts: Sequence[ThinkingData]) -> str:
-    """Encodes the thoughts as a signature, which has to be base64 on this wire."""
+    """Encodes the thoughts as a signature. Signatures of this API have to be base64."""
     return b64encode(json.dumps([_SEAL, *map(piece_to_dict, thoughts)]).encode()).decode()
 
 

@@ -1,4 +1,4 @@
-"""The server side of Anthropic's Messages wire.
+"""The server side of the wire format of Anthropic's Messages API.
 
 | in the request | result |
 |---|---|
@@ -73,7 +73,7 @@ class MessagesWire:
         return _event({"type": "message_start", "message": message})
 
     def keepalive(self, asked: Asked, number: int) -> bytes:
-        """Returns a `ping`."""
+        """Returns the event `ping`."""
         return _event({"type": "ping"})
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
@@ -90,7 +90,7 @@ class MessagesWire:
         yield _event({"type": "message_stop"})
 
     def count(self, body: Any) -> bytes | None:
-        """Returns an estimated token count of a request. Agents without this count compact their history too early."""
+        """Returns an estimated token count of a request. Without it, agents would compact their history too early."""
         return to_json({"input_tokens": estimate_tokens(body)})
 
     def error(self, status: int, message: str) -> bytes:

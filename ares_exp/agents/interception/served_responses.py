@@ -1,4 +1,4 @@
-"""The server side of OpenAI's Responses wire.
+"""The server side of the wire format of OpenAI's Responses API.
 
 | in the request | result |
 |---|---|
@@ -15,8 +15,8 @@ stored |
 | tools of the provider (`web_search`), `text.format`, `metadata`, ids, and all other fields | listed in \
 `origin.dropped` |
 
-Clients detect a dead stream by missing events, not by missing bytes. Keepalives are therefore `response.in_progress`
-events.
+Clients close a stream that has had no events for some time, even if it has had comments. Keepalives are therefore
+`response.in_progress` events.
 """
 
 from __future__ import annotations
@@ -84,15 +84,15 @@ class ResponsesWire:
         return to_json(_response(asked, response))
 
     def opening(self, asked: Asked) -> bytes:
-        """Returns `response.created` and `response.in_progress`."""
+        """Returns the events `response.created` and `response.in_progress`."""
         return _lifecycle(asked, "created", 0) + _lifecycle(asked, "in_progress", 1)
 
     def keepalive(self, asked: Asked, number: int) -> bytes:
-        """Returns another `response.in_progress`."""
+        """Returns another event `response.in_progress`."""
         return _lifecycle(asked, "in_progress", _OPENING_EVENTS - 1 + number)
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Yields the items in order, then `response.completed` or `response.incomplete`, which contain all items."""
+        """Yields the events of each item, then `response.completed` or `response.incomplete` with all items."""
         numbers = count(_OPENING_EVENTS + keepalives)
         body = _response(asked, response)
         for index, item in enumerate(body["output"]):

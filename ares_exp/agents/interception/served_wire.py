@@ -1,4 +1,4 @@
-"""Contract of the server side of a wire format, and helpers to write bodies and events."""
+"""The interface of a wire format's server side, and helpers to write response bodies and events."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ class Asked:
 
     Attributes:
         request: Request. Its `origin` is complete except for the conversation.
-        streamed: Whether to send the response as a stream of events.
+        streamed: Whether to send the response as a stream of server-sent events.
         model: Requested model name, which the response repeats.
         response_id: Id of the response, created when the request was read.
         created: Time at which the request was read, in epoch seconds.
-        wants_usage: Whether the client wants token counts at the end of a stream, on wires where it can choose.
+        wants_usage: Whether the client wants token counts at the end of a stream. Always `True`, except in the
+            chat-completions format.
         is_list: Whether a response that is not streamed is sent as a list with one item.
-        forms: Wire formats of calls to special tools, by the tool names in the request to the policy.
+        forms: Formats in which the client expects calls to special tools, by the tools' names in the request to the
+            policy.
     """
 
     request: LLMRequest
@@ -39,7 +41,9 @@ class Asked:
 
 
 class Wire(Protocol):
-    """One wire format. Wires are stateless: `Asked` contains everything about the request that a response needs.
+    """The server side of one wire format, such as OpenAI's Responses API: reads requests, and writes responses.
+
+    A wire has no state. `Asked` contains everything about a request that is needed to write its response.
 
     Attributes:
         name: `"chat_completions"`, `"responses"`, `"messages"` or `"generate_content"`.
@@ -68,13 +72,13 @@ class Wire(Protocol):
         ...
 
     def keepalive(self, asked: Asked, number: int) -> bytes:
-        """Returns the keepalive with this `number`, starting at 1. It prevents a timeout of the waiting client."""
+        """Returns the bytes of a stream's keepalive, which prevents a timeout of the client. Numbers start at 1."""
         ...
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
-        """Yields the events of the response, after `opening` and this number of `keepalives` were sent.
+        """Yields the events of the response. `keepalives` is the number of keepalives that were sent before.
 
-        The last item ends the response for the client. Send it only after the response was recorded.
+        With the last event, the client has the complete response. Send it only after the response was recorded.
         """
         ...
 
@@ -96,7 +100,7 @@ DELTA_CHARS = 16_384
 
 
 def to_json(value: Any) -> bytes:
-    """Returns compact ASCII JSON, which preserves unpaired surrogates in a model's text."""
+    """Returns compact JSON. It is ASCII, so that unpaired surrogates in a model's text remain as escapes."""
     return json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
@@ -107,7 +111,7 @@ def event(value: Any, name: str | None = None) -> bytes:
 
 
 def slices(text: str) -> Iterator[str]:
-    """Yields a text in pieces. An empty text is one piece."""
+    """Yields a text in pieces of at most `DELTA_CHARS` characters. An empty text is one piece."""
     yield text[:DELTA_CHARS]
     for start in range(DELTA_CHARS, len(text), DELTA_CHARS):
         yield text[start : start + DELTA_CHARS]

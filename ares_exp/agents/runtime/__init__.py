@@ -1,1 +1,1 @@
-"""The runtime of an agent: its event loop, and the journal of calls from which the agent can be run again."""
+"""The runtime of an agent: its event loop, and the journal of its calls. A replay of the journal restores the agent."""

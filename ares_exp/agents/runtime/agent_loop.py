@@ -1,8 +1,8 @@
 """A small deterministic event loop for code agents, without sockets.
 
-The loop runs only when its owner calls `pump`, which runs callbacks until none is ready. The owner delivers one
-completion at a time and then calls `pump`. The order of deliveries therefore determines everything that the agent does.
-If the same completions are delivered in the same order, the agent makes the same calls.
+The loop runs only while its owner, the `AgentRuntime`, calls `pump`, which runs callbacks until none is ready. The
+owner delivers the result of one call to the agent, calls `pump`, and then delivers the next result. If a replay
+delivers the same results in the same order, the agent therefore makes the same calls again.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _Ts = TypeVarTuple("_Ts")
 
 
 MAX_CALLBACKS = 200_000
-"""Maximum number of callbacks in one call of `pump`. This many callbacks take a few tenths of a second."""
+"""Maximum number of callbacks in one call of `pump`, which take a few tenths of a second. Stops an endless loop."""
 
 
 class AgentLoop(asyncio.AbstractEventLoop):
-    """An event loop that supports only tasks, futures and timers.
+    """An event loop that supports only tasks, futures, timers and threads. It rejects all other operations.
 
     Attributes:
         now: Current value of `time()`, in seconds since the agent started. The owner sets it.
         is_pumping: Whether agent code is running.
-        ran_away: Whether the agent was stopped because it never waited for anything.
-        tasks: Tasks that have not been garbage-collected.
+        ran_away: Whether the agent was stopped because it used up `MAX_CALLBACKS` without waiting for a call.
+        tasks: Tasks of the agent that have not been garbage-collected.
     """
 
     def __init__(self, owner: AgentRuntime) -> None:
-        """Creates a loop. `owner` performs all operations outside of the loop."""
+        """Creates a loop. `owner` performs the operations that leave the loop, such as timers and threads."""
         self.now = 0.0
         self.is_pumping = False
         self.ran_away = False
@@ -51,11 +51,14 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
 
     def pump(self, clock_and_random: AbstractContextManager[object]) -> None:
-        """Runs callbacks in the given context until none is ready, at most `MAX_CALLBACKS`."""
+        """Runs callbacks until none is ready. After `MAX_CALLBACKS`, drops the others and sets `ran_away`.
+
+        The callbacks run inside of the context manager `clock_and_random`.
+        """
         ready, left = self._ready, MAX_CALLBACKS
         outer = asyncio.events._get_running_loop()
-        # Since Python 3.14 a thread has one current task, not one per loop. It is removed so that tasks of this loop
-        # can run.
+        # Since Python 3.14, a thread has one current task, not one per loop. The outer loop's task is removed
+        # temporarily, so that tasks of this loop can run.
         outer_task = None if outer is None else asyncio.current_task(outer)
         generators = sys.get_asyncgen_hooks()
         if outer is not None and outer_task is not None:
@@ -85,15 +88,18 @@ class AgentLoop(asyncio.AbstractEventLoop):
                 asyncio._enter_task(outer, outer_task)
 
     def let_go(self) -> None:
-        """Drops references to the ended agent, so that its memory is freed immediately. Later operations do nothing."""
+        """Drops the reference to the owner after the agent has ended, so that their memory is freed immediately.
+
+        Later timers and reports do nothing.
+        """
         self._owner = None
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Closes an asynchronous generator that the agent has not exhausted, before the outer loop closes it."""
+        """Closes an unfinished asynchronous generator on this loop. Otherwise, the outer loop would close it."""
         self.call_soon(lambda: self.create_task(generator.aclose()))
 
     def run_soon(self, handle: asyncio.Handle) -> None:
-        """Schedules a handle for the next call of `pump`, for example the handle of an expired timer."""
+        """Schedules an existing handle, such as the handle of an expired timer, for the next call of `pump`."""
         self._ready.append(handle)
 
     def call_soon(
@@ -132,7 +138,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
             self._owner.drop_timer(handle)
 
     def time(self) -> float:
-        """Returns the seconds since the agent started, as of the last completion."""
+        """Returns the seconds from the start of the agent to the last delivered result."""
         return self.now
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -146,7 +152,10 @@ class AgentLoop(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """Runs a function in a thread. The function has to be pure. `executor` is ignored."""
+        """Runs a function in a thread. A replay calls the function again, so it must not have side effects.
+
+        `executor` is ignored.
+        """
         if self._owner is None:
             raise EpisodeStateError("The agent phase has ended, so no more threads can start.")
         return self._owner.run_in_thread(func, args)

@@ -1,7 +1,8 @@
 """The agent runtime, which runs one agent's coroutine, executes its calls and writes the journal.
 
-The agent runs on its own `AgentLoop`. The outer event loop executes the agent's calls. Each completion is recorded and
-delivered separately. The agent then runs until it waits again. `replay` delivers completions from a journal instead.
+A deterministic agent runs on its own `AgentLoop`, and the outer event loop executes its calls. When a call completes,
+the runtime records the result in the journal, delivers it to the agent, and runs the agent until it waits again.
+`replay` delivers the results from a journal instead.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ AgentStart = Callable[[], Coroutine[Any, Any, None]]
 
 
 class AgentRuntime:
-    """The execution of one agent.
+    """The runtime of one agent, which executes its calls and records them in the journal.
 
     Attributes:
         journal: Events so far; `None` for an agent that is not deterministic.
         task: Main task of the agent; `None` before the start.
-        refused: Error for the first event loop operation that was rejected.
+        refused: Error for the agent's first unsupported event loop operation; `None` if there was none.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class AgentRuntime:
         """Prepares the agent's event loop.
 
         Args:
-            journal: Journal to write to. It is empty, except for `replay`. `None` if the agent needs an ordinary event
-                loop and therefore cannot be run again.
-            on_llm: Function that is called with each LLM call. The call waits until `deliver` is called with the
+            journal: Empty journal to write to, or the recorded journal for `replay`. `None` if the agent needs an
+                ordinary event loop and therefore cannot be replayed.
+            on_llm: Function that is called with each LLM call. The agent waits until `deliver` is called with the
                 response.
-            on_change: Function that is called each time the agent may have run.
+            on_change: Function that is called each time the agent may have run or ended.
         """
         self.journal = journal
         self.task: asyncio.Task[None] | None = None
@@ -84,7 +85,7 @@ class AgentRuntime:
 
     @property
     def in_flight(self) -> list[Call]:
-        """The calls that are being executed, except timers and calls that wait for the policy."""
+        """The calls that are being executed, except timers and LLM calls."""
         return [call for call in self._open.values() if call.kind not in ("llm", "timer")]
 
     @property
@@ -94,7 +95,10 @@ class AgentRuntime:
 
     @property
     def blocked(self) -> str | None:
-        """Sentence that explains why the agent can never make another call; `None` if it can, or if it has ended."""
+        """Sentence that explains why the agent is stuck; `None` if it is not stuck, or if it has ended.
+
+        An agent is stuck if it waits for none of its calls, or if it keeps running without making a call.
+        """
         if self._agent_loop is None or (self.task is not None and self.task.done()):
             return None
         if self._agent_loop.ran_away:
@@ -109,7 +113,7 @@ class AgentRuntime:
         return self.task is None or self.task.done()
 
     def start(self, agent: AgentStart, *, elapsed_sec: float = 0.0) -> None:
-        """Starts the agent with an initial value of `elapsed_sec`, and runs it until it waits."""
+        """Starts the agent, and runs it until it waits. The property `elapsed_sec` starts at the given value."""
         self._started = self._outer.time() - elapsed_sec
         self._start(agent)
         self._pump()
@@ -139,17 +143,17 @@ class AgentRuntime:
             raise
 
     def reseed(self, seed: int) -> None:
-        """Reseeds the random generators of the agent."""
+        """Reseeds the random generators of the agent, and records the new seed in the journal."""
         if self.journal is not None and isinstance(self._clock_and_random, VirtualClockAndRandom):
             self.journal.entries.append(SeedEntry(seed))
             self._clock_and_random.reseed(seed)
 
     def hold(self) -> None:
-        """Defers completions and new calls until `release`, so that the agent and the journal do not change."""
+        """Defers results and new calls until `release`, so that the agent and the journal do not change meanwhile."""
         self._held = []
 
     def release(self) -> None:
-        """Delivers the deferred completions and executes the deferred calls."""
+        """Delivers the results and executes the calls that `hold` has deferred."""
         held, self._held = self._held or [], None
         for deliver in held:
             self._outer.call_soon(deliver)
@@ -188,7 +192,7 @@ class AgentRuntime:
     ) -> None:
         """Starts the agent, and delivers the results that are recorded in the journal.
 
-        No call is executed during the replay. After the last recorded completion, the agent continues normally.
+        No call is executed during the replay. After the last recorded result, the agent continues normally.
 
         Args:
             agent: Function that returns the agent's coroutine.
@@ -207,9 +211,10 @@ class AgentRuntime:
         self._dispatch()
 
     def rerun_finished_stage(self, agent: AgentStart) -> None:
-        """Replays the finished stage of an agent to restore its requests in the journal.
+        """Replays an agent that has finished its stage of the task.
 
-        The caller has to cancel the runtime afterwards.
+        A journal from disk has only digests of LLM requests. The replay puts the complete requests back into it. The
+        caller has to cancel the runtime afterwards.
 
         Raises:
             JournalError: The journal cannot be replayed, or the agent does not make the recorded calls.
@@ -264,7 +269,7 @@ class AgentRuntime:
             self._has_run()
 
     def _has_run(self) -> None:
-        """Notifies `cancel`, if it waits, that the agent has run."""
+        """Wakes `cancel`, which waits until the agent has run or ended."""
         if self._ran is not None and not self._ran.done():
             self._ran.set_result(None)
 
@@ -275,7 +280,10 @@ class AgentRuntime:
         perform: Callable[[], Awaitable[Any]] | None = None,
         again: Callable[[Any], Any] | None = None,
     ) -> Call:
-        """Records a call or, in a replay, matches it with the journal. A call that does not match never completes."""
+        """Adds a call to the journal. In a replay, finds the call in the journal instead.
+
+        If the journal does not contain the call, the call never completes, so that the agent cannot continue.
+        """
         future = None if kind == "timer" else self._loop.create_future()
         if self._replay is None:
             call = Call(self._next_id, kind, arguments, perform, again, future)
@@ -296,7 +304,7 @@ class AgentRuntime:
         return call
 
     def _dispatch(self) -> None:
-        """Starts the new calls and notifies the environment."""
+        """Starts to execute the new calls, unless they are held or replayed, and calls `on_change`."""
         if self._new and self._replay is None and self._held is None:
             new, self._new = self._new, []
             for call in new:
@@ -316,7 +324,7 @@ class AgentRuntime:
         try:
             value = await perform()
         except asyncio.CancelledError:
-            if (work := asyncio.current_task()) is not None and not work.cancelling():  # the agent still waits
+            if (work := asyncio.current_task()) is not None and not work.cancelling():  # the agent did not cancel it
                 self.deliver(call, None, RuntimeError(f"the {call.kind} was cancelled"))
             raise
         except (Exception, SystemExit) as error:
@@ -328,7 +336,7 @@ class AgentRuntime:
             self._works.discard(call.work)
 
     def deliver(self, call: Call, value: Any, error: BaseException | None = None) -> None:
-        """Records a completion and continues the agent with it, unless the agent has cancelled the call."""
+        """Records the result of a call, and runs the agent with it, unless the agent has cancelled the call."""
         if self._held is not None:
             self._held.append(functools.partial(self.deliver, call, value, error))
             return
@@ -347,7 +355,7 @@ class AgentRuntime:
         self._dispatch()
 
     def _complete(self, call: Call, value: Any, error: BaseException | None) -> None:
-        """Passes the outcome of a call to the agent. The next `pump` continues the agent."""
+        """Sets the result of a call for the agent, which continues with the next `pump`."""
         if call.handle is not None:
             assert self._agent_loop is not None
             self._timers.pop(id(call.handle), None)
@@ -360,7 +368,7 @@ class AgentRuntime:
             call.future.set_exception(error)
 
     def _give_up(self, call: Call) -> None:
-        """Cancels a call that the agent no longer waits for, together with its execution."""
+        """Cancels the execution of a call that the agent no longer waits for."""
         if self._open.pop(call.call_id, None) is None:
             return
         call.is_open = False
@@ -368,7 +376,7 @@ class AgentRuntime:
             call.work.cancel()
 
     def set_timer(self, handle: asyncio.TimerHandle) -> None:
-        """Schedules `AgentLoop.run_soon(handle)`, and then a call of `pump`, for the time of the handle."""
+        """Records a timer as a call. When its time comes, the agent loop runs `handle`."""
         assert self._agent_loop is not None
         call = self._ask("timer", round(handle.when() - self._agent_loop.now, 6))
         call.handle = handle
@@ -383,7 +391,7 @@ class AgentRuntime:
     def run_in_thread(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> asyncio.Future[Any]:
         """Runs a function in a thread. Returns a future of the agent's loop.
 
-        In a replay, the function also runs again, when its recorded completion is delivered.
+        The journal records only that the function has ended. A replay therefore calls the function again at this point.
         """
         perform = functools.partial(asyncio.to_thread, function, *arguments)
         call = self._ask("thread", _name_of(function), perform, lambda _: function(*arguments))
@@ -392,7 +400,7 @@ class AgentRuntime:
         return call.future
 
     def report(self, context: dict[str, Any]) -> None:
-        """Reports an exception that no task awaits."""
+        """Passes an exception that no task of the agent awaits to the outer loop. Ignores it after a cancellation."""
         if not self._closed:
             self._outer.call_exception_handler(context)
 
@@ -414,7 +422,7 @@ def _recorded_outcome(call: Call, done: DoneEntry) -> tuple[Any, BaseException |
 
 
 def _for_the_agent(error: BaseException) -> BaseException:
-    """Returns the exception to raise in the agent. Replaces a `SystemExit`, because it would end the run."""
+    """Returns the exception to raise in the agent. A `SystemExit` would end the run, so it becomes a `RuntimeError`."""
     return RuntimeError(f"sys.exit({error.code!r})") if isinstance(error, SystemExit) else error
 
 

@@ -1,21 +1,23 @@
-r"""Encoding of journal entries as JSON lines, and decoding. Lines from disk are validated before use.
+r"""Encoding of journal entries as JSON lines, and decoding of such lines, which are validated.
 
 ```
 {"t": "call", "id": 7, "k": "exec", "a": {"command": "ls"}}
 {"t": "call", "id": 8, "k": "llm", "s": SETTINGS, "keep": 3, "m": [DIGEST, …]}
 {"t": "done", "id": 7, "at": 1.25, "v": {"output": "a\n", "exit_code": 0, "duration_sec": 0.1}}
-{"t": "done", "id": 8, "at": 1.27, "o": "$ ", "new": true}
+{"t": "done", "id": 8, "at": 1.27, "r": RESPONSE}
 {"t": "done", "id": 9, "at": 1.31, "e": ["TimeoutError", ["too slow"]]}
-{"t": "unheard", "id": 8, "r": RESPONSE}
+{"t": "unheard", "id": 10, "r": RESPONSE}
 {"t": "seed", "seed": 7}
 {"t": "step", "id": 8, "time": 1790000000.5, "reward": 0.0, "sec": [0.5, 0.2, 0.1], "commands": [["ls", 0, 0.1, false]]}
 ```
 
-- `keep` is the number of leading messages that are the same as in the previous request.
-- `m` contains digests of the other messages, and `s` a digest of everything else in the request.
-- `o` is the output of a terminal, and `new` marks a new terminal.
-- `f` contains the files of a download, and `d` a digest of the files of an upload.
-- Timers and threads have no value. Their entries only record that they have ended.
+The field `t` is the type of the entry, and `id` the number of the call. The other fields are:
+
+- in calls: `k` (kind) and `a` (arguments). An LLM request has `keep` (number of leading messages that are the same as
+  in the previous request), `m` (digests of the other messages) and `s` (digest of all other fields of the request).
+- in results (`done`): `at` (seconds since the agent started) and either `e` (exception) or a value. `v` is the result
+  of a command, `r` the response to an LLM request, `o` the output of a terminal (with `new` for a new terminal), `f`
+  the files of a download, and `d` a digest of the files of an upload. Timers and threads have no value.
 """
 
 from __future__ import annotations
@@ -54,18 +56,18 @@ MAX_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class HostFiles:
-    """The content of a file (with an empty name) or of a directory.
+    """The content of a file or a directory that the agent has downloaded from its container to the host.
 
     Attributes:
-        files: Relative path, permission bits and content of each file. Symbolic links and empty directories are not
-            included. `None` if the files are larger than the limit.
+        files: Relative path (empty for a single file), permission bits and content of each file. Symbolic links and
+            empty directories are not included. `None` if the files are larger than `MAX_BYTES` in total.
     """
 
     files: tuple[tuple[str, int, bytes], ...] | None
 
     @classmethod
     def read(cls, path: Path) -> HostFiles:
-        """Reads the files at `path`, unless they are larger than `MAX_BYTES`. Blocking."""
+        """Reads the files at `path`, unless they are larger than `MAX_BYTES` in total. Blocks."""
         total, found = 0, []
         for one in [path] if path.is_file() else sorted(path.rglob("*")):
             if one.is_symlink() or not one.is_file():
@@ -78,7 +80,7 @@ class HostFiles:
         return cls(tuple(found))
 
     def to_keep(self) -> tuple[tuple[str, int, bytes], ...]:
-        """Returns the files in the format of the journal.
+        """Returns the files if the journal may store them.
 
         Raises:
             SnapshotUnsupportedError: The files were larger than `MAX_BYTES`.
@@ -115,7 +117,7 @@ class HostFiles:
 
 
 def digest_of(path: Path) -> str:
-    """Returns a digest of a file, or of the names and contents of the files in a directory. Blocking.
+    """Returns a digest of a file, or of the names and contents of the files in a directory. Blocks.
 
     Raises:
         OSError: A file cannot be read.
@@ -131,7 +133,7 @@ def digest_of(path: Path) -> str:
 
 MAX_ENTRIES = 1_000_000
 MAX_MESSAGES = 30_000_000
-"""Maximum total number of messages in all requests. An episode of 5000 steps reaches this limit."""
+"""Maximum total number of messages in all requests of a journal, which an episode of about 5000 steps reaches."""
 
 _PYTHONS: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, NotImplementedError, EOFError),
@@ -141,14 +143,14 @@ _PYTHONS: tuple[type[Exception], ...] = (
 )
 _OURS = (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AresExpError))
 _RAISABLE = {kind.__name__: kind for kind in (*_PYTHONS, *_OURS)}
-"""Exceptions that a replayed journal may raise in an agent: common Python exceptions, and those of this package."""
+"""Exceptions that a journal may contain as results of calls: common Python exceptions, and those of this package."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
 
 @dataclass(slots=True)
 class JournalEncoder:
-    """Encodes the entries of one journal. Each entry is encoded only once."""
+    """Encodes a growing journal. Each call of `update` encodes only the entries since the previous call."""
 
     lines: list[bytes] = field(default_factory=list)
     _identities: CallIdentities = field(default_factory=CallIdentities)
@@ -226,8 +228,7 @@ def decode_journal(lines: Iterable[bytes], *, started_at: float, seed: int, wher
     """Decodes a journal from its lines.
 
     Raises:
-        SnapshotMetadataError: A line is malformed, or there are too many lines. The message contains the number of the
-            line.
+        SnapshotMetadataError: A line is malformed (the message contains its number), or there are too many lines.
     """
     journal = Journal(started_at=started_at, seed=seed)
     decoder = _Decoder()
@@ -244,7 +245,7 @@ def decode_journal(lines: Iterable[bytes], *, started_at: float, seed: int, wher
 
 
 class _Decoder:
-    """Decodes one journal. Tracks the calls, to check that each completion has the type that belongs to its call."""
+    """Decodes one journal. Remembers the kind of each call, to check that its result has the matching type."""
 
     def __init__(self) -> None:
         self._kinds: dict[int, CallKind] = {}

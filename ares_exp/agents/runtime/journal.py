@@ -1,4 +1,4 @@
-"""The in-memory journal of one episode: every call from the agent, every completion and every time step, in order."""
+"""The in-memory journal of one agent: all its calls, the results of these calls, and the time steps, in order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CallKind = Literal["llm", "exec", "upload", "download", "terminal", "timer", "th
 
 @dataclass(frozen=True, slots=True)
 class CallEntry:
-    """A call from the agent.
+    """A call from the agent, such as a command in the container or an LLM request.
 
     Attributes:
         call_id: Number of the call, starting at 0.
         kind: Kind of the call.
-        arguments: Immutable arguments. `llm`: the `LLMRequest`; `exec`: the command and its options; `upload` and
-            `download`: the path in the container; `terminal`: the keys, the seconds and the size; `timer`: the seconds;
-            `thread`: the name of the function.
+        arguments: Immutable arguments, which depend on the kind. `llm`: the `LLMRequest`; `exec`: the command and its
+            options; `upload` and `download`: the path in the container; `terminal`: the keys, the seconds and the size;
+            `timer`: the seconds; `thread`: the name of the function.
     """
 
     call_id: int
@@ -32,12 +32,12 @@ class CallEntry:
 
 @dataclass(frozen=True, slots=True)
 class DoneEntry:
-    """The outcome of a call, delivered to the agent.
+    """The result of a call, at the point at which it was delivered to the agent.
 
     Attributes:
         call_id: Number of the call.
-        at: Time of the completion, in seconds since the agent started.
-        value: Outcome, such as an `LLMResponse` or an `ExecResult`; `None` for timers and threads.
+        at: Time of the delivery, in seconds since the agent started.
+        value: Result, such as an `LLMResponse` or an `ExecResult`; `None` for timers and threads.
         error: Exception that the call raised; `None` if it returned a value.
     """
 
@@ -49,13 +49,13 @@ class DoneEntry:
 
 @dataclass(frozen=True, slots=True)
 class StepEntry:
-    """A time step: the environment returned an LLM call as its observation.
+    """A time step: the environment returned an LLM request of the agent as its observation.
 
     Attributes:
-        call_id: Number of the call.
+        call_id: Number of the LLM call.
         timestamp: Time in epoch seconds.
-        reward: Reward of the time step; `None` on FIRST.
-        policy_sec: Seconds that the policy needed to respond to the previous time step; `None` on FIRST.
+        reward: Reward of the time step; `None` for the first time step.
+        policy_sec: Seconds that the policy needed to respond to the previous time step; `None` for the first time step.
         environment_sec: Duration of the time step in seconds.
         container_sec: Part of the duration that was spent in the container.
         commands: Commands that the agent ran during the time step.
@@ -72,7 +72,7 @@ class StepEntry:
 
 @dataclass(frozen=True, slots=True)
 class SeedEntry:
-    """A change of the seed. After this entry, the agent continued as one of several branches.
+    """A change of the agent's random seed. It marks the point at which a branch of the episode starts.
 
     Attributes:
         seed: New seed.
@@ -83,7 +83,7 @@ class SeedEntry:
 
 @dataclass(frozen=True, slots=True)
 class UnheardEntry:
-    """A response from the policy to an LLM call that the agent had already cancelled.
+    """A response from the policy that the agent did not get, because it had cancelled the call or its time was up.
 
     Attributes:
         call_id: Number of the call.
@@ -99,7 +99,7 @@ Entry = CallEntry | DoneEntry | StepEntry | SeedEntry | UnheardEntry
 
 @dataclass(slots=True)
 class Journal:
-    """The events of an episode so far.
+    """The events of one agent so far. A replay of these events restores the agent.
 
     Attributes:
         started_at: Start time of the agent in epoch seconds.
@@ -126,8 +126,8 @@ class Call:
         arguments: Arguments that identify the call; see `CallEntry`.
         perform: Function that executes the call on the outer event loop. `None` for an LLM call, which waits for its
             response.
-        again: Function that replaces `perform` in a replay. It converts the recorded value to the value for the agent.
-            If it is `None`, the agent gets the recorded value.
+        again: Function that a replay calls instead of `perform`. It takes the recorded value, and returns the value for
+            the agent. With `None`, the agent gets the recorded value.
         future: Future that the agent awaits; `None` for a timer.
         handle: Handle to run when the timer expires; `None` for other calls.
         work: Task or timer that executes the call; `None` if the call is not being executed.

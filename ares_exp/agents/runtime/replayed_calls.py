@@ -1,4 +1,4 @@
-"""Comparison of a replayed agent's calls with the calls in its journal."""
+"""Comparison of a replayed agent's calls with the recorded calls in its journal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class RequestPrint:
 
 
 class CallIdentities:
-    """Computes identities, which are equal for equal calls. Caches the digests of repeated messages."""
+    """Computes the identities of calls. A replay finds a recorded call by its identity, which equal calls share.
+
+    The digests of messages are cached, because each request repeats the earlier messages.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[str, Any], ...], str] = {}
@@ -60,7 +63,7 @@ class CallIdentities:
         return digest
 
     def shown(self, kind: CallKind, arguments: Any) -> str:
-        """Returns a short description of a call."""
+        """Returns a short description of a new call for an error message."""
         if kind == "llm":
             last = arguments.messages[-1] if arguments.messages else None
             return f"an LLM request with {len(arguments.messages)} messages, the last {_masked(last)[:SHOWN_CHARS]}"
@@ -69,9 +72,10 @@ class CallIdentities:
     def difference(
         self, expected: CallEntry, kind: CallKind, arguments: Any, original: LLMRequest | None = None
     ) -> str:
-        """Returns a clause that describes how a new call differs from the `expected` call.
+        """Returns a clause for an error message that describes how a new call differs from the `expected` call.
 
-        A journal on disk contains only digests. If the `original` request is given, the description shows its text.
+        A journal on disk contains only digests of requests. To show the text of the expected request, pass this request
+        as `original`.
         """
         if expected.kind != kind:
             return f"expected {recorded(expected)} as in the recording, got {self.shown(kind, arguments)}"
@@ -91,14 +95,14 @@ class CallIdentities:
 
 
 def recorded(entry: CallEntry) -> str:
-    """Returns a short description of a recorded call."""
+    """Returns a short description of a recorded call for an error message."""
     if isinstance(entry.arguments, RequestPrint):
         return f"an LLM request with {len(entry.arguments.messages)} messages"
     return f"a call for {entry.kind} {_text(entry.arguments)[:SHOWN_CHARS]}"
 
 
 def _apart(was: str, now: str) -> tuple[str, str]:
-    """Shortens two strings. Both results start shortly before the first difference."""
+    """Returns excerpts of two strings that start shortly before their first difference."""
     start, was, now = apart(was, now, width=SHOWN_CHARS, before=SHOWN_CHARS // 4)
     dots = "…" if start else ""
     return f"{dots}{was}", f"{dots}{now}"
@@ -129,16 +133,17 @@ def _digest(data: Any) -> str:
 class JournalReplay:
     """The position in a journal during a replay.
 
-    Calls between two completions may come in any order. For example, asyncio stores the tasks that are passed to
-    `as_completed` and `wait` in a set, and starts them in the order of their memory addresses.
+    Between two results in the journal, the agent may make the recorded calls in any order. For example, asyncio stores
+    the tasks that are passed to `as_completed` and `wait` in a set, whose order depends on memory addresses.
 
     Attributes:
-        error: First divergence. It is not raised in the agent, because the agent might catch it.
+        error: Error for the first call that differs from the journal; `None` if no call differs. It is not raised in
+            the agent, because the agent might catch it.
         last_call: Number of the last call in the journal.
     """
 
     def __init__(self, entries: Sequence[Entry], originals: Mapping[int, LLMRequest] | None = None) -> None:
-        """Starts at the first entry. `originals` maps calls to recorded requests, which error messages quote."""
+        """Starts at the first entry. `originals` contains recorded requests by call number, to quote them in errors."""
         self.error: DivergenceError | None = None
         self._entries = [entry for entry in entries if isinstance(entry, CallEntry | DoneEntry | SeedEntry)]
         self._position = 0
@@ -170,7 +175,9 @@ class JournalReplay:
         return None
 
     def next_event(self, *, finished: bool) -> DoneEntry | SeedEntry | None:
-        """Returns the next completion or change of the seed, or `None` at the end of the journal.
+        """Returns the next result or change of the seed, or `None` at the end of the journal.
+
+        The error message depends on `finished`: whether the agent has ended.
 
         Raises:
             DivergenceError: The agent has not made a recorded call, or has made a different call.
@@ -190,7 +197,7 @@ class JournalReplay:
         return event
 
     def given_up(self, entry: DoneEntry) -> DivergenceError:
-        """Returns the error for a recorded completion whose call the replayed agent has cancelled."""
+        """Returns the error for a recorded result whose call the replayed agent has already cancelled."""
         self._fail(self._position - 1, f"it cancelled call {entry.call_id}, but waited for it in the recording")
         assert self.error is not None
         return self.error

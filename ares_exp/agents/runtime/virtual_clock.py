@@ -1,11 +1,11 @@
-"""The virtual clock and random generators of an agent.
+"""The virtual clock and the seeded random generators of an agent, which return the same values again in a replay.
 
-The journal sets the time of the clock, and the generators are seeded.
+While agent code runs, functions in the modules `time`, `random` and `uuid` are replaced. Other threads still use the
+original functions. The clock shows the time of the last result in the journal.
 
-While agent code runs, functions of `time`, `random` and `uuid` are replaced. Other threads use the original functions.
 Some sources cannot be replaced: imported names (`from time import time`), the agent's own unseeded generators
 (`random.Random()`), `datetime.now()`, `os.urandom` and `secrets`. If an agent uses such a value in a command or a
-prompt, a replay diverges and reports the divergence.
+prompt, its replay fails with a `DivergenceError`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from operator import itemgetter
 from typing import Any
 
 _lock = threading.RLock()
-"""Lock that is held while any thread runs agent code, because all threads share the modules."""
+"""Lock that a thread holds while it runs agent code, because all threads share the modules with replaced functions."""
 
-# A forked process does not inherit a locked lock without an owner, or the replaced functions of another thread.
+# A fork waits for the lock. Otherwise, the child could inherit a lock that stays locked, and replaced functions.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
@@ -42,30 +42,30 @@ class VirtualClockAndRandom:
         self.reseed(seed)
 
     def reseed(self, seed: int) -> None:
-        """Reseeds the random generators."""
+        """Replaces the random generators by generators with a new seed."""
         self._seed = seed
         self._generators: tuple[random.Random, random.Random] | None = None  # 5 kB, unused by most agents
 
     @property
     def generators(self) -> tuple[random.Random, random.Random]:
-        """Generators for the agent's random values and for its UUIDs."""
+        """A pair of generators: one for the functions of `random`, and one for the functions of `uuid`."""
         if self._generators is None:
             self._generators = random.Random(self._seed), random.Random(self._seed ^ 0x5EED)
         return self._generators
 
     def __enter__(self) -> None:
-        """Replaces the functions."""
+        """Replaces the functions of `time`, `random` and `uuid`, unless an outer context has replaced them."""
         _lock.acquire()
         self._around, _here.inside = _here.inside, self
         if self._around is None:
             for one in _exchanges:
                 theirs = one.read(one.names)
-                if theirs != one.theirs:  # usually equal to the previous replacement's
+                if theirs != one.theirs:  # rare: the functions are usually the same as last time
                     one.theirs, one.before = theirs, dict(zip(one.ours, theirs, strict=True))
                 one.names.update(one.ours)
 
     def __exit__(self, *_: object) -> None:
-        """Restores the previous functions."""
+        """Restores the functions that the outermost `__enter__` has replaced."""
         if self._around is None:
             for one in _exchanges:
                 one.names.update(one.before)
@@ -83,8 +83,8 @@ _here = _Here()
 class _Exchange:
     """The functions of one module that are replaced while agent code runs.
 
-    `ours` contains the replacements by name. `theirs` and `before` contain the original functions, as `read` found them
-    in the namespace `names` before the last replacement.
+    `names` is the namespace of the module, from which `read` gets the functions. `ours` contains the replacements by
+    name. `theirs` (a tuple) and `before` (by name) contain the original functions at the last replacement.
     """
 
     __slots__ = ("before", "names", "ours", "read", "theirs")
@@ -97,7 +97,7 @@ class _Exchange:
         self.before: dict[str, Any] = dict(zip(ours, self.theirs, strict=True))
 
     def _here_only(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that calls `ours` in a thread that runs an agent, and the original in other threads."""
+        """Returns a function that calls `ours` if its thread is running agent code, otherwise the original function."""
 
         def function(*args: Any, **kwargs: Any) -> Any:
             inside = _here.inside
@@ -137,7 +137,7 @@ def _clock_functions() -> Mapping[str, Callable[..., Any]]:
 
 
 def _draw_functions() -> Mapping[str, Callable[..., Any]]:
-    """Returns replacements for the functions of `random` that use or set the shared generator."""
+    """Returns replacements for the functions of `random` that use or set the module's shared generator."""
 
     def draw(name: str) -> Callable[..., Any]:
         return lambda there, *args, **kwargs: getattr(there.generators[0], name)(*args, **kwargs)

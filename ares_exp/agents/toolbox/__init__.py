@@ -1,1 +1,1 @@
-"""The toolbox: pinned packages of agents, downloaded once and mounted read-only into containers."""
+"""The toolbox: pinned packages of third-party agents, downloaded once and mounted read-only into containers."""

@@ -1,6 +1,6 @@
-"""Installation of a build: downloads the parts of the build, checks their digests, and adds the build to the store.
+"""Installation of an agent's build: download of its parts, check of their digests, and addition to the store.
 
-Installation does not need npm or Node.js, and does not run code from a package.
+npm and Node.js are not required, except for packs, and no code of a package is run.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ _CHUNK = 256 * 1024
 _MAX_FILES = 20_000
 _SILENCE_SEC = 60.0
 _ANY_PYTHON = "3.12"
-"""Python version to request if the wheels support all versions."""
+"""Python version for which wheels are requested if the build does not depend on a Python version."""
 
 
 def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: threading.Event) -> None:
-    """Downloads, checks and unpacks a tarball. The registry is `npm_config_registry`, by default npm's.
+    """Downloads a tarball from an npm registry, checks its digest, and unpacks it into `target`.
+
+    The environment variable `npm_config_registry` selects another registry than npm's public registry.
 
     Raises:
         ToolboxError: The tarball cannot be downloaded or unpacked, or has a different digest.
@@ -79,7 +81,7 @@ def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: thr
 
 
 def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Event) -> None:
-    """Downloads a tarball and checks its digest. Lost connections and server errors are retried."""
+    """Downloads a tarball and checks its digest. Tries again after lost connections and server errors."""
     problem = ""
     for wait in WAITS_SEC:
         if stop.wait(wait):
@@ -107,7 +109,7 @@ def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Eve
 
 
 def _download_once(address: str, file: Path, expected: int, stop: threading.Event) -> str:
-    """Downloads a file of `expected` bytes and returns its digest. Reads at most `expected` + 1 bytes."""
+    """Downloads a file and returns its digest. Reads at most `expected` + 1 bytes, in case a server sends too much."""
     request = urllib.request.Request(address, headers={"User-Agent": "ares-exp", "Accept-Encoding": "identity"})
     digest, size = hashlib.sha512(), 0
     with urllib.request.urlopen(request, timeout=_SILENCE_SEC) as response, file.open("wb") as out:
@@ -141,9 +143,10 @@ def fetch_wheels(wheels: Wheels, build: Build, target: Path, scratch: Path, *, s
 
 
 def requirement_lines(wheels: Wheels, python: str) -> str:
-    """Returns the requirements for a minor version of Python, without markers.
+    """Returns the lines of a requirements file for a minor version of Python.
 
-    Markers are evaluated here, because pip would evaluate them for the Python that runs pip.
+    Drops lines whose marker (`; python_version < "3.12"`) excludes this version, and removes the markers. Otherwise,
+    pip would evaluate the markers for the Python that runs pip.
     """
     text = wheels.lock
     if text.endswith(".lock"):
@@ -194,9 +197,8 @@ def install(
 ) -> Installed:
     """Returns an installed build. If the build is missing or `replace` is set, installs it first.
 
-    An installation blocks for minutes.
-
-    Before a download, `say` is called with a message. Set the event `stop` to stop the installation.
+    An installation may take minutes, and blocks the thread. Before a download, `say` is called with a message for the
+    user. To stop the installation, set the event `stop`.
 
     Raises:
         ToolboxError: The build cannot be installed. The message suggests a fix.
@@ -214,9 +216,9 @@ def install(
 
 
 async def ensure(builds: Sequence[Build]) -> list[Installed]:
-    """Installs the missing builds and announces each download on stderr.
+    """Installs the missing builds, and returns all `builds`. Announces each download on stderr.
 
-    The builds cannot be removed while this process runs.
+    While this process runs, other processes cannot remove these builds from the store.
 
     Raises:
         ToolboxError: A build cannot be installed. The message contains the command to try again.
@@ -241,7 +243,7 @@ async def ensure(builds: Sequence[Build]) -> list[Installed]:
 
 
 def _make(build: Build, target: Path, stop: threading.Event) -> dict[str, Any]:
-    """Downloads every part of a build into `target`. Returns facts for the manifest."""
+    """Installs every part of a build into `target`. Returns facts for its manifest: version, packages and programs."""
     scratch = target.with_name("scratch")
     scratch.mkdir()
     facts: dict[str, Any] = {"version": build.version, "packages": [], "programs": []}

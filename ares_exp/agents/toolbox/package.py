@@ -1,7 +1,7 @@
-"""The pinned packages of agents, with their versions, digests, and builds for each architecture and C library.
+"""The pinned packages of third-party agents, with their versions, digests, and builds for each platform.
 
-Digests of tarballs are `dist.integrity` of the npm registry. Digests of wheels are the sha256 of the package index. To
-use another version, change the version and the digests here, and run the tests with the marker `npm`.
+The digest of a tarball is the value of `dist.integrity` in the npm registry. The digest of a wheel is the sha256 in the
+package index. To use another version, change the version and the digests here, and run the tests with the marker `npm`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Libc = Literal["glibc", "musl", "any"]
 
 MOUNT_ROOT = "/opt/ares_exp"
 PACKAGE_NAME = r"^[a-z0-9][a-z0-9_-]{0,59}$"
-"""Pattern of the names of packages."""
+"""Regular expression for the names of packages."""
 USERS_PACK = ".pack"
-"""Suffix of the names of directories in the cache that contain packs of the user."""
+"""Suffix of the directories in the cache with packages that the user has packed (`ares-exp agents pack`)."""
 GNU_MACHINES = {"x64": "x86_64", "arm64": "aarch64"}
-"""Maps npm's names of architectures to GNU names."""
+"""Names of architectures in npm (keys) and in GNU target triples (values)."""
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 
 
@@ -35,7 +35,7 @@ class NpmTarball:
         integrity: `sha512-` and the digest in base64: `dist.integrity` of the registry.
         size: Size of the tarball in bytes.
         unpacked: Upper bound on the unpacked size in bytes.
-        executables: Files to make executable, as npm does during an installation.
+        executables: Files to make executable after unpacking. npm would do this during an installation.
         left_out: Files and directories to delete after unpacking.
     """
 
@@ -61,7 +61,7 @@ class Wheels:
         lock: Requirements with digests: lines of a requirements file, or the name of such a file in this folder
             (`….lock`).
         size: Approximate size of the downloads in bytes.
-        into: Directory in the build.
+        into: Directory in the build into which the wheels are unpacked.
         left_out: Files and directories to delete after unpacking.
     """
 
@@ -73,7 +73,7 @@ class Wheels:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Packages of npm and PyPI that npm and uv install into one directory, together with Node.js and Python.
+    """Packages that npm and uv install into one directory, together with the Node.js or Python that runs them.
 
     Attributes:
         specs: Requested packages, such as `npm:@github/copilot@1.0.102` and `pip:aider-chat==0.86.2`.
@@ -90,7 +90,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One build of an agent, stored as a directory.
+    """An agent's package for one platform. An installed build is a directory in the cache.
 
     Attributes:
         name: Name of the agent, as in `agent=NAME`.
@@ -110,12 +110,12 @@ class Build:
 
     @property
     def variant(self) -> str:
-        """Identifier that is unique among the builds for one architecture, such as `"glibc"` or `"musl-py3.12"`."""
+        """C library and Python version, which identify a build for this architecture: `"glibc"`, `"musl-py3.12"`."""
         return self.libc if self.python is None else f"{self.libc}-py{self.python}"
 
     @property
     def key(self) -> str:
-        """Name of the build in the cache."""
+        """Name of the build's directory in the cache."""
         if not self.version:
             return f"{self.name}{USERS_PACK}"
         return f"{self.name}-{self.version}-linux-{self.machine}-{self.variant}"
@@ -140,9 +140,9 @@ class AgentPackage:
         title: Name used by the vendor.
         version: Pinned version; empty for a package that a user packed.
         licence: Licence of the agent.
-        wires: Supported wire formats.
-        floors: Minimum versions of the C library in a container, by the C library of the build.
-        builds: Builds for all machines.
+        wires: API formats in which the agent can send LLM requests.
+        floors: Minimum version of the container's C library for each kind of build, such as `{"glibc": "glibc 2.28"}`.
+        builds: Builds for all platforms.
         shells: Shells that can run the agent's commands. The container needs one of them. Empty if any shell works.
     """
 
@@ -157,16 +157,16 @@ class AgentPackage:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the package consists of packs, which npm and uv install."""
+        """Whether npm and uv install the package (`Pack`). Otherwise, it consists of pinned downloads."""
         return not self.version or any(isinstance(part, Pack) for build in self.builds for part in build.parts)
 
     def for_machine(self) -> tuple[Build, ...]:
-        """Returns the builds for the architecture of this machine."""
+        """Returns the builds for this machine's architecture."""
         return tuple(build for build in self.builds if build.machine == this_machine())
 
 
 def this_machine() -> str:
-    """Returns npm's name of this machine's architecture."""
+    """Returns npm's name of this machine's architecture, such as `x64`."""
     name = platform.machine().lower()
     return _MACHINES.get(name, name)
 
@@ -243,7 +243,7 @@ def _packed(
 
 
 def user_package(name: str, *packs: Pack) -> AgentPackage:
-    """Creates a package from a user's packs. Its `version` is empty, because only the manifests contain the version."""
+    """Creates a package that a user packs. Its `version` is empty, because only the manifest contains the version."""
     build = Build(name, "", this_machine(), "glibc", packs)
     return AgentPackage(name, name, "", "", (), (build,), {"glibc": "glibc 2.28"})
 

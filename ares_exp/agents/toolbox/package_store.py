@@ -1,8 +1,8 @@
-"""The cache of installed agents. Builds are added and removed atomically.
+"""The cache of installed agents on this machine. Builds are added and removed atomically.
 
 A build is in `<folder>/<key>/`, with its manifest in `ares_exp.json`. The installing process creates the build in a
-temporary directory, and then renames this directory. Two processes that install the same build wait for each other.
-Builds in use by a running process are not removed.
+temporary directory, and then renames this directory. If another process is installing the same build, a process waits
+for it. A build that a running process uses cannot be removed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Installed:
         path: Directory of the build.
         version: Version of the agent.
         digest: Digest of the files, computed during the installation.
-        size: Total size of its files in bytes.
-        packages: Packages in the build, with their versions.
+        size: Total size of the files in bytes.
+        packages: Packages in the build, with their versions, such as `npm:@github/copilot@1.0.102`.
         programs: Names of the programs in `bin/` of a packed build.
         last_used: Time of the last use by a run, or of the installation, in seconds since the epoch.
     """
@@ -53,7 +53,7 @@ class Installed:
 
     @property
     def mount(self) -> Mount:
-        """Mount of the build for containers."""
+        """Mount that makes the build available in a container, at `Build.target`."""
         return Mount(self.path, self.build.target, self.digest)
 
 
@@ -61,7 +61,7 @@ class AgentStore:
     """The builds that are installed for this user. Several processes may use the store at once. Methods block."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Sets the folder. The default is `agents` in the user's cache. The first installation creates the folder."""
+        """Sets the folder, by default `agents` in the user's cache. The folder need not exist yet."""
         self.folder = folder or user_cache_dir() / "agents"
 
     def place(self, build: Build) -> Path:
@@ -69,9 +69,9 @@ class AgentStore:
         return self.folder / build.key
 
     def find(self, build: Build, *, thoroughly: bool = False) -> Installed | None:
-        """Returns an installed build, or `None` if it is missing or does not have the expected parts.
+        """Returns an installed build, or `None` if it is missing, has no valid manifest, or consists of other parts.
 
-        If `thoroughly` is set, also requires that the files have the recorded digest.
+        With `thoroughly`, also returns `None` if the files do not have the digest in the manifest.
         """
         place = self.place(build)
         try:
@@ -94,7 +94,7 @@ class AgentStore:
             return None
 
     def packed(self) -> list[Installed]:
-        """Returns the packages that the user packed."""
+        """Returns the installed packages that the user has packed with `ares-exp agents pack`."""
         names = [path.name.removesuffix(USERS_PACK) for path in sorted(self.folder.glob(f"*{USERS_PACK}"))]
         found = [self.find(user_package(name).builds[0]) for name in names]
         return [one for one in found if one is not None]
@@ -108,7 +108,7 @@ class AgentStore:
         timeout_sec: float,
         replace: bool = False,
     ) -> Installed:
-        """Returns a build. If it is missing or incomplete, or if `replace` is set, creates it first.
+        """Returns an installed build. If `find` does not find it, or if `replace` is set, creates it first.
 
         Args:
             build: Build to return.
@@ -154,7 +154,10 @@ class AgentStore:
         return found
 
     def use(self, build: Build) -> Installed | None:
-        """Returns a build like `find`. Prevents its removal while this process runs, and records the time of use."""
+        """Returns an installed build or `None`, like `find`, and marks the build as used.
+
+        No process can remove the build while this process runs. Also updates `last_used`.
+        """
         if not self.place(build).is_dir():
             return None
         hold(self.folder)
@@ -183,7 +186,7 @@ class AgentStore:
 
 
 def _seal(made: Path, build: Build, facts: dict[str, Any]) -> None:
-    """Makes all files readable for everyone and read-only, and writes the manifest."""
+    """Completes a new build: makes its files read-only and readable for all users, and writes the manifest."""
     for path in made.rglob("*"):
         if path.is_symlink():
             raise ToolboxError(f"The package of {build.name} contains the link {path.name!r}. Expected a file.")

@@ -1,7 +1,7 @@
-"""Packing of npm and Python packages into one directory, together with Node.js and Python.
+"""Packing of npm and Python packages into one directory, together with the Node.js or Python that runs them.
 
-npm and uv install the packages. The scripts of npm packages are not run, because they would run code from the network
-on this machine. Programs in `bin/` always use the Node.js or Python in the directory, not the runtime of the container.
+npm and uv install the packages. The install scripts of npm packages are not run, because they would run code from the
+network on this machine. Programs in `bin/` always use the Node.js or Python in the directory, not the container's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.errors import ToolboxError
 
 NODE, PYTHON = "agent-node", "agent-python"
-"""Names of the runtimes in `bin/`: Node.js for npm packages, and Python for Python packages."""
+"""Names of the launchers of Node.js (for npm packages) and Python (for Python packages) in `bin/`."""
 _TIMEOUT_SEC = 1800.0
 _POLL_SEC = 0.2
 _SHOWN_BYTES = 2000
@@ -62,7 +62,9 @@ exec {words} "$@"
 
 
 def parse_spec(spec: str) -> tuple[str, str, str]:
-    """Returns the kind (`npm` or `pip`), the name and the exact version (or an empty string) of a requested package.
+    """Splits a requested package into its kind (`npm` or `pip`), its name, and its exact version (empty if not given).
+
+    For example, `pip:aider-chat==0.86.2` has the name `aider-chat` and the version `0.86.2`.
 
     Raises:
         ToolboxError: `spec` is not a package of npm or PyPI.
@@ -75,12 +77,12 @@ def parse_spec(spec: str) -> tuple[str, str, str]:
 
 
 def default_name(spec: str) -> str:
-    """Returns the name of a package without its scope: `copilot` for `npm:@github/copilot`."""
+    """Returns the default name of a pack: the lower-case name of its package, such as `copilot`, without the scope."""
     return re.sub(r"[^a-z0-9_]+", "-", parse_spec(spec)[1].rpartition("/")[2].lower()).strip("-_")
 
 
 def make_pack(pack: Pack, build: Build, target: Path, stop: threading.Event) -> dict[str, Any]:
-    """Installs the packages and their runtimes into an empty directory.
+    """Installs the packages of a pack and their runtimes (Node.js, Python) into the empty directory `target`.
 
     Returns:
         Facts for the manifest: `version` (of the first package), `packages` and `programs`.
@@ -100,7 +102,10 @@ def make_pack(pack: Pack, build: Build, target: Path, stop: threading.Event) -> 
 
 
 def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop: threading.Event) -> list[str]:
-    """Installs npm packages and Node.js, and creates launchers for their programs. Returns the installed packages."""
+    """Installs Node.js and npm packages, and creates launchers for their programs.
+
+    Returns the installed packages, such as `npm:@github/copilot@1.0.102`.
+    """
     npm = shutil.which("npm")
     if npm is None:
         raise ToolboxError(
@@ -114,7 +119,7 @@ def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop:
     command = [npm, "install", "--prefix", str(target), *options, *platform]
     modules = target / "node_modules"
     for packages in ([f"{node}@{pack.node}"], specs):
-        # npm chooses versions for the Node.js that runs it, which is the packed one in the second step.
+        # npm chooses versions for the Node.js that runs it. In the second step, this is the packed Node.js.
         path = f"{modules / node / 'bin'}:{os.environ.get('PATH', os.defpath)}"
         run_program([*command, *packages], f"{', '.join(packages)} with npm", stop, cwd=target, env={"PATH": path})
         (modules / node / "bin" / "node").chmod(0o755)
@@ -138,7 +143,10 @@ def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop:
 
 
 def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop: threading.Event) -> list[str]:
-    """Copies a Python, installs packages into it, and creates their launchers. Returns the installed packages."""
+    """Copies a Python, installs packages into it, and creates launchers for their programs.
+
+    Returns the installed packages, such as `pip:aider-chat==0.86.2`.
+    """
     what = ", ".join(specs)
     if (uv := find_uv()) is None:
         raise ToolboxError(f"The program uv, which installs {what}, is not on PATH. Run `pip install uv`.")
@@ -155,7 +163,7 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
     for script in scripts.glob("*"):
         if script.read_bytes().startswith(b"#!"):
             script.write_bytes(script.read_bytes().replace(str(target).encode(), build.target.encode()))
-    for record in root.rglob("*.dist-info/RECORD"):  # has digests of the scripts as uv wrote them
+    for record in root.rglob("*.dist-info/RECORD"):  # it has the digests of the scripts before the replacement
         record.write_text(re.sub(r"(?m)^(\S*/bin/[^,]+),.*$", r"\1,,", record.read_text("utf-8")), "utf-8")
     wanted = {_canonical("pip", parse_spec(f"pip:{spec}")[1]) for spec in specs}
     words = f'"$root/python/bin/python{minor}" -I'
@@ -178,9 +186,9 @@ def find_uv() -> list[str] | None:
 
 
 def compile_modules(python: Sequence[str], folder: Path, target: str, what: str, stop: threading.Event) -> None:
-    """Compiles the Python modules in a folder, because containers cannot write to it.
+    """Compiles the Python modules in a folder, because Python cannot store compiled modules in a read-only mount.
 
-    `target` is the folder's path in containers.
+    `target` is the folder's path in containers, and `what` describes the folder in error messages.
     """
     options = ["-f", "-q", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(folder), "-p", target]
     with suppress(ToolboxError):  # a package may contain files for another Python
@@ -212,7 +220,10 @@ def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Ev
 
 
 def _copy_of(python: Path, root: Path, stop: threading.Event, *, is_relocatable: bool) -> str:
-    """Copies a Python interpreter, its standard library, and the shared libraries that both need."""
+    """Copies a Python interpreter with its standard and shared libraries. Returns its minor version, such as `3.12`.
+
+    A Python that is not relocatable is started by a script, with the glibc loader and the copied libraries.
+    """
     facts = _facts(python, stop)
     minor, program = facts["minor"], Path(facts["program"])
     library, start = root / "lib" / f"python{minor}", root / "bin" / f"python{minor}"
@@ -239,7 +250,7 @@ def _facts(python: Path, stop: threading.Event) -> dict[str, str]:
 
 
 def _add_program(target: Path, name: str, file: Path, interpreter: str) -> None:
-    """Creates `bin/<name>`, which starts a file in the directory. Scripts are started with the interpreter."""
+    """Creates the launcher `bin/<name>`, which starts a program of a package (a script with `interpreter`)."""
     if not file.is_relative_to(target.resolve()) or "/" in name:
         raise ToolboxError(f"Expected the program {name!r} to be a file of its package, got {file}.")
     with file.open("rb") as stream:
@@ -266,7 +277,9 @@ def run_program(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Runs a program and returns its output. The program is killed if this process ends.
+    """Runs a program and returns its standard output. The program is killed if this process ends or `stop` is set.
+
+    `what` describes the program's purpose in error messages.
 
     Raises:
         ToolboxError: The program failed or was stopped. The message contains the end of its output.

@@ -1,7 +1,7 @@
-"""Selection of the builds to mount into containers, and of the build that fits a container.
+"""Selection of the builds of an agent to mount into containers, and of the build that fits a container.
 
-All installed builds are mounted, because the container determines which build fits. If the container has the glibc
-loader, its C library is glibc, even if musl is also installed.
+All installed builds are mounted, because only the running container shows which build fits. A container with the glibc
+loader needs the glibc build, even if musl is also installed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Placed:
 
     Attributes:
         build: Build that fits.
-        python: Path of the container's Python interpreter for the build; empty if the build does not need Python.
+        python: Path of the container's Python interpreter that runs the build; empty if the build does not need it.
     """
 
     build: Build
@@ -44,7 +44,7 @@ class Placed:
 
 
 def package_for(name: str) -> AgentPackage:
-    """Returns the user's pack with this name, otherwise the pinned package.
+    """Returns the package for `agent.package`: the user's pack with this name, or a package of ares_exp.
 
     Raises:
         ConfigError: No pack and no pinned package has this name.
@@ -65,7 +65,9 @@ def package_for(name: str) -> AgentPackage:
 
 
 def default_builds(package: AgentPackage, *, libc: str | None = None, pythons: Sequence[str] = ()) -> list[Build]:
-    """Returns the builds to install by default: for glibc, and for the Python version of this process.
+    """Returns the builds to install: by default for glibc, and for the Python version of this process if supported.
+
+    `libc` and `pythons` select other builds.
 
     Raises:
         ToolboxError: The package has no build for this machine and C library.
@@ -85,10 +87,10 @@ def default_builds(package: AgentPackage, *, libc: str | None = None, pythons: S
 async def ready_builds(
     package: AgentPackage, *, libc: str | None = None, pythons: Sequence[str] = ()
 ) -> list[Installed]:
-    """Returns the installed builds of a package. Installs missing builds.
+    """Installs missing builds of a package, and returns all its installed builds.
 
-    If `libc` or `pythons` is given, these builds are required. Otherwise, the default build is required if no build is
-    installed.
+    If `libc` or `pythons` is given, the builds for them are installed if they are missing. Otherwise, the default build
+    is installed if the package has no installed build.
 
     Raises:
         ToolboxError: A build cannot be installed.
@@ -103,7 +105,7 @@ async def ready_builds(
 
 
 async def fitting_build(container: AgentContainer, package: AgentPackage, builds: Sequence[Build]) -> Placed:
-    """Returns the mounted build that fits a container.
+    """Returns the one of the mounted `builds` that fits the container's C library and Python.
 
     Raises:
         AgentInstallError: No build fits. The message contains the command that installs a fitting build, if one exists.
@@ -122,7 +124,9 @@ async def fitting_build(container: AgentContainer, package: AgentPackage, builds
 
 
 async def check_runs(container: AgentContainer, package: AgentPackage, build: Build, command: str) -> None:
-    """Checks that a command of the agent runs in this container and prints the pinned version.
+    """Checks that the agent runs in this container: `command` has to succeed and print the pinned version.
+
+    For packages of npm and uv (`is_packed`), the output is not checked.
 
     Raises:
         AgentInstallError: The command fails, or a required shell is missing. The message contains the requirements and
@@ -161,7 +165,11 @@ async def _libc(container: AgentContainer) -> str:
 
 
 async def _for_python(container: AgentContainer, package: AgentPackage, by_python: dict[str, Build]) -> Placed:
-    """Finds a Python interpreter in the container whose version has a mounted build."""
+    """Returns the build for a Python interpreter in the container, given the mounted builds by Python version.
+
+    Raises:
+        AgentInstallError: The container has no Python for which a build is mounted.
+    """
     show = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
     look = "; ".join(f"{place} -I -c {shlex.quote(show)} 2>/dev/null" for place in _PYTHON_PLACES)
     result = await container.exec(look, cwd="/", timeout_sec=_LOOK_SEC)
@@ -187,7 +195,7 @@ async def _for_python(container: AgentContainer, package: AgentPackage, by_pytho
 
 
 class PackageMount:
-    """The package that `agent.package` names. `preflight` installs the package, and containers mount it.
+    """The package that the option `agent.package` names. It is packed once, and mounted into containers.
 
     Attributes:
         name: Name of the package.
@@ -196,7 +204,7 @@ class PackageMount:
     """
 
     def __init__(self, name: str) -> None:
-        """Stores the name without accessing any file."""
+        """Stores the name. Only `preflight` accesses the disk."""
         self.name = name
         self.version: str | None = None
         self.mounts: tuple[Mount, ...] = ()
@@ -204,7 +212,7 @@ class PackageMount:
         self._found: Installed | None = None
 
     async def preflight(self) -> None:
-        """Packs the package if it is missing.
+        """Packs the package if it is not installed, and sets `version` and `mounts`.
 
         Raises:
             ConfigError: No package has this name.
@@ -219,7 +227,7 @@ class PackageMount:
         """Returns the path of the package in a container.
 
         Raises:
-            AgentInstallError: The container has no glibc, or the runtime of the package does not run in it.
+            AgentInstallError: The container has no glibc, or the packed Node.js or Python does not run in it.
         """
         assert self._found is not None, "preflight was not called"
         has_glibc = await _libc(container) == "glibc"

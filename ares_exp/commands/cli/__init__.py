@@ -1,1 +1,1 @@
-"""The command line: turns argv into a composed config, a job and an exit code."""
+"""The command line of `ares-exp`: parses the arguments, composes the config, and starts the run or command."""

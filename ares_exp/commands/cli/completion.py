@@ -1,8 +1,8 @@
-"""Tab completion of commands, flags, paths, runs and tasks. Hydra completes options and keys.
+"""Tab completion of commands, flags, paths, runs and tasks. Hydra completes config options and keys.
 
-A shell runs the program with `-sc query=SHELL` and the typed line in `COMP_LINE`. The program prints the candidates,
-and the shell keeps the candidates that start with the last word. If there are no candidates, the shell completes file
-names.
+When the user presses Tab, the shell runs the program with `-sc query=SHELL`, and with the typed line in the environment
+variable `COMP_LINE`. The program prints candidates, of which the shell offers those that start with the last word. If
+there are none, the shell completes file names.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ WITH_PATH = re.compile(r"(resume|replay|branch_from|--config-dir|\S*(path|dir|tr
 """Pattern that matches keys and flags whose value is a path."""
 WITHOUT_BLANK = 'COMPREPLY=($( compgen -o nospace -o default -W "$choices" -- "$word" ));'
 WITH_BLANK = f'{WITHOUT_BLANK}\n        [[ ${{#COMPREPLY[@]}} == 1 && $COMPREPLY != *[=./] ]] && COMPREPLY[0]+=" "'
-"""Replacement for `WITHOUT_BLANK`, the line of Hydra's completion script that never adds a space after a candidate.
+"""Replacement for the line `WITHOUT_BLANK` in Hydra's completion script, which never adds a space after a candidate.
 
-The new line adds a space if there is only one candidate, and this candidate does not end with `=`, `.` or `/`.
+The new line adds a space if there is only one candidate, and the candidate does not end with `=`, `.` or `/`.
 """
 
 
 def candidates() -> tuple[list[str], bool]:
-    """Returns the candidates that Hydra does not know, and whether Hydra's candidates must be added to them."""
+    """Returns the candidates for the line in `COMP_LINE`, and whether Hydra has to print its own candidates as well."""
     line = os.environ.get("COMP_LINE", "")
     point = os.environ.get("COMP_POINT", "")  # the position of the cursor, if the shell reports it
     with_program = line[: int(point) if point.isdecimal() else len(line)].split(" ")
@@ -47,7 +47,7 @@ def candidates() -> tuple[list[str], bool]:
 
 
 def _tasks(typed: Sequence[str]) -> list[str]:
-    """Returns the names of the tasks in the folder that `env.path=` sets on the line, or of the bundled tasks."""
+    """Returns the task names for `env.tasks=`: of the tasks in the typed `env.path=`, or of the bundled tasks."""
     from ares_exp.tasks.task_set import SAMPLES
 
     folders = [Path(word.partition("=")[2]).expanduser() for word in typed if word.startswith("env.path=")]

@@ -1,4 +1,4 @@
-"""Flags of a command line: explanations of unknown flags, and a fix for Hydra on Python 3.14."""
+"""Flags of the command line: error messages for unknown flags, and a fix for Hydra on Python 3.14."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHERS_CALL_IT = {
     "environment_build_timeout_multiplier": "timeouts.build_multiplier",
     "o": "hydra.run.dir", "output_dir": "hydra.run.dir", "jobs_dir": "hydra.run.dir",
 }  # fmt: skip
-"""Flags of similar programs, with the equivalent overrides of `ares-exp`."""
+"""Flags of similar programs, such as `--n-concurrent`, and the equivalent overrides of `ares-exp`."""
 
 
 def explain_flags(argv: Sequence[str]) -> str | None:
@@ -64,10 +64,10 @@ def _answer(flag: str, value: str) -> str:
 
 @contextmanager
 def unchecked_help() -> Iterator[None]:
-    """Makes argparse accept any object as a help text in the block, which runs a Hydra command.
+    """Works around an error of Hydra on Python 3.14: inside of the context, argparse accepts any object as a help text.
 
-    Hydra up to 1.3.8 passes an object that only has a `repr` as the help of `--shell-completion`. The argparse of
-    Python 3.14 requires a string. Remove this function when the lower bound of `hydra-core` includes the fix.
+    For `--shell-completion`, Hydra up to 1.3.8 passes a help object that is not a string, but Python 3.14 requires a
+    string. Remove this function when the lower bound of `hydra-core` includes the fix.
     """
     if sys.version_info[:2] != (3, 14):
         yield

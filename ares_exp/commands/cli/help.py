@@ -1,4 +1,4 @@
-"""The text of `--help`: options and keys, which are read from the config tree and the schema. No config is composed."""
+"""The text of `--help`, with the config options and keys from the folders of options and from the schema."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ below reward_threshold); 2 the command line or the config is wrong, or a check b
 
 
 def render_help(argv: Sequence[str], program: str) -> str:
-    """Returns the help text, or details of the options, groups and keys that `argv` names."""
+    """Returns the help text, or details about the options, groups and keys that are named in `argv`."""
     folders = config_dirs_of(argv)
     found = {f"{group}={one.name}": one for group in OPTION_GROUPS for one in find_options(group, folders)}
     if chosen := [found[argument] for argument in argv if argument in found]:

@@ -1,4 +1,4 @@
-"""The Hydra callback that prepares a sweep in the process of the command, and each job before the job starts."""
+"""The Hydra callback that prepares a sweep: it locks the sweep's folder, and writes the records of the sweep."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ BASIC_LAUNCHER = "BasicLauncher"
 
 
 class SweepRefused(BaseException):
-    """The sweep cannot start because of a user error. A `BaseException`, because Hydra only logs an `Exception`."""
+    """The sweep cannot start because of a user error.
+
+    It is a `BaseException`, because Hydra would only log an `Exception` and continue.
+    """
 
 
 class SweepCallback(Callback):
-    """Sets one folder for all processes of a sweep, and writes the records of the sweep.
+    """Prepares the folder of a sweep, and passes its path to the processes of all jobs.
 
     Attributes:
         sweep_dir: Folder of the sweep that this process started; `None` before a sweep starts.
@@ -50,13 +53,13 @@ class SweepCallback(Callback):
         self._record = ""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Locks the folder of the sweep and writes its records. Raises `SweepRefused` if that is not possible."""
+        """Creates and locks the folder of the sweep, and writes its records. Raises `SweepRefused` if this fails."""
         from omegaconf import open_dict, read_write
 
         if config.resume and is_fresh_dir(config.hydra.sweep):
             raise SweepRefused(NOTHING_TO_RESUME.format(key="hydra.sweep.dir", what="sweep"))
         folder = Path(config.hydra.sweep.dir)
-        # Another process may compose the config of a job.
+        # Another process may compose the config of a job from these overrides.
         with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.sweep.dir = str(folder).replace("${", "\\${")
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")
@@ -78,7 +81,7 @@ class SweepCallback(Callback):
             SweepCallback.interruption = Interruption(folder)
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """Restores the sweep's `multirun.yaml`, which the sweeper has overwritten with a file that contains secrets."""
+        """Restores the sweep's `multirun.yaml`, because the sweeper has overwritten it, including secrets."""
         if self._record:
             self._keep_record(Path(config.hydra.sweep.dir))
 
@@ -109,7 +112,7 @@ class SweepCallback(Callback):
         Inbox(RunDir(folder).control).forget()
 
     def _keep_record(self, folder: Path) -> None:
-        """Writes the recorded command of the sweep to `multirun.yaml` again if the file has changed."""
+        """Writes the recorded content of `multirun.yaml` again if the file has changed."""
         path = folder / SWEEP_RECORD
         try:
             if not path.exists() or path.read_text(encoding="utf-8") != self._record:
@@ -144,14 +147,14 @@ def end_sweep(exit_code: int) -> int:
 
 
 def _run_in(folder: Path) -> Path | None:
-    """Returns the first run in the folder of a new sweep, if any. The sweep would mistake this run for a job."""
+    """Returns an existing run in the folder of a new sweep, if any, because the sweep would take it for its own job."""
     from ares_exp.runs.sweeps.job_folder import job_folders
 
     return folder if RunDir(folder).has_run else next(job_folders(folder), None)
 
 
 def _discard(folder: Path) -> None:
-    """Removes the records of a sweep whose jobs could not be composed. Keeps all other files."""
+    """Removes the records of a sweep that did not start because of a user error. Keeps all other files."""
     from ares_exp.runs.sweeps.plan import PLAN
 
     for name in (SWEEP_RECORD, PLAN):

@@ -1,4 +1,4 @@
-"""The function that Hydra calls for the job of a run, or for each job of a sweep, in any process."""
+"""The function that Hydra calls for a run, or for each job of a sweep. Launchers may call it in other processes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class JobFunction:
-    """Runs a job and returns its objective, which a sweeper maximizes.
+    """Runs a job and returns its objective: the value that an optimizing sweeper maximizes, such as the mean reward.
 
-    A rejected or failed job returns `None`, so that the other jobs continue. The failure is also recorded in the job's
-    folder, because the state of this object is lost when a job process ends. Launchers can pickle the object.
+    If a job is rejected or fails, the function returns `None`, so that the other jobs continue. The failure is recorded
+    in the job's folder, because `exit_code` is lost when a job process ends. Launchers can pickle the object.
 
     Attributes:
         exit_code: Highest exit code of the jobs in this process.
@@ -36,7 +36,7 @@ class JobFunction:
     __name__ = "job"  # Hydra wraps it like a function
 
     def __init__(self, process: JobProcess | None = None) -> None:
-        """Creates the function. `process` is the job process that runs it; `None` in the process of the command."""
+        """Creates the function. `process` is the launcher's process for jobs; `None` in the process of the command."""
         self.exit_code = exit_codes.COMPLETE
         self._process = process
 
@@ -104,7 +104,10 @@ class JobFunction:
         return None if note is None else objective(summary, config.objective)
 
     def _end_command(self, hydra: Any) -> None:
-        """Ends the command. In a job process, ends only this job, because the other processes end their own jobs."""
+        """Ends the command after an interruption, by raising `KeyboardInterrupt`.
+
+        In a launcher's process, returns to end only this job, unless the sweeper would then start more jobs.
+        """
         from ares_exp.errors import SweepInterrupted
         from ares_exp.runs.sweeps.plan import BASIC_SWEEPER
 
@@ -120,7 +123,7 @@ class JobFunction:
 
 
 def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
-    """Returns the summary of a job that an earlier session of the sweep has completed; `None` for other jobs."""
+    """Returns the summary of a job if an earlier session of the sweep has completed it; otherwise `None`."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -136,7 +139,7 @@ def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
 
 
 def _arrive(arguments: Sequence[str], first_process: tuple[tuple[str, str], ...]) -> JobFunction:
-    """Prepares a process that a launcher started for jobs, and returns the function that runs jobs in this process."""
+    """Unpickles a `JobFunction`. In a process that a launcher has started for jobs, prepares the process first."""
     from ares_exp.containers.ownership import owner_labels
 
     if owner_labels() == dict(first_process):

@@ -1,4 +1,4 @@
-"""The command line: runs a command, or composes, validates, prepares and runs a job, with clear exit codes."""
+"""The entry point of the command line: runs a command such as `show`, or starts a run or sweep."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ares_exp.records.terminal_text import print_error
 HELP = {"--help", "-h"}
 COMPLETION = {"-sc", "--shell-completion"}
 RUN_WORDS = ("run", "start", "play", "execute", "eval", "evaluate", "rollout", "exec")
-"""Words that start a run in other programs. The command line of an ares_exp run has no such word."""
+"""Words that start a run in other programs. They are errors here, and the message explains how to start a run."""
 OTHERS_CALL_IT = {
     "help": "--help", "version": "--version", "ls": "list", "log": "show", "logs": "show",
     "upload": "wandb sync", "cleanup": "clean", "prune": "clean", "gc": "snapshots gc", "sweep": "-m",
 }  # fmt: skip
-"""Commands of other programs, with the equivalent words of `ares-exp`."""
+"""Commands of other programs, and the equivalent commands or flags of `ares-exp`."""
 
 
 def program() -> str:
@@ -89,7 +89,7 @@ def run_word(argv: Sequence[str], program: str) -> int | None:
 
 
 def _explain(word: str, rest: Sequence[str], program: str) -> str:
-    """Returns an error message for a first word that is not a command. The message suggests an alternative."""
+    """Returns the error message for a command line that starts with an unknown command, with a suggestion."""
     meant = _meant(word, rest, program) or f" Expected one of {', '.join(COMMANDS)}."
     return (
         f"There is no command `{word}`.{meant} A word without `=` is the name of a command. To start a "
@@ -98,7 +98,7 @@ def _explain(word: str, rest: Sequence[str], program: str) -> str:
 
 
 def _meant(word: str, rest: Sequence[str], program: str) -> str:
-    """Returns a suggestion with a leading space; an empty string if there is no suggestion."""
+    """Returns a sentence that suggests what the user may have meant, with a leading space, or an empty string."""
     from ares_exp.config.schema import GROUPS, KEYS
 
     settable = (*KEYS, *GROUPS)
@@ -129,7 +129,7 @@ def _complete() -> int:
 
 
 def _run() -> int:
-    """Runs one job, or the jobs of a sweep."""
+    """Checks the arguments in `sys.argv`, and lets Hydra run the job or the jobs of a sweep. Returns the exit code."""
     import hydra
 
     from ares_exp.commands.cli.flags import explain_flags, unchecked_help
@@ -176,7 +176,7 @@ def _run() -> int:
 
 
 def _explained(error: Exception, source: Path | None, root_config: str) -> int:
-    """Prints an error of a command, a launcher or a sweeper; returns the exit code. Raises unexpected errors again."""
+    """Prints an error of the config, a launcher or a sweeper; returns the exit code. Raises unexpected errors again."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError

@@ -1,10 +1,10 @@
-"""Commands: their modules, their arguments, and their exit codes.
+"""The interface of command modules, and the parsing and running of commands.
 
-A command is a module that is imported when the command is called. It has
+The module of a command is imported when the command is called. It contains
 
-- `HELP`, its help. The line `[arguments]` stands for the list of arguments;
-- `add_arguments(parser)`, which declares its arguments or its subcommands on a `CommandParser`;
-- `run(arguments)`, if it has no subcommands: returns the exit code (`None` is 0) and raises user errors.
+- `HELP`: the help text. Its line `[arguments]` is replaced by the list of arguments.
+- `add_arguments(parser)`: declares the arguments or the subcommands on a `CommandParser`.
+- `run(arguments)`, if the command has no subcommands: returns the exit code (`None` is 0), and raises user errors.
 
 Help texts refer to the command as `%(prog)s`, which becomes the typed command: `ares-exp show` or
 `python -m ares_exp show`. Help texts and messages that refer to another command contain `ares-exp …`.
@@ -32,16 +32,22 @@ from ares_exp.records.run_dir import EPISODES
 from ares_exp.records.terminal_text import printable
 
 EXIT_PIPE_CLOSED = 141
-"""Exit code of a program that SIGPIPE has ended. Exit code 0 would report a success that is not certain."""
+"""Exit code if the reader of the output has closed the pipe, as if SIGPIPE had ended the program.
+
+The command may not have completed, so exit code 0 could be wrong.
+"""
 MISTAKES = (UserError, TrajectoryFormatError, SnapshotError, UntrainableError)
-"""User errors, and errors in files that the user named. They are printed as one paragraph, with exit code 2."""
+"""Exceptions that are printed as an error message without a traceback, with exit code 2."""
 
 
 Number = TypeVar("Number", int, float)
 
 
 def number_type(kind: Callable[[str], Number], least: float, most: float, expected: str) -> Callable[[str], Number]:
-    """Returns a `type` for `add_argument`: a number from `least` to `most`, which errors describe as `expected`."""
+    """Returns an argument type for `add_argument`, for numbers from `least` to `most`.
+
+    `expected` describes valid numbers in the error message, such as `a port from 0 to 65535`.
+    """
 
     def convert(text: str) -> Number:
         with suppress(ValueError):
@@ -53,7 +59,7 @@ def number_type(kind: Callable[[str], Number], least: float, most: float, expect
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses the words of a command. Prints help texts unchanged, and does not allow abbreviated options."""
+    """Parses the arguments of a command. Keeps the line breaks of help texts, and rejects abbreviated options."""
 
     def __init__(self, prog: str, text: str) -> None:
         start, _, end = text.partition("[arguments]\n")
@@ -64,13 +70,16 @@ class CommandParser(argparse.ArgumentParser):
     def add_command(
         self, name: str, act: Callable[[argparse.Namespace], int | None], about: str, text: str
     ) -> CommandParser:
-        """Adds a subcommand, such as `list` of `ares-exp agents`. `about` describes it in the help of this command."""
+        """Adds a subcommand, such as `list` of `ares-exp agents`, and returns its parser.
+
+        `act` runs the subcommand, `text` is its help, and `about` describes it in the help of this command.
+        """
         self.below[name] = CommandParser(f"{self.prog} {name}", text)
         self.below[name].set_defaults(act=act, about=about)
         return self.below[name]
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parses the words of a command line, with options at any position. Exits after the help or a usage error."""
+        """Parses the words after the command, with options at any position. Exits after the help or a usage error."""
         if not self.below:
             return self.parse_intermixed_args(words)
         if words and words[0] in self.below:
@@ -92,7 +101,10 @@ class CommandModule:
     module: str
 
     def main(self, argv: Sequence[str], program: str) -> int:
-        """Runs the command with the arguments `argv`; returns the exit code. `program` is the start of the line."""
+        """Runs the command with the arguments `argv`; returns the exit code.
+
+        Messages use `program`, the start of the command line, such as `ares-exp show`.
+        """
         return run_module(self.module, argv, program)
 
     def candidates(self, typed: Sequence[str], last: str) -> Sequence[str]:
@@ -105,7 +117,7 @@ class CommandModule:
 
 
 def parser_of(module: str, program: str) -> CommandParser:
-    """Returns the parser of the command in `module`, which is called as `program`."""
+    """Returns the parser for the command in `module`. Its help calls the command `program`, such as `ares-exp show`."""
     command = import_module(module)
     parser = CommandParser(program, command.HELP)
     command.add_arguments(parser)
@@ -113,7 +125,7 @@ def parser_of(module: str, program: str) -> CommandParser:
 
 
 def run_module(module: str, argv: Sequence[str], program: str) -> int:
-    """Runs a command line of the command in `module`; returns the exit code. Prints user errors."""
+    """Runs the command in `module` with the arguments `argv`; returns the exit code. Prints user errors."""
     logging.getLogger("ares_exp").addHandler(logging.NullHandler())  # the commands print their own warnings
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # files can contain characters that the terminal cannot show
@@ -139,12 +151,12 @@ def run_module(module: str, argv: Sequence[str], program: str) -> int:
 
 
 def _close_stdout() -> None:
-    """Discards the buffered output. Otherwise, Python would report an error at exit."""
+    """Discards the buffered output. Otherwise, Python would try to write it to the closed pipe and report an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Declared:
-    """Replaces a `CommandParser` and its groups to collect the declared arguments, for completion."""
+    """A stand-in for a `CommandParser` that only collects the declared arguments, for Tab completion."""
 
     def __init__(self) -> None:
         self.options: dict[str, Mapping[str, Any]] = {name: {"action": "help"} for name in ("-h", "--help")}
@@ -169,7 +181,10 @@ class _Declared:
 
 
 def _expected(declared: _Declared, typed: Sequence[str], last: str) -> Sequence[str]:
-    """Returns the candidates for the word that starts with `last`; empty if the command expects a name or number."""
+    """Returns the candidates for the last word: options, paths or choices, depending on the expected argument.
+
+    Empty if the expected argument is, for example, a name or a number.
+    """
     place, asks = 0, None
     for word in typed:
         if asks is None and word not in declared.options:
@@ -189,7 +204,7 @@ def _expected(declared: _Declared, typed: Sequence[str], last: str) -> Sequence[
 
 
 def paths(typed: str) -> list[str]:
-    """Returns the paths that start with the typed text. For a run, includes its episodes, such as `RUN/TASK__1`."""
+    """Returns the paths that start with the typed text. In a run directory, also returns episodes (`RUN/TASK__1`)."""
     above = typed[: typed.rfind("/") + 1]
     found: list[str] = []
     with suppress(OSError, UserError), redirect_stderr(io.StringIO()):  # `run_path` prints which run is `latest`

@@ -66,7 +66,7 @@ def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature:
         "episode_id": result.episode_id,
         "reward": result.reward,
         "rewards": dict(result.rewards),
-        "trainable": result.reward is not None and (body.want == "reward" or bool(content)),
+        "trainable": result.reward is not None and (body.want == "reward" or any(content.values())),
         "error": error.model_dump() if error is not None else None,
         "versions": list(episode.versions),
         "finish": "submitted" if result.outcome is Outcome.COMPLETED else result.limit,
