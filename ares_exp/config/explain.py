@@ -1,4 +1,4 @@
-"""Explanations of errors in the composition of a command line, with suggestions for misspelled keys."""
+"""Error messages for command lines that Hydra cannot compose, with suggestions for misspelled keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXTRAS = {
     **dict.fromkeys([f"hydra/launcher={name}" for name in ("joblib", "submitit_local", "submitit_slurm")], "sweep"),
     "hydra/sweeper=optuna": "optuna",
 }
-"""The extra of ares_exp that installs the Hydra plugin for each of these options."""
+"""For each option of Hydra that needs a further package, the extra of ares_exp that installs this package."""
 NO_PACKAGE = (
     "Expected `# @package _global_` as the first line of {name}.yaml: without it, the file sets keys below "
     "`experiment` instead of top-level keys. Add this line."
@@ -87,7 +87,7 @@ def is_below_a_list(error: BaseException) -> bool:
 
 
 def _resolved(error: BaseException) -> BaseException:
-    """Returns the error that a resolver raised, or `error` if no resolver raised it."""
+    """Returns the original error if a resolver of `${…}` raised it and OmegaConf wrapped it, otherwise `error`."""
     from omegaconf.errors import InterpolationResolutionError
 
     while isinstance(error, InterpolationResolutionError) and error.__context__ is not None:
@@ -132,7 +132,8 @@ def _explain_option(text: str) -> str:
 def no_option(option: str, group: str, options: Sequence[str]) -> str:
     """Returns the error message for a name that is not an option of a group.
 
-    The message contains the command that installs the option, or lists the existing options.
+    If an extra of ares_exp provides the option, the message contains the command that installs the extra. Otherwise, it
+    lists the existing options.
     """
     if extra := EXTRAS.get(f"{group}={option}"):
         return f"`{group}={option}` needs a package that is not installed: pip install 'ares-exp[{extra}]'."
@@ -148,7 +149,8 @@ def _first_quoted(text: str) -> str:
 def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> str:
     """Returns a sentence that suggests a key instead of the unknown key `word`; empty if no key is similar.
 
-    The sentence starts with a space. Only keys of the options that `argv` selects are known.
+    Searches the keys of the options that `argv` selects first, and then the arguments of other options. The sentence
+    starts with a space.
     """
     known = keys_of(argv, root_config)
     above, _, last = word.rpartition(".")
@@ -196,7 +198,7 @@ def options_of(group: str) -> list[Option]:
 
 
 def _choices(argv: Sequence[str]) -> list[str]:
-    """Returns the overrides that choose options or set Hydra's search path."""
+    """Returns the overrides in `argv` that choose an option of a group, or set Hydra's search path."""
     from hydra.errors import HydraException
 
     found = []
@@ -232,7 +234,7 @@ def _last(key: str) -> str:
 
 
 def _owners(key: str, elsewhere: Mapping[Option, Collection[str]]) -> str:
-    """Names the first options that have the argument `key`. Returns an empty string if no option has it."""
+    """Returns a text with the first options that have the argument `key`; empty if no option has it."""
     owners = [option for option, keys in elsewhere.items() if key in keys]
     chosen = " or ".join(f"`{option.group}={option.name}`" for option in owners[:_SHOWN_OPTIONS])
     return f"{chosen} or another option" if len(owners) > _SHOWN_OPTIONS else chosen

@@ -1,4 +1,4 @@
-"""The setup of Hydra, the composition of configs without a command, and Hydra's records of a run."""
+"""The setup of Hydra, the composition of configs in Python code, and the files in `.hydra` that Hydra writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HYDRA_RECORDS = ".hydra"
 
 RECORDED_CONFIG = "recorded_run"
-"""Name of the root config that contains the recorded config of a run."""
+"""Name of the root config that `store_recorded_config` registers."""
 NOTHING_TO_RESUME = (
     "`resume=true` continues the {what} in `{key}`, which is not set, so there is nothing to resume. Use "
     "`resume=<{what}>`, or `{key}=<{what}> resume=true` if the {what} may not have started."
@@ -33,7 +33,10 @@ MAX_COMPOSED = 128
 
 
 def set_up_hydra(config_dirs: Sequence[Path] | None = None) -> None:
-    """Registers the schema, the resolvers, and the folders of options with Hydra. `None` keeps the current folders."""
+    """Registers the schema, the resolvers, and the folders of options with Hydra.
+
+    `config_dirs` replaces the user's folders of options. `None` keeps the current folders.
+    """
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
@@ -49,7 +52,7 @@ def set_up_hydra(config_dirs: Sequence[Path] | None = None) -> None:
 
 
 def register_resolvers() -> None:
-    """Registers the resolvers of `${…}` in `conf/config.yaml` with OmegaConf. Can be called repeatedly."""
+    """Registers the resolvers that `conf/config.yaml` uses in `${…}` with OmegaConf. Can be called repeatedly."""
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("fresh_dir", fresh_dir, replace=True, use_cache=True)
@@ -65,16 +68,20 @@ def is_fresh_dir(node: Any) -> bool:
 
 
 def hydra_records(resume: bool, run_dir: str | None) -> str | None:
-    """Returns the name of the folder for Hydra's records; `None` for a resumed run, whose records do not change."""
+    """Returns the name of the folder in which Hydra records the config of a run.
+
+    Returns `None` if the run is resumed, so that Hydra does not overwrite the records of its start.
+    """
     started = resume and run_dir is not None and RunDir(Path(run_dir)).has_run
     return None if started else HYDRA_RECORDS
 
 
 def store_recorded_config(values: Mapping[str, Any], choices: Mapping[str, str]) -> str:
-    """Stores a root config that contains recorded values instead of options. Returns the name of this config.
+    """Registers a root config that contains the recorded values of a run. Returns the name of this config.
 
-    For a group without a recorded value, Hydra uses the option on the command line or the default option. `choices`
-    contains the recorded option of each group, which Hydra writes to its records.
+    Hydra composes it instead of the default root config. For a group without a recorded value, Hydra uses the option on
+    the command line or the default option. `choices` contains the name of the recorded option of each group, which
+    Hydra writes to its records.
     """
     import yaml
     from hydra.core.config_store import ConfigStore
@@ -90,7 +97,7 @@ def store_recorded_config(values: Mapping[str, Any], choices: Mapping[str, str])
 
 
 _Composed = tuple[bytes, Mapping[Path, object]]
-"""A pickled config, and the `file_stamp` of every file that it depends on. Unpickling is faster than copying."""
+"""A pickled config, because unpickling is faster than copying, and the `file_stamp` of every file of the config."""
 
 _composed: dict[object, _Composed] = {}
 
@@ -175,13 +182,16 @@ _MAY_SET_IT = re.compile(r"[+~]*(experiment[@=]|hydra(\.mode|\.searchpath)?=)|--
 
 
 def is_decided_by_flags(arguments: Sequence[str]) -> bool:
-    """Returns whether only flags can set the mode (run or sweep), because no other config can contain it."""
+    """Returns whether only Hydra's flags decide between a run and a sweep.
+
+    Returns `False` if a plugin, an experiment, an override of `hydra.mode` or another config could also decide.
+    """
     return not installed_plugins().plugins and not any(_MAY_SET_IT.match(one) for one in arguments)
 
 
 @contextmanager
 def mode_from_flags(arguments: Sequence[str]) -> Iterator[None]:
-    """Makes Hydra read the mode (run or sweep) from its flags inside this context, if only flags can set it.
+    """Makes Hydra choose between a run and a sweep by its flags inside this context, if only flags can decide.
 
     By default, Hydra composes the whole config to find the mode, which adds 0.2 s to each command.
     """
@@ -199,4 +209,4 @@ def mode_from_flags(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _left_open(hydra: Any, config_name: str | None, overrides: list[str]) -> None:
-    """Replaces `Hydra.get_mode`. Returns `None`, so that Hydra uses the mode from its flags."""
+    """Replaces `Hydra.get_mode`. Returns `None`, so that Hydra chooses between a run and a sweep by its flags."""

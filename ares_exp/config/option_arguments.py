@@ -26,7 +26,10 @@ class Argument:
 
 
 def arguments_of(option: Option) -> list[Argument]:
-    """Reads the arguments of an option. An experiment has no arguments. Raises `OSError` or `yaml.YAMLError`."""
+    """Reads the arguments of an option. The list is empty for an experiment, which sets top-level keys instead.
+
+    Raises `OSError` or `yaml.YAMLError` if the option's file cannot be read.
+    """
     package = re.search(r"^# @package (\S+)", option.path.read_text(encoding="utf-8"), re.MULTILINE)
     if package and package[1] == "_global_":
         return []
@@ -64,7 +67,7 @@ def _arguments(
 
 
 def _settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Reads the values by name, and the comments by dotted name, from a file and the files in its defaults list."""
+    """Reads a file and the files in its defaults list. Returns values by name, and comments by dotted name."""
     import yaml
 
     text = path.read_text(encoding="utf-8")

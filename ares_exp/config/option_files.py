@@ -1,6 +1,6 @@
-"""Hydra's search for option files, with errors that name the file.
+"""Hydra plugins that find and read option files. Their error messages name the file.
 
-If a file omits an argument, the argument has the default of the constructor in `_target_`. Each default is therefore
+If a file omits an argument, the argument gets the default of the constructor in `_target_`. Each default is therefore
 defined only once, and users can set and print every argument.
 """
 
@@ -31,7 +31,7 @@ _HEADER_CHARS = 512
 
 
 class OptionSearchPath(SearchPathPlugin):
-    """Adds the folders of options to Hydra's search path. Hydra calls this class at each initialization.
+    """Adds the folders of options to Hydra's search path. Hydra creates an instance at each initialization.
 
     If several folders contain the same option, Hydra uses the first: ares_exp, then plugins, then the user's folders.
     """
@@ -51,7 +51,7 @@ class OptionSearchPath(SearchPathPlugin):
 
 
 class OptionFiles(ConfigSource):
-    """One folder that contains options, or groups of options.
+    """A folder of option files, which Hydra reads through this class.
 
     Attributes:
         looked_at: The `file_stamp` of every file that was read or searched for since the mapping was last cleared. A
@@ -62,11 +62,11 @@ class OptionFiles(ConfigSource):
 
     @staticmethod
     def scheme() -> str:
-        """Returns the URL scheme of folders of options."""
+        """Returns the URL scheme that identifies folders of options in Hydra's search path."""
         return SCHEME
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Reads a file and adds the arguments that it omits.
+        """Reads an option file, and adds the defaults of the arguments that the file omits.
 
         Raises:
             ConfigLoadError: The file does not exist.
@@ -95,7 +95,7 @@ class OptionFiles(ConfigSource):
         return self._file(config_path).is_file()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Lists the options of a group, the groups in it, or both."""
+        """Lists the options of a group, its subgroups, or both, depending on `results_filter`."""
         found = set()
         for path in Path(self.path, config_path).iterdir():
             if path.is_dir() and results_filter is not ObjectType.CONFIG and path.name != "__pycache__":
@@ -112,12 +112,15 @@ class OptionFiles(ConfigSource):
 
 @functools.lru_cache
 def _read_our_own(path: Path, group: str, stamp: object) -> bytes:
-    """Returns the pickled result of `_read`. The cache saves a third of the time for composing a config."""
+    """Reads a file of ares_exp itself. Returns the pickled result of `_read`.
+
+    The cache saves a third of the time for composing a config.
+    """
     return pickle.dumps(_read(path, group))
 
 
 def _read(path: Path, group: str) -> tuple[Any, str | None]:
-    """Returns the content of a file, including the arguments that the file omits, and the file's Hydra package."""
+    """Returns the content of a file, with the arguments that it omits, and its Hydra package (`# @package`), if any."""
     from omegaconf import DictConfig, OmegaConf
 
     if (size := path.stat().st_size) > MAX_YAML_BYTES:
@@ -143,7 +146,7 @@ def _read(path: Path, group: str) -> tuple[Any, str | None]:
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Returns a value that changes with the content of a file. Returns `None` if the file is missing."""
+    """Returns the inode, size and modification time of a file, to detect a change. `None` if the file is missing."""
     try:
         stat = path.stat()
     except OSError:

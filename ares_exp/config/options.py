@@ -74,7 +74,10 @@ def folder_url(folder: Path) -> str:
 
 
 def find_options(group: str, config_dirs: Sequence[Path] = ()) -> list[Option]:
-    """Lists the options of a group, first the options of ares_exp. Lists only the first option with a certain name."""
+    """Lists the options of a group, first the options of ares_exp.
+
+    If several options have the same name, lists only the option that takes precedence.
+    """
     found: dict[str, Option] = {}
     for option in _every_option(group, config_dirs):
         found.setdefault(option.name, option)
@@ -104,7 +107,8 @@ def refuse_unreadable(config_dirs: Sequence[Path]) -> str | None:
 def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
     """Describes each broken plugin, each root config in `config_dirs`, and each option that is ignored.
 
-    An option is ignored if an earlier folder has an option with the same name. Identical copies are not described.
+    An option is ignored if an earlier folder has an option with the same name. If both files have the same content,
+    this is not a problem.
     """
     problems = [*installed_plugins().problems]
     for group in OPTION_GROUPS:
@@ -156,7 +160,7 @@ def _every_option(group: str, config_dirs: Sequence[Path]) -> list[Option]:
 
 
 def _said(option: Option) -> str:
-    """Names the origin of an option for a message: ares_exp, a plugin, or a folder."""
+    """Returns the origin of an option for a message: ares_exp, a plugin, or a folder."""
     if option.origin == BUILT_IN:
         return "ares_exp itself"
     kind, _, name = option.origin.partition(" ")
@@ -182,7 +186,7 @@ def _first_comment(path: Path) -> str:
 
 ENTRY_POINTS = "ares_exp.plugins"
 PROVIDER = "ares_exp plugin"
-"""Prefix of a plugin's name in Hydra's list of providers, which is part of Hydra's records."""
+"""Prefix of a plugin's name in Hydra's list of the sources of configs, which Hydra records."""
 OPTION_GROUPS = (*GROUPS, "experiment")
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -206,7 +210,7 @@ class InstalledPlugins:
 
 
 class _BrokenPluginError(Exception):
-    """The reason why a plugin is ignored."""
+    """A plugin cannot be used. The message is the reason."""
 
 
 def installed_plugins() -> InstalledPlugins:
@@ -230,7 +234,11 @@ def _installed(_search_path: tuple[str, ...]) -> InstalledPlugins:
 
 
 def _conf_tree(value: str) -> Path:
-    """Finds the folder that the entry point `value` names, without importing the package."""
+    """Returns the folder that the entry point `value` names, without importing the package.
+
+    Raises:
+        _BrokenPluginError: There is no such folder, or its content is not allowed.
+    """
     if not _MODULE.fullmatch(value):
         raise _BrokenPluginError(f"its entry point must be the dotted name of a folder, got {value!r}")
     top, *below = value.split(".")

@@ -15,7 +15,10 @@ _HOME = re.compile(r"(?:(?<=^)|(?<=[\[,]))~(/[^,\]\s]*|)(?=[,\]]|$)")
 
 
 def dotted_items(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the dotted key and the value of every item in a nested mapping. Empty mappings count as values."""
+    """Yields the dotted key and the value of every innermost item of a nested mapping.
+
+    Lists and empty mappings count as values.
+    """
     if isinstance(config, Mapping) and config:
         for key, item in config.items():
             yield from dotted_items(item, f"{prefix}.{key}" if prefix else str(key))
@@ -24,7 +27,7 @@ def dotted_items(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the dotted key and the value of every scalar. Scalars in a list have the key of the list."""
+    """Yields the dotted key and the value of every scalar in a nested config. Items of a list have the list's key."""
     if isinstance(config, list):
         for item in config:
             yield from leaves(item, prefix)
@@ -36,7 +39,7 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separates flags from overrides, because Hydra's parser requires flags first. Returns flags and overrides."""
+    """Returns the flags and the overrides of a command line, because Hydra's parser requires flags first."""
     overrides = [one for one in arguments if one.startswith("~") or ("=" in one and not one.startswith("-"))]
     return [one for one in arguments if one not in overrides], overrides
 
@@ -73,7 +76,7 @@ def key_set_by(override: Override) -> str:
 
 
 def covers(key: str, other: str) -> bool:
-    """Returns whether the key `other` is `key` or below `key`."""
+    """Returns whether the key `other` is `key` itself or a key below it, such as `env.path` below `env`."""
     return other == key or other.startswith((f"{key}.", f"{key}/"))
 
 

@@ -1,4 +1,8 @@
-"""Completion of the parts of a run: if a part lacks a member, the default of its contract is used."""
+"""Defaults for the parts of a run, such as its policy or its container factory.
+
+A part need not inherit from its contract, for example `Policy`. `completed` adds the contract's default for each member
+that the part lacks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ _ABSENT = object()
 
 
 def completed(part: object, contract: type[C]) -> C:
-    """Returns `part` if it inherits from `contract`. Otherwise, returns a view that adds defaults for missing members.
+    """Returns `part` if it inherits from `contract`. Otherwise, wraps it in a view with defaults for missing members.
 
     Each part is completed once, when it is created. Later code can then use all members of the contract. This function
     does not check required members, which separate Protocols define (`EnvironmentSource`, `ContainerFactory`, …).
@@ -41,7 +45,7 @@ def has_members(part: object, contract: type[C]) -> TypeIs[C]:
 
 @functools.lru_cache(maxsize=1024)
 def _lacking(kind: type, contract: Any) -> tuple[str, ...]:
-    """Returns the members of a Protocol that a class does not have."""
+    """Returns the names of the members of a Protocol that a class does not have."""
     if contract in kind.__mro__:
         return ()
     found = {
@@ -52,30 +56,33 @@ def _lacking(kind: type, contract: Any) -> tuple[str, ...]:
 
 
 def _counts(member: object, name: str, contract: Any) -> bool:
-    """Returns whether `member` exists. If the contract defines a method, `None` does not count as a member."""
+    """Returns whether `member` exists. `None` does not count if the contract defines a method of this name."""
     return member is not _ABSENT and (member is not None or not callable(getattr(contract, name, None)))
 
 
 def kind_of(part: object) -> Any:
-    """Returns the class of a part, or the part if it is a class or function. Unwraps views and `functools.partial`."""
+    """Returns the class of a part, or the part itself if it is a class or function.
+
+    If the part is a `StandIn` or a `functools.partial`, uses the part or function inside it.
+    """
     while isinstance(part, StandIn | functools.partial):
         part = part._part if isinstance(part, StandIn) else part.func
     return part if inspect.isclass(part) or inspect.isfunction(part) else type(part)
 
 
 def name_of(part: object) -> str:
-    """Returns the name of the class or function behind a part."""
+    """Returns the name of a part's class or function (see `kind_of`)."""
     return str(kind_of(part).__name__)
 
 
 def import_name(part: object) -> str:
-    """Returns the name of the class or function behind a part, with its module: `package.module.Name`."""
+    """Returns the name of a part's class or function (see `kind_of`) with its module: `package.module.Name`."""
     kind = kind_of(part)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class StandIn:
-    """An object that replaces a part. Records and messages contain the name of the part."""
+    """Base class of objects that wrap a part. Records and messages contain the name of the part, not of the wrapper."""
 
     def __init__(self, part: Any) -> None:
         self._part = part

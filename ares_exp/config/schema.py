@@ -1,7 +1,7 @@
 """The schema of the root config: type, default, range and description of each top-level key.
 
-The groups (`env`, `policy`, …) and the nodes `budget` and `retry` have a `_target_`. The constructor of the class that
-it names validates their arguments.
+The groups (`env`, `policy`, …) and the nodes `budget` and `retry` have a `_target_`, which names a class. The
+constructor of this class validates their arguments.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ GROUPS = (
     *("env", "agent", "container", "policy", "wrapper", "collector", "tracker", "snapshot", "executor"),
     "scorer",
 )
-"""Groups whose options are nodes of the config."""
+"""Groups of options. The chosen option of a group becomes the config node with the name of the group."""
 MADE_NODES = ("budget", "retry")
-"""Nodes that have a `_target_` but no options."""
+"""Nodes with a `_target_` that are not groups, because their class is always the same."""
 NOT_A_VALUE = "Expected `{name}` to contain keys, got a value. Set `{name}.KEY=…`; `--help {name}` lists the keys."
 
 
 def _key(default: Any, prose: str, *, least: float | None = None, above: float | None = None) -> Any:
-    """Creates a key with a default, a description and bounds."""
+    """Creates a key with a default, a description, a minimum `least`, and an exclusive lower bound `above`."""
     return field(default=default, metadata={"prose": prose, "least": least, "above": above})
 
 
@@ -106,12 +106,12 @@ class ExperimentConfig:
 
 
 KEYS = tuple(item.name for item in fields(ExperimentConfig) if item.name not in GROUPS)
-"""The top-level keys."""
+"""Names of the top-level keys that are not groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key with a value: the dotted name, default, description, minimum, and exclusive lower bound."""
+    """A key whose value this module validates: dotted name, default, description, minimum and exclusive lower bound."""
 
     name: str
     default: Any

@@ -1,8 +1,8 @@
 """The classes that options name in `_target_`: their import, their arguments, and their instances.
 
-The options (including the options of plugins) are the only registry of backends and agents. Code that looks up a
-backend or agent by name uses this module. Names from other sources are never imported. No other module inspects
-constructors. Error messages about arguments contain the keys of the arguments.
+There is no registry of backends and agents other than the options, including the options of plugins. Code that looks up
+a backend or agent by name uses this module. A name that no option contains, for example a name from a record, is never
+imported. No other module inspects constructors. Error messages about arguments contain the arguments' config keys.
 """
 
 from __future__ import annotations
@@ -48,11 +48,14 @@ ADDED_ARGUMENTS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
         "timeout_sec": (600.0, "time limit in seconds for scoring one episode"),
     },
 }
-"""Arguments of options that the run uses, and that are not passed to the class: default and description, by group."""
+"""For each group, arguments that its options have in addition to those of their class: default and description.
+
+The run uses these arguments itself, and does not pass them to the class.
+"""
 
 
 def added_defaults(group: str) -> dict[str, Any]:
-    """Returns the default values of a group's `ADDED_ARGUMENTS`."""
+    """Returns the default values of the arguments that `ADDED_ARGUMENTS` adds to each option of a group."""
     return {name: default for name, (default, _) in ADDED_ARGUMENTS.get(group, {}).items()}
 
 
@@ -65,7 +68,7 @@ def parameters_of(target: str) -> Mapping[str, inspect.Parameter] | None:
 
 
 def option_targets(group: str, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
-    """Returns the `_target_` of each option of a group, by option name. Includes the options in `config_dirs`."""
+    """Returns the `_target_` of each option of a group by the option's name, including options in `config_dirs`."""
     import yaml
 
     found: dict[str, str] = {}
@@ -124,7 +127,10 @@ def explain_target(target: str) -> str | None:
 
 
 def find_part(group: str, name: str) -> Any:
-    """Imports a part by its recorded `import_name` or `_target_`; `None` if no option of the group uses it."""
+    """Imports the class or function that a record names, by its `import_name` or `_target_`.
+
+    Returns `None` if no option of the group uses it.
+    """
     targets = option_targets(group).values()
     if name in targets:
         return import_target(name)
@@ -139,8 +145,8 @@ def find_part(group: str, name: str) -> Any:
 def option_defaults(group: str, target: str, *, is_partial: bool = False) -> dict[str, Any]:
     """Returns the defaults of an option's arguments: the defaults of the constructor and of `ADDED_ARGUMENTS`.
 
-    If the option has `_partial_: true`, further arguments are passed later. The result for an agent then contains only
-    arguments with a default. The result for other groups is empty, because it is unknown which arguments are passed.
+    If the option has `_partial_: true`, the run passes further arguments later. For an agent, the result then contains
+    only arguments with a default. For other groups, it is empty, because it is unknown which arguments are passed.
     """
     if is_partial:
         known = constructor_defaults(target) if group == AGENT else {}
@@ -155,7 +161,8 @@ def option_defaults(group: str, target: str, *, is_partial: bool = False) -> dic
 def constructor_defaults(target: str) -> dict[str, Any]:
     """Returns the defaults of a constructor's arguments. Required arguments have the value `???`.
 
-    Omits arguments whose defaults a config cannot represent, such as a clock. Empty if the target cannot be imported.
+    Omits arguments whose defaults a config cannot represent, such as a clock. The result is empty if the target cannot
+    be imported.
     """
     parameters = (parameters_of(target) or {}).values()
     named = [one for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
@@ -164,7 +171,7 @@ def constructor_defaults(target: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Converts a default to a config value. Returns `...` if a config cannot represent it."""
+    """Converts a default to a value for a config. Returns `...` if a config cannot represent the default."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, Mapping):
@@ -179,7 +186,7 @@ def _plain(value: Any) -> Any:
 
 
 def documented(target: str) -> dict[str, str]:
-    """Returns the descriptions of arguments from the docstrings of a class or function, by argument."""
+    """Returns the description of each argument, from the docstrings of a function, or of a class and its bases."""
     try:
         made: Any = resolve_name(target)
     except Exception:  # the import of a third-party module can raise any exception
@@ -206,14 +213,14 @@ _MADE: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "snapshot": ("a snapshot schedule", ("output_dir", "is_only_to_continue", "around", "collect_garbage")),
     "executor": ("an executor", ("checks", "open", "room")),
 }
-"""The kind of part that the options of a group create, and its required members."""
+"""For each group, a description of the part that its options must create, and the members that it must have."""
 
 _OF_AN_AGENT = {"container", "llm_client"}
-"""Arguments that the agent of each episode receives. A class that accepts both arguments is not a factory."""
+"""Arguments that an agent gets for each episode. A class with both arguments is an agent, not a factory of agents."""
 
 
 def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
-    """Creates the components of a group that accepts several options (`group=[a,b]`), by name."""
+    """Creates the components of a group that accepts several options (`group=[a,b]`). Returns them by name."""
     from omegaconf import OmegaConf
 
     node = OmegaConf.select(config, group)
@@ -223,7 +230,7 @@ def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
 
 
 def instantiate_group(config: DictConfig, group: str) -> Any:
-    """Creates the component that a group's node describes.
+    """Creates the component that the config node of a group describes, for example the policy.
 
     Raises:
         ConfigError: An argument is unknown, missing or invalid, or the component lacks required members.
@@ -232,7 +239,7 @@ def instantiate_group(config: DictConfig, group: str) -> Any:
 
 
 def _without_added(config: DictConfig, group: str) -> DictConfig:
-    """Returns the config without the arguments that the group adds, because its classes do not accept them."""
+    """Returns the config without the group's `ADDED_ARGUMENTS`, because the classes of the group do not accept them."""
     from omegaconf import OmegaConf, open_dict
 
     node = OmegaConf.select(config, group)
@@ -247,7 +254,7 @@ def _without_added(config: DictConfig, group: str) -> DictConfig:
 
 
 def _checked(group: str, made: Any) -> Any:
-    """Returns the component. Raises `ConfigError` if it lacks a required member of its group."""
+    """Returns the component `made`. Raises `ConfigError` if it lacks a member that its group requires (`_MADE`)."""
     what, members = _MADE.get(group, ("", ()))
     if lacking := [name for name in members if not hasattr(made, name)]:
         raise ConfigError(
@@ -321,7 +328,7 @@ def _unknown_argument(group: str, node: DictConfig) -> str | None:
 
 
 _TYPE = re.compile(r"[\[(]|^(str|int|float|bool|dict|list)$")
-"""Matches the parts of an error's location that are a type in a union, and not a key."""
+"""Matches items in the location of a pydantic error that are a type of a union, and not a part of the key."""
 
 
 def _explain(group: str, cause: BaseException) -> str:

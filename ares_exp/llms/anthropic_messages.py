@@ -4,7 +4,7 @@ Format: https://platform.claude.com/docs/en/api/messages. Bodies are JSON-ready 
 in the chat-completions format (see `chat_messages`). As in `openai_chat`, no content is lost silently. Unsupported
 content raises a `WireFormatError` that names the content. With `strict=False`, it is dropped with a warning.
 
-| in this package | on the wire |
+| in this package | in the Messages API |
 |---|---|
 | `system_prompt` | `system`; blocks are joined by an empty line |
 | messages of role system | the same within `messages`; leading system messages are moved to `system` |
@@ -92,7 +92,7 @@ _FINISH_REASONS = {
 
 
 def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: Report | None = None) -> LLMRequest:
-    """Converts a body to a request. The caller has to read `body["model"]`.
+    """Converts the body of a request to an `LLMRequest`, without the model, which callers read from `body["model"]`.
 
     Raises:
         WireFormatError: `body` is malformed, or has a field that an `LLMRequest` cannot represent and `strict` is set.
@@ -126,7 +126,7 @@ def request_to_body(
     strict: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Converts `request` to a body for `model`. The default for its `max_output_tokens` is `max_tokens`.
+    """Converts `request` to a body for `model`. Uses `max_tokens` if the request does not set `max_output_tokens`.
 
     Raises:
         UnsendableRequestError: `request` is malformed, or has unsupported content and `strict` is set.
@@ -160,7 +160,7 @@ def request_to_body(
 
 
 def response_to_body(response: LLMResponse, *, model: str | None = None, response_id: str = "msg_0") -> dict[str, Any]:
-    """Converts `response` to a body. The default for `model` is the model that responded."""
+    """Converts `response` to a body. If `model` is `None`, the body names the model that responded."""
     blocks = [block for piece in response.data if (block := _block_of_piece(piece)) is not None]
     is_call = any(isinstance(piece, ToolCallData) for piece in response.data)
     return {
@@ -177,7 +177,7 @@ def response_to_body(response: LLMResponse, *, model: str | None = None, respons
 
 
 def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
-    """Converts a parsed body to a response.
+    """Converts the parsed body of a response to an `LLMResponse`.
 
     Raises:
         MalformedResponseError: `body` is not a message, or has a field that an `LLMResponse` cannot represent and
@@ -198,7 +198,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
 
 
 def usage_to_wire(usage: Usage) -> dict[str, Any]:
-    """Returns the token counts. On this wire, the input tokens exclude tokens read from or written to the cache."""
+    """Converts token counts to the API's `usage`. Its `input_tokens` exclude tokens read from or written to a cache."""
     fresh = usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens
     return {
         "input_tokens": max(0, fresh),
@@ -209,7 +209,7 @@ def usage_to_wire(usage: Usage) -> dict[str, Any]:
     }
 
 
-# Requests, from the wire
+# Requests, from the API's format
 
 
 def _system_prompt(body: Mapping[str, Any], lose: Report) -> str | None:
@@ -221,7 +221,7 @@ def _system_prompt(body: Mapping[str, Any], lose: Report) -> str | None:
 
 
 def _messages(message: Mapping[str, Any], lose: Report) -> Iterator[dict[str, Any]]:
-    """Converts a message of the wire to one or more messages, because tool results become separate messages."""
+    """Converts a message of the API to messages of an `LLMRequest`. Each tool result becomes a separate message."""
     role = required(message, "role", str)
     content = required(message, "content", str, list)
     check_keys(message, {"role", "content", "id", "type"}, "message", lose)
@@ -319,11 +319,11 @@ def _tool_choice(body: Mapping[str, Any], lose: Report) -> str | dict[str, Any] 
     return "required" if kind == "any" else kind
 
 
-# Requests, to the wire
+# Requests, to the API's format
 
 
 def _wire_messages(messages: Sequence[Mapping[str, Any]], lose: Report) -> list[dict[str, Any]]:
-    """Converts messages to the wire. Tool results and the next user message become one message."""
+    """Converts messages to the API's format. Consecutive tool results and user messages become one message."""
     made: list[dict[str, Any]] = []
     for message in messages:
         role = required(message, "role", str)
@@ -338,7 +338,7 @@ def _wire_messages(messages: Sequence[Mapping[str, Any]], lose: Report) -> list[
             wired = "system" if role in ("system", "developer") else "user"
             blocks = _wire_blocks(message.get("content"), lose)
         if not blocks:
-            continue  # the wire cannot represent an empty message
+            continue  # the API does not allow empty messages
         if made and made[-1]["role"] == wired == "user":
             made[-1]["content"] += blocks
         else:
@@ -360,7 +360,7 @@ def _wire_assistant(message: Mapping[str, Any], lose: Report) -> list[dict[str, 
 
 
 def _wire_blocks(content: Any, lose: Report) -> list[dict[str, Any]]:
-    """Converts a message's content to blocks. Omits empty text blocks, which the wire does not allow."""
+    """Converts a message's content to blocks. Omits empty text blocks, which the API does not allow."""
     if not isinstance(content, list | tuple):
         return [text_part(content)] if content else []
     blocks: list[dict[str, Any]] = []
@@ -464,11 +464,11 @@ _JOINED = {
     "signature_delta": "signature",
     "input_json_delta": "partial_json",
 }
-"""Maps the type of a delta to its field whose values are concatenated."""
+"""For each type of delta in a stream, the field whose texts are concatenated."""
 
 
 class StreamedMessage(ResponseStream):
-    """A streamed `message`, assembled from its events."""
+    """Assembles a streamed response of the Messages API from its events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -477,11 +477,11 @@ class StreamedMessage(ResponseStream):
 
     @property
     def may_end(self) -> bool:
-        """Whether `message_stop` has been received."""
+        """Whether the event `message_stop` has been received, or an event with an error."""
         return self.is_complete and bool(self._message or self._error)
 
     def read(self, event: Mapping[str, Any]) -> None:
-        """Processes an event."""
+        """Adds one event to the message."""
         kind = required(event, "type", str)
         if kind == "error":
             self.fail(event.get("error") or "no reason given")
@@ -501,7 +501,7 @@ class StreamedMessage(ResponseStream):
             self.is_complete = True
 
     def assembled(self) -> dict[str, Any]:
-        """Returns the assembled message."""
+        """Returns the response body that results from the events so far."""
         return {**self._message, "content": [block.assembled() for _, block in sorted(self._blocks.items())]}
 
 

@@ -38,7 +38,7 @@ class Canonical:
 
     Attributes:
         messages: Digest of each message, starting with the system prompt.
-        settings: Digest of the request except the messages.
+        settings: Digest of the tools, the tool choice and the stop sequences.
     """
 
     messages: tuple[bytes, ...]
@@ -46,7 +46,7 @@ class Canonical:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the complete request. Equivalent requests have the same fingerprint."""
+        """Digest of the complete request. Requests with the same canonical form have the same fingerprint."""
         return _digest([self.settings.hex(), *(one.hex() for one in self.messages)]).hex()
 
     def continues(self, earlier: Canonical) -> bool:
@@ -55,7 +55,7 @@ class Canonical:
 
 
 def canonical(request: LLMRequest, normalise: Normalise | None = None) -> Canonical:
-    """Returns the digests of a request. If `normalise` is given, it changes each canonical message first."""
+    """Returns the digests of a request's canonical form. Before that, `normalise` (if set) changes each message."""
     messages = canonical_messages(request)
     settings = {
         "tools": sorted((_value(tool) for tool in request.tools or ()), key=_tool_name),
@@ -69,7 +69,7 @@ def canonical(request: LLMRequest, normalise: Normalise | None = None) -> Canoni
 
 
 def fingerprint(request: LLMRequest, normalise: Normalise | None = None) -> str:
-    """Returns the digest of a request. Equivalent requests have the same digest."""
+    """Returns one digest of a complete request. Requests with the same canonical form have the same digest."""
     return canonical(request, normalise).fingerprint
 
 

@@ -25,14 +25,14 @@ _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w-]+=[^;,]*)*);base64,(
 
 
 def parts_of(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields the parts of a message's content; nothing if the content is a plain text."""
+    """Yields the parts of a message's content. Yields nothing if the content is a plain text."""
     content = message.get("content")
     if isinstance(content, list | tuple):
         yield from (part for part in content if isinstance(part, Mapping))
 
 
 def check_message(value: Any) -> Mapping[str, Any]:
-    """Validates the fields of a message on which other code relies. Returns the message.
+    """Checks the fields of an agent's message on which other code relies. Returns the message.
 
     Raises:
         WireFormatError: A field is missing or has an invalid type.
@@ -68,7 +68,7 @@ def calls_of(message: Mapping[str, Any]) -> list[ToolCallData]:
 
 
 def split_system(request: LLMRequest) -> tuple[str | None, list[Mapping[str, Any]]]:
-    """Returns the system prompt, extended by the text of leading system and developer messages, and the other messages.
+    """Returns the system prompt and the messages. System and developer messages at the start become part of the prompt.
 
     Codex, for example, sends several developer messages first. The chat templates of many models do not support this.
     """
@@ -93,7 +93,7 @@ def text_of(content: Any) -> str:
 
 
 def content_of(parts: Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
-    """Converts parts to the content of a message. A single text part becomes a string, its usual form."""
+    """Converts parts to the content of a message. A single text part becomes a string, as in most messages."""
     if not parts:
         return ""
     if len(parts) == 1 and set(parts[0]) == {"type", "text"}:
@@ -103,22 +103,22 @@ def content_of(parts: Sequence[Mapping[str, Any]]) -> str | list[Mapping[str, An
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Returns a text part."""
+    """Returns a text as a part of a message's content."""
     return {"type": "text", "text": text}
 
 
 def image_part(url: str, **more: Any) -> dict[str, Any]:
-    """Returns an image part."""
+    """Returns an image as a part of a message's content. `more` contains further fields, such as `detail`."""
     return {"type": "image_url", "image_url": {"url": url, **more}}
 
 
 def call_part(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Returns an entry of `tool_calls`."""
+    """Returns a tool call as an entry of a message's `tool_calls`."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def assistant_message(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Converts the pieces of a response to a message. Its `content` is `None` if there are only tool calls."""
+    """Converts the pieces of a response to a message. Its `content` is `None` if there are tool calls but no text."""
     texts = [piece.content for piece in pieces if isinstance(piece, TextData)]
     calls = [call_part(piece.id, piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCallData)]
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
@@ -138,7 +138,7 @@ def split_data_url(url: str) -> tuple[str, str] | None:
 
 
 def function_tool(name: str, description: str | None, parameters: Any, **more: Any) -> dict[str, Any]:
-    """Returns the definition of a tool. Fields with the value `None` are omitted."""
+    """Returns the definition of a tool in the chat-completions format. Omits fields with the value `None`."""
     function = {"name": name, "description": description, "parameters": parameters, **more}
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
@@ -156,9 +156,9 @@ def tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def arguments_object(arguments: str) -> dict[str, Any] | None:
-    """Parses the arguments of a call.
+    """Parses the arguments of a tool call, which are a JSON text.
 
-    Returns `None` if they are not a JSON object, and an empty object for an empty text.
+    Returns `None` if the text is not a JSON object, and an empty object if the text is empty.
     """
     if not arguments.strip():
         return {}
@@ -171,16 +171,19 @@ def arguments_object(arguments: str) -> dict[str, Any] | None:
 
 
 _INVALID_ARGUMENTS = "invalid_arguments"
-"""The only key of an object that replaces arguments that are not a JSON object."""
+"""Key for the text of invalid arguments, in the object that replaces them."""
 
 
 def input_of_arguments(arguments: str) -> dict[str, Any]:
-    """Converts the arguments of a call to an object, for wire formats that accept only objects."""
+    """Converts the arguments of a tool call to an object, for APIs that accept only objects.
+
+    If the arguments are not a JSON object, the result is `{"invalid_arguments": TEXT}`.
+    """
     given = arguments_object(arguments)
     return {_INVALID_ARGUMENTS: arguments} if given is None else given
 
 
 def arguments_of_input(given: Mapping[str, Any]) -> str:
-    """Converts an object from `input_of_arguments` back to a call's arguments, as JSON text."""
+    """Converts an object from `input_of_arguments` back to the text of the arguments."""
     text = given.get(_INVALID_ARGUMENTS) if set(given) == {_INVALID_ARGUMENTS} else None
     return text if isinstance(text, str) else json.dumps(given, ensure_ascii=False)

@@ -5,7 +5,7 @@ Unsupported content raises a `WireFormatError` that names the content. With `str
 `UserWarning`, or the callback `report` gets the text of the warning. Unknown fields with an empty value (`null`, `[]`,
 `{}`, `""`) are ignored.
 
-| in this package | on the wire |
+| in this package | in the chat-completions format |
 |---|---|
 | `system_prompt` | a first message of role system with plain text; other system messages stay messages |
 | `max_output_tokens` | `max_completion_tokens`, or the older `max_tokens` (`max_tokens_field`); both are read |
@@ -105,7 +105,7 @@ def request_to_body(
 
 
 def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: Report | None = None) -> LLMRequest:
-    """Converts a chat-completions body to a request. The caller has to read `body["model"]`.
+    """Converts a chat-completions body to an `LLMRequest`, without the model, which callers read from `body["model"]`.
 
     Raises:
         WireFormatError: `body` is malformed, or has a field that an `LLMRequest` cannot represent and `strict` is set.
@@ -143,11 +143,11 @@ def response_to_body(
     strict: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Converts `response` to a chat-completions body. `response_id` and `created` (in epoch seconds) become its fields.
+    """Converts `response` to a chat-completions body. Its `id` is `response_id`, and `created` is in epoch seconds.
 
     Raises:
-        WireFormatError: The pieces of the response are not in the order reasoning, one text, tool calls, and `strict`
-            is set.
+        WireFormatError: `strict` is set, and the body cannot represent the order of the response's pieces. The only
+            possible order is reasoning, one text, tool calls.
     """
     finish = "stop" if response.finish_reason == "refusal" else response.finish_reason
     choice = {"index": 0, "message": _message_to_wire(response, on_loss(strict, report)), "finish_reason": finish}
@@ -266,7 +266,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _detail(usage: Mapping[str, Any], table: str, name: str) -> int:
-    """Returns a token count from the details of the usage. Returns 0 for an invalid count, to not lose the response."""
+    """Returns the token count `usage[table][name]`; 0 if it is missing or invalid, as the response is still usable."""
     details = usage.get(table)
     count = details.get(name) if isinstance(details, Mapping) else None
     return count if type(count) is int and 0 <= count < MAX_COUNT else 0

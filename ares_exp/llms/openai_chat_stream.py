@@ -1,4 +1,4 @@
-"""Assembly of a streamed response of the chat-completions wire.
+"""Assembly of a streamed response in the chat-completions format. The events of the stream are called chunks.
 
 | in the chunks | in the assembled response |
 |---|---|
@@ -23,7 +23,7 @@ _DETAIL_TEXTS = ("text", "summary", "data")
 
 
 class StreamedCompletion(ResponseStream):
-    """A streamed `chat.completion`, assembled from its chunks."""
+    """Assembles a streamed chat completion from its chunks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class StreamedCompletion(ResponseStream):
         return self.is_complete or any(choice.fields.get("finish_reason") for choice in self._choices.values())
 
     def read(self, event: Mapping[str, Any]) -> None:
-        """Processes a chunk."""
+        """Adds one chunk to the completion."""
         if event.get("error"):
             self.fail(event["error"])
             return
@@ -45,13 +45,13 @@ class StreamedCompletion(ResponseStream):
             self._choices.setdefault(optional(choice, "index", int) or 0, _Choice()).read(choice)
 
     def assembled(self) -> dict[str, Any]:
-        """Returns the assembled completion."""
+        """Returns the response body that results from the chunks so far."""
         choices = [{"index": index, **choice.assembled()} for index, choice in sorted(self._choices.items())]
         return {**self._fields, "object": "chat.completion", "choices": choices}
 
 
 class _Choice:
-    """One choice of a streamed completion. `fields` contains the fields that are not merged."""
+    """One choice of a streamed completion. `fields` contains fields that are not merged: the last value counts."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}

@@ -23,7 +23,7 @@ def bearer(headers: Mapping[str, str]) -> str | None:
 
 
 def error_object(status: int, message: str) -> dict[str, str | None]:
-    """Returns the object that describes an error. For status 400, also contains the field that the message names."""
+    """Returns the JSON object for an error. For status 400, `param` is the first name in backticks in the message."""
     field = _FIELD.search(message) if status == 400 else None
     return {
         "message": message,

@@ -5,7 +5,7 @@ Format: https://platform.openai.com/docs/api-reference/responses. Bodies are JSO
 Unsupported content raises a `WireFormatError` that names the content. With `strict=False`, it is dropped with a
 warning.
 
-| in this package | on the wire |
+| in this package | in the Responses API |
 |---|---|
 | `system_prompt` | `instructions` |
 | messages | items of type `message`; adjacent items of the assistant become one message |
@@ -86,7 +86,10 @@ _INCLUDED = "reasoning.encrypted_content"
 
 
 def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: Report | None = None) -> LLMRequest:
-    """Converts a body to a request. The caller has to read `body["model"]` and `tool_forms(body)`.
+    """Converts the body of a request to an `LLMRequest`.
+
+    An `LLMRequest` contains neither the model nor the formats of tool calls. Callers read them from `body["model"]` and
+    `tool_forms(body)`.
 
     Raises:
         WireFormatError: `body` is malformed, refers to content stored by the provider, or has a field that an
@@ -125,7 +128,7 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
 def request_to_body(
     request: LLMRequest, *, model: str, strict: bool = True, report: Report | None = None
 ) -> dict[str, Any]:
-    """Converts `request` to a body for `model`. The endpoint must store nothing, and return encrypted reasoning.
+    """Converts `request` to a body for `model`. The body asks to store nothing, and to return encrypted reasoning.
 
     Raises:
         UnsendableRequestError: `request` is malformed, or has unsupported content and `strict` is set.
@@ -163,14 +166,14 @@ def response_to_body(
     created: int = 0,
     forms: Mapping[str, ToolForm] | None = None,
 ) -> dict[str, Any]:
-    """Converts `response` to a body.
+    """Converts an `LLMResponse` to the body of a response.
 
     Args:
         response: Response to convert.
         model: Name of the model in the body. Default: the model that responded.
         response_id: Id of the response, from which the ids of its items are derived.
         created: Time of creation in epoch seconds.
-        forms: Result of `tool_forms` for the request's body.
+        forms: Formats of tool calls, which `tool_forms` returns for the request's body.
     """
     pieces = [one for one in response.data if not isinstance(one, ThinkingData) or one.content or one.signature]
     tail = response_id.removeprefix("resp_")
@@ -185,7 +188,7 @@ def response_to_body(
 
 
 def empty_response(model: str, response_id: str, created: int) -> dict[str, Any]:
-    """Returns the object that represents a response without output."""
+    """Returns the body of a response that has the status `in_progress` and no output yet."""
     return {
         "id": response_id,
         "object": "response",
@@ -214,7 +217,7 @@ def empty_response(model: str, response_id: str, created: int) -> dict[str, Any]
 
 
 def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
-    """Converts a parsed body to a response.
+    """Converts the parsed body of a response to an `LLMResponse`.
 
     Raises:
         MalformedResponseError: `body` is not a response, reports a failure, or has a field that an `LLMResponse` cannot
@@ -248,7 +251,7 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
 
 
 def usage_to_wire(usage: Usage) -> dict[str, Any]:
-    """Converts token counts to the wire, with the details of input and output."""
+    """Converts token counts to the API's `usage`, including the details of input and output."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens},
@@ -258,7 +261,7 @@ def usage_to_wire(usage: Usage) -> dict[str, Any]:
     }
 
 
-# Requests, from the wire
+# Requests, from the API's format
 
 
 def _messages(items: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[dict[str, Any]]:
@@ -277,7 +280,7 @@ def _messages(items: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[dict
 
 
 def _pieces_of_item(item: Mapping[str, Any], kind: str, lose: Report) -> list[Piece] | None:
-    """Returns the pieces of an assistant's item, or `None` if the item is not from the assistant."""
+    """Converts an item to pieces of a response. Returns `None` if the item is not from the assistant."""
     if kind in _CALLS:
         return [call_from_item(item, lose)]
     if kind == "reasoning":
@@ -355,7 +358,7 @@ def _reasoning_texts(item: Mapping[str, Any], name: str) -> list[str]:
     return [required(part, "text", str) for part in list_of(item, name, Mapping) or ()]
 
 
-# Requests, to the wire
+# Requests, to the API's format
 
 
 def _items_of_message(message: Mapping[str, Any], lose: Report) -> list[dict[str, Any]]:
@@ -396,7 +399,11 @@ def _wire_parts(content: Any, text_type: str, lose: Report) -> list[dict[str, An
 
 
 def _reasoning_item(piece: ThinkingData) -> dict[str, Any]:
-    """Converts reasoning to the format that its endpoint expects. Only endpoints without encryption read its text."""
+    """Converts a piece of reasoning to an item of a request.
+
+    Encrypted or signed reasoning is sent back unchanged. Other reasoning comes from an endpoint without encryption,
+    which reads the text.
+    """
     if piece.redacted:
         return {"type": "reasoning", "summary": [], "encrypted_content": piece.content}
     if piece.signature:
@@ -451,7 +458,7 @@ _LAST = ("response.completed", "response.incomplete", "response.failed")
 
 
 class StreamedResponse(ResponseStream):
-    """A streamed `response`, assembled from its events."""
+    """Assembles a streamed response of the Responses API from its events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -460,11 +467,11 @@ class StreamedResponse(ResponseStream):
 
     @property
     def may_end(self) -> bool:
-        """Whether the event with the complete response has been received."""
+        """Whether an event with the complete response, or with an error, has been received."""
         return self.is_complete and bool(self._response or self._error)
 
     def read(self, event: Mapping[str, Any]) -> None:
-        """Processes an event."""
+        """Adds one event to the response."""
         kind = required(event, "type", str)
         if kind == "error":
             nested = event.get("error")
@@ -477,6 +484,6 @@ class StreamedResponse(ResponseStream):
             self.is_complete = True
 
     def assembled(self) -> dict[str, Any]:
-        """Returns the assembled response."""
+        """Returns the response body that results from the events so far."""
         items = [item for _, item in sorted(self._items.items())]
         return {**self._response, "output": self._response.get("output") or items}

@@ -1,4 +1,4 @@
-"""Reasoning on the chat-completions wire: converts its various fields, and adds it to later requests.
+"""Reasoning in chat-completions messages: conversion of its various fields, and its addition to later requests.
 
 | in a message of the assistant | for example |
 |---|---|
@@ -32,14 +32,13 @@ ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_details"]
 def reasoning_of_message(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
     """Returns the reasoning of an assistant message.
 
-    If a detail is readable, the text fields are ignored, because they have the same content.
-
-    Other fields of a detail than its content and its signature are lost.
+    If `reasoning_details` contain readable reasoning, the text fields are ignored, because they have the same content.
+    From each detail, only the content and the signature are kept.
 
     Args:
         message: Assistant message.
-        lose: Callback for reasoning in an unknown format. This is not an error, because the response is still usable
-            without the reasoning.
+        lose: Callback that receives a description of reasoning in an unknown format. Unless the callback raises an
+            error, this reasoning is dropped.
     """
     details = message.get("reasoning_details")
     if not isinstance(details, list | tuple | None):  # a tuple in a parsed request
@@ -52,7 +51,7 @@ def reasoning_of_message(message: Mapping[str, Any], lose: Report) -> list[Think
 
 
 def reasoning_of_part(part: Mapping[str, Any], lose: Report) -> ThinkingData:
-    """Converts a content part whose reasoning is a string or a list of text parts. Calls `lose` for other parts."""
+    """Converts a content part of type `thinking`: a string, or a list of text parts. Calls `lose` for other parts."""
     inner = part.get("thinking")
     inner = [{"text": inner}] if isinstance(inner, str) else inner
     parts = inner if isinstance(inner, list | tuple) else [None]
@@ -67,8 +66,8 @@ def reasoning_to_message(pieces: Sequence[ThinkingData], field: ReasoningField |
 
     Args:
         pieces: Pieces of reasoning.
-        field: Name of the field. Text fields cannot contain encrypted reasoning. Default: `reasoning_content`, or
-            `reasoning_details` if a text cannot contain all information.
+        field: Name of the field. `reasoning_content` and `reasoning` contain only readable text. Default:
+            `reasoning_content`, or `reasoning_details` if a text cannot contain all information.
     """
     if field is None:
         is_plain = len(pieces) == 1 and pieces[0] == ThinkingData(pieces[0].content) and pieces[0].content
@@ -96,7 +95,7 @@ def _from_texts(message: Mapping[str, Any], lose: Report) -> list[ThinkingData]:
 
 
 _DETAILS = {"reasoning.text": "text", "reasoning.summary": "summary", "reasoning.encrypted": "data"}
-"""Maps the type of a detail to its field with the content."""
+"""For each type of entry in `reasoning_details`, the field that contains the reasoning."""
 
 
 def _from_detail(detail: Any, lose: Report) -> ThinkingData | None:
@@ -127,12 +126,12 @@ class KnownReasoning:
         self._known: dict[str, list[tuple[ThinkingData, ...]]] = defaultdict(list)
 
     def add(self, response: LLMResponse) -> None:
-        """Stores the reasoning of a response. Also stores a response without reasoning."""
+        """Stores the reasoning of a response, even if it is empty, so that equal responses are matched in order."""
         calls = [(call.id, call.name, call.arguments) for call in response.data if isinstance(call, ToolCallData)]
         self._known[_key(response.text, calls)].append(response.thinking)
 
     def add_message(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> None:
-        """Stores the reasoning `pieces` of the response that `message` repeats."""
+        """Stores `pieces` as the reasoning of a response whose text and tool calls are in `message`."""
         self._known[_key(*_said(message))].append(tuple(pieces))
 
     def put_into(
@@ -140,9 +139,10 @@ class KnownReasoning:
         messages: Sequence[Mapping[str, Any]],
         write: Callable[[Mapping[str, Any], Sequence[ThinkingData]], Mapping[str, Any]],
     ) -> list[Mapping[str, Any]]:
-        """Returns the messages with reasoning: replaces messages that repeat a response by the result of `write`.
+        """Returns the messages, with reasoning added to each message that repeats a response.
 
-        Messages that already have reasoning are not changed.
+        `write` receives such a message and its reasoning, and returns the new message. Messages that already have
+        reasoning are not changed.
         """
         seen: dict[str, int] = defaultdict(int)
         made: list[Mapping[str, Any]] = []
@@ -159,7 +159,7 @@ class KnownReasoning:
 
 
 def _said(message: Mapping[str, Any]) -> tuple[str, list[tuple[Any, Any, Any]]]:
-    """Returns the text and the tool calls of an assistant message, for comparison with a response."""
+    """Returns the text and the tool calls of an assistant message, to find the response with the same content."""
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, list | tuple):
         parts = [part.get("text") for part in content if isinstance(part, Mapping)]
@@ -180,13 +180,16 @@ _PREFIX = "ares-exp."
 
 
 def seal(piece: ThinkingData) -> str:
-    """Encodes the signature and the encrypted parts of a piece as an opaque text, for `unsealed`."""
+    """Encodes the signature and the encrypted content of a piece of reasoning as an opaque text, the *seal*.
+
+    Agents send the seal back in later requests, where `unsealed` decodes it.
+    """
     said = {"signature": piece.signature, "redacted": piece.content if piece.redacted else None}
     return _PREFIX + urlsafe_b64encode(json.dumps(said).encode()).decode()
 
 
 def unsealed(opaque: str, text: str) -> ThinkingData | None:
-    """Decodes a piece from its seal and its readable text. Returns `None` if this package did not create the seal."""
+    """Restores a piece of reasoning from its seal and its readable text. Returns `None` for text that is no seal."""
     if not opaque.startswith(_PREFIX):
         return None
     try:

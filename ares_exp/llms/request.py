@@ -28,21 +28,21 @@ class Message(dict[str, Any]):
     __setitem__ = __delitem__ = update = setdefault = pop = popitem = clear = __ior__ = _refuse
 
     def __reduce__(self) -> tuple[type[Message], tuple[dict[str, Any]]]:
-        """Pickles the message as a plain dict, because the default protocol would call `__setitem__`."""
+        """Pickles the message as a plain dict. The default protocol would call `__setitem__`, which is forbidden."""
         return Message, (dict(self),)
 
     def __deepcopy__(self, memo: object) -> Message:
-        """Returns itself, because an immutable object need not be copied. Vector environments copy observations."""
+        """Returns the message itself, so that vector environments, which copy observations, do not copy messages."""
         return self
 
 
 class FrozenList(tuple[Any, ...]):
-    """A tuple whose items are all frozen. `freeze` returns it unchanged."""
+    """A list that `freeze` has made immutable, with all its items. `freeze` returns it unchanged."""
 
     __slots__ = ()
 
     def __deepcopy__(self, memo: object) -> FrozenList:
-        """Returns itself."""
+        """Returns the list itself, because it is immutable."""
         return self
 
 
@@ -50,7 +50,7 @@ _FROZEN = frozenset({str, Message, FrozenList, type(None)})
 
 
 def freeze(value: Any) -> Any:
-    """Returns an immutable deep copy of JSON-like `value`. Dicts become `Message`s, and lists become tuples."""
+    """Returns an immutable deep copy of JSON-like `value`. Dicts become `Message`s, and lists become `FrozenList`s."""
     if type(value) in _FROZEN:
         return value
     if isinstance(value, Mapping):
@@ -64,18 +64,18 @@ def freeze(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a request from a third-party agent. Describes the data that an `LLMRequest` does not contain.
+    """The data of a third-party agent's HTTP request that its `LLMRequest` does not contain.
 
     Attributes:
         wire: Wire format of the request: `"chat_completions"`, `"responses"`, `"messages"` or `"generate_content"`.
         conversation: Name of the conversation: `"main"`, or the name of a subagent's or a background request's
             conversation.
         model: Requested model name.
-        sampling: Sampling parameters from the agent's client (token limit, temperature, …), by their names on the wire.
-            The fields of the request contain them only if the agent's `forward_sampling` is set.
-        dropped: Names of the parts that could not be converted.
-        is_background: Whether the policy should respond to the request without a step of the episode. Not all
-            environments support this.
+        sampling: Sampling parameters of the HTTP request (token limit, temperature, …), by their names in its API. The
+            fields of the `LLMRequest` contain them only if the agent's `forward_sampling` is set.
+        dropped: Names of the parts of the HTTP request that could not be converted.
+        is_background: Whether this is a background request: the policy responds to it, but it is not a step of the
+            episode. Not all environments support background requests.
     """
 
     wire: str
@@ -145,11 +145,11 @@ class LLMRequest:
     origin: Origin | None = field(default=None, compare=False)
 
     def __deepcopy__(self, memo: object) -> LLMRequest:
-        """Returns itself."""
+        """Returns the request itself, because it is immutable."""
         return self
 
     def __post_init__(self) -> None:
-        """Freezes mutable fields. Messages that are already frozen are not copied."""
+        """Replaces lists and dicts by immutable copies. Messages that are already immutable are not copied."""
         for name in ("messages", "tools", "tool_choice", "metadata", "stop_sequences"):
             value = getattr(self, name)
             if value is not None:
@@ -175,13 +175,14 @@ REQUEST_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class MessageEdit:
-    """A change of the messages in all requests from one time step on. Requests with too few messages do not change.
+    """A change of the messages that a policy receives in all requests of an episode, from one time step on.
 
-    The agent does not see the change: its later requests contain the original messages, and are changed again.
+    The agent does not see the change: its later requests contain the original messages, and are changed again. A
+    request that has no message at `index` is not changed.
 
     Attributes:
-        kind: `"insert"` adds a user message before the message at `index`; `"replace"` changes the text of this
-            message.
+        kind: `"insert"` adds a user message before the message at `index`, and `"replace"` changes the text of the
+            message at `index`.
         index: Position in the messages, starting at 0.
         text: Text of the message.
         step: Number of the first time step whose request is changed.
@@ -193,7 +194,7 @@ class MessageEdit:
     step: int
 
     def apply(self, request: LLMRequest) -> LLMRequest:
-        """Returns the edited request, which is sent to the policy."""
+        """Returns the request with the edited messages, which the policy receives instead of the agent's request."""
         messages = list(request.messages)
         if self.kind == "insert" and self.index <= len(messages):
             messages.insert(self.index, {"role": "user", "content": self.text})
@@ -234,7 +235,7 @@ def recorded_edits(metadata: Mapping[str, Any]) -> tuple[MessageEdit, ...]:
 
 
 def edited(request: LLMRequest, edits: Iterable[MessageEdit], step: int) -> LLMRequest:
-    """Applies all edits for a time step to its request. Returns the request that is sent to the policy."""
+    """Returns the request of time step `step` after all edits that start at this step or earlier."""
     for edit in edits:
         if edit.step <= step:
             request = edit.apply(request)

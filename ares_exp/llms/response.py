@@ -1,4 +1,4 @@
-"""LLM responses: the responses from a policy, which are its actions."""
+"""LLM responses, which are the actions of a policy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ToolCallData:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingData:
-    """A piece of reasoning, verbatim. `LLMResponse.text` does not include reasoning.
+    """A piece of reasoning, as the endpoint returned it. `LLMResponse.text` does not include reasoning.
 
     Attributes:
         content: Text of the reasoning, or the encrypted form from the endpoint (see `redacted`).
@@ -83,12 +83,12 @@ class LLMResponse:
         finish_reason: Reason for the end of generation (`"stop"`, `"length"`, …), if the engine reported it.
         model: Name of the model that responded, if known.
         latency_sec: Seconds from the first attempt to send the request until the complete response, including retries.
-        sampling: Sampling parameters sent to the engine, by their names on the wire, if known.
+        sampling: Sampling parameters that were sent to the engine, by their names in its API, if known.
         policy_version: Version of the weights that generated the response, as named by the engine or trainer, if known.
-        policy_version_from: Origin of `policy_version`: the `body`, `header` or `metadata` of the endpoint's response,
-            the version that a trainer has `announced`, or the setting of the `policy`. `None` if it is unknown.
-        activations: Locations of saved hidden states, by module name: path of the `.npy` `file` relative to the run's
-            directory, number of `rows`, and token `positions` of the rows.
+        policy_version_from: Source of `policy_version`. `body`, `header` or `metadata` of the endpoint's response,
+            `announced` by a trainer, or set in the `policy`. `None` if the source is unknown.
+        activations: Files of saved hidden states, by module name. Each entry has the path of the `.npy` `file` relative
+            to the run's directory, the number of `rows`, and the token `positions` of the rows.
     """
 
     data: Sequence[Piece]
@@ -123,7 +123,7 @@ class LLMResponse:
 
     @classmethod
     def from_text(cls, text: str, **more: Any) -> LLMResponse:
-        """Returns a response with one text piece."""
+        """Returns a response with one text piece. `more` contains its other fields."""
         return cls([TextData(text)], **more)
 
 
@@ -159,7 +159,7 @@ def piece_from_dict(piece: Mapping[str, Any]) -> Piece:
 
 
 def usage_to_dict(usage: Usage) -> dict[str, int]:
-    """Converts token counts to a JSON-ready dict. Omits counts that are 0 and that few endpoints report."""
+    """Converts token counts to a JSON-ready dict. Omits counts of cached and reasoning tokens if they are 0."""
     more = ("cached_tokens", "cache_write_tokens", "reasoning_tokens")
     counts = {"prompt_tokens": usage.prompt_tokens, "generated_tokens": usage.generated_tokens}
     return counts | {name: count for name in more if (count := getattr(usage, name))}

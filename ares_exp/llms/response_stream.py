@@ -1,7 +1,7 @@
 """Assembly of a streamed response into the body that the endpoint would have sent without streaming.
 
-The same converters can therefore read streamed and other responses. The body also contains unknown content of the
-stream, so that the converter can report this content.
+The same converters can therefore read streamed and other responses. The body also contains content of the stream that
+this package does not know, so that the converter can report it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ares_exp.errors import WireFormatError
 from ares_exp.llms.wire import shorten, typed
 
 DONE = "[DONE]"
-"""Data of the last event in streams of the chat-completions wire."""
+"""Data of the last event in chat-completions streams."""
 
 
 class ResponseStream(ABC):
-    """A response that is being received. Call `add` with the data of each event until `is_complete` is set.
+    """Assembles a streamed response. Call `add` with the data of each event until `is_complete` is set.
 
     Attributes:
         is_complete: Whether the last event was added.
@@ -31,11 +31,11 @@ class ResponseStream(ABC):
 
     @property
     def may_end(self) -> bool:
-        """Whether the response would be complete if the stream ended now. Default: only after the last event."""
+        """Whether the response is complete if the stream ends now. Default: only after the last event."""
         return self.is_complete
 
     def add(self, data: str) -> None:
-        """Adds the data of an event.
+        """Adds the data of one server-sent event, a JSON text or `[DONE]`.
 
         Raises:
             WireFormatError: The event does not follow the wire format.
@@ -55,7 +55,7 @@ class ResponseStream(ABC):
 
     @abstractmethod
     def read(self, event: Mapping[str, Any]) -> None:
-        """Processes an event.
+        """Adds the parsed data of one event. `add` calls this method.
 
         Raises:
             WireFormatError: The event does not follow the wire format.
@@ -63,7 +63,7 @@ class ResponseStream(ABC):
 
     @abstractmethod
     def assembled(self) -> dict[str, Any]:
-        """Returns the body assembled from the events."""
+        """Returns the response body that results from the events so far."""
 
     def fail(self, error: Any) -> None:
         """Ends the response with an error. An error without a type becomes a server error."""
@@ -73,11 +73,10 @@ class ResponseStream(ABC):
 
 
 class EventReader:
-    """Extracts the data of server-sent events.
+    """Extracts the data of server-sent events from the bytes of a stream.
 
-    Ignores names, ids and comments of events, because the supported wires do not need them.
-
-    Also ignores an incomplete event at the end of the stream.
+    Ignores names, ids and comments of events, because no supported API needs them. Also ignores an incomplete event at
+    the end of the stream.
     """
 
     def __init__(self) -> None:

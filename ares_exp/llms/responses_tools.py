@@ -1,6 +1,6 @@
-"""Tools on the wire of OpenAI's Responses API, and their calls.
+"""Conversion of tools and tool calls between OpenAI's Responses API and the chat-completions format.
 
-| on the wire | in the chat-completions format |
+| in the Responses API | in the chat-completions format |
 |---|---|
 | `function` | the same |
 | `custom`, with free text as input and an optional grammar | a function with one argument `input`; the grammar is in \
@@ -9,8 +9,8 @@ its description |
 | `local_shell`, with commands as lists of words | a function `local_shell` |
 | other tools, which are the provider's | not supported |
 
-The tool determines the format of its calls on the wire. `tool_forms` returns the formats of a request's tools, and
-`call_item` uses them to convert calls.
+In the Responses API, each kind of tool has its own format of calls. `tool_forms` returns the formats for the tools of a
+request, and `call_item` uses them to convert the model's calls.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ares_exp.llms.wire import Report, WireFormatError, check_keys, list_of, opt
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """The format of one tool's calls.
+    """The format of one tool's calls in the Responses API.
 
     Attributes:
-        kind: `"function"`: arguments are JSON; `"custom"`: arguments are free text, which a policy sees as a function
-            with one argument `input`; `"local_shell"`: arguments are an action.
-        name: Name of the tool on the wire.
-        namespace: Group of the tool on the wire, or `None`.
+        kind: Kind of tool. Calls contain JSON arguments (`"function"`), free text (`"custom"`), or an action with a
+            command (`"local_shell"`). The policy sees every tool as a function.
+        name: Name of the tool in the API.
+        namespace: Group of the tool in the API, or `None`.
     """
 
     kind: Literal["function", "custom", "local_shell"]
@@ -60,7 +60,9 @@ _CALL_KEYS = {"type", "id", "call_id", "name", "namespace", "status"}
 
 
 def tools_from_wire(body: Mapping[str, Any], lose: Report) -> list[dict[str, Any]]:
-    """Converts the tools of a request, including tools within its `input`. Calls `lose` for the provider's tools.
+    """Converts the tools of a request, including tools that are items of its `input`.
+
+    The provider's own tools are not supported. For each of them, the callback `lose` gets a description.
 
     Raises:
         WireFormatError: A tool is malformed.
@@ -69,7 +71,9 @@ def tools_from_wire(body: Mapping[str, Any], lose: Report) -> list[dict[str, Any
 
 
 def tool_forms(body: Mapping[str, Any]) -> dict[str, ToolForm]:
-    """Returns the formats of those tools of a request whose calls are not plain function calls.
+    """Returns the call formats of a request's tools, by the tool's name in the chat-completions format.
+
+    Tools without an entry have plain function calls.
 
     Raises:
         WireFormatError: A tool is malformed.
@@ -86,12 +90,12 @@ def tool_forms(body: Mapping[str, Any]) -> dict[str, ToolForm]:
 
 
 def joined(namespace: str | None, name: str) -> str:
-    """Returns the name under which the policy sees a tool."""
+    """Returns the name of a tool in the chat-completions format: `NAMESPACE__NAME`, or `NAME` without a namespace."""
     return name if not namespace else f"{namespace.removesuffix('__')}__{name}"
 
 
 def tool_to_wire(tool: Mapping[str, Any], lose: Report) -> dict[str, Any]:
-    """Converts a tool to the definition of a function on the wire.
+    """Converts a tool from the chat-completions format to a function of the Responses API.
 
     Raises:
         WireFormatError: The tool is not a function.
@@ -104,7 +108,7 @@ def tool_to_wire(tool: Mapping[str, Any], lose: Report) -> dict[str, Any]:
 
 
 def tool_choice_from_wire(body: Mapping[str, Any], lose: Report) -> str | dict[str, Any] | None:
-    """Converts the tool choice of a request.
+    """Converts the tool choice of a request. Calls `lose` if it selects an unsupported kind of tool.
 
     Raises:
         WireFormatError: The tool choice is malformed.
@@ -123,7 +127,7 @@ def tool_choice_from_wire(body: Mapping[str, Any], lose: Report) -> str | dict[s
 
 
 def call_from_item(item: Mapping[str, Any], lose: Report) -> ToolCallData:
-    """Converts an item with a tool call.
+    """Converts an item of the Responses API that contains a tool call.
 
     Raises:
         WireFormatError: The item is malformed.
@@ -142,7 +146,7 @@ def call_from_item(item: Mapping[str, Any], lose: Report) -> ToolCallData:
 
 
 def call_item(call: ToolCallData, item_id: str | None, form: ToolForm | None) -> dict[str, Any]:
-    """Converts a call to an item of the wire. If `item_id` is `None`, the item has no id."""
+    """Converts a tool call to an item in the format `form` (default: a function call), with the id `item_id` if set."""
     form = form or ToolForm("function", call.name)
     named = {"name": form.name} | ({} if form.namespace is None else {"namespace": form.namespace})
     head = {} if item_id is None else {"id": item_id}
@@ -200,7 +204,7 @@ def _tool(tool: Mapping[str, Any], namespace: Mapping[str, Any] | None, lose: Re
 
 
 def _action(arguments: str) -> dict[str, Any]:
-    """Returns the action of a shell call. Malformed arguments become a command that the agent cannot find."""
+    """Returns the action of a `local_shell` call. Malformed arguments become a command that the agent cannot find."""
     given = arguments_object(arguments) or {}
     command = given.get("command")
     is_list = isinstance(command, list) and all(isinstance(word, str) for word in command)

@@ -1,4 +1,4 @@
-"""Reading of JSON bodies. Checks types with errors that name the field, and reports unsupported fields."""
+"""Functions that read JSON bodies of LLM APIs: type checks whose errors name the field, and reports of lost content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Report = Callable[[str], None]
 
 
 class WarnOnce:
-    """Logs each message as a warning once."""
+    """Logs warnings. If a message is repeated, logs it only once."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -33,14 +33,20 @@ class WarnOnce:
 
 
 def check_keys(mapping: Mapping[str, Any], known: Iterable[str], where: str, lose: Report) -> None:
-    """Calls `lose` for every non-empty field of `mapping` that is not in `known`."""
+    """Calls `lose` with a description of every field of `mapping` that is not in `known`, except empty fields.
+
+    `where` names the mapping in the description, for example `request`.
+    """
     for key in sorted(set(mapping).difference(known)):
         if mapping[key] not in (None, [], {}, ""):
             lose(f"`{key}` of the {where}, which ares_exp does not support")
 
 
 def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = WireFormatError) -> Report:
-    """Returns a callback for the names of unsupported fields. If `strict` is set, the callback raises `error`."""
+    """Returns the callback `lose`, which converters call with a description of content that they cannot convert.
+
+    With `strict`, the callback raises `error`. Otherwise it warns, through `report` or with a `UserWarning`.
+    """
 
     def lose(what: str) -> None:
         if strict:
@@ -53,7 +59,7 @@ def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = 
 
 @contextmanager
 def errors_as(kind: type[WireFormatError]) -> Iterator[None]:
-    """Converts wire format errors to errors of class `kind`, so that callers can tell requests from responses."""
+    """Converts wire format errors to the class `kind`, to distinguish errors in requests from errors in responses."""
     try:
         yield
     except WireFormatError as error:
@@ -63,14 +69,17 @@ def errors_as(kind: type[WireFormatError]) -> Iterator[None]:
 
 
 def required(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
-    """Returns the value in the field `key`. The field has to exist, and its value has to have one of `types`."""
+    """Returns the value in the field `key`. Raises `WireFormatError` if it is missing or has none of the `types`."""
     if key not in mapping:
         raise WireFormatError(f"Expected a field `{key}`, got {shorten(mapping)}")
     return typed(mapping[key], key, *types)
 
 
 def optional(mapping: Mapping[str, Any], key: str, *types: type) -> Any:
-    """Returns the value in the field `key`, which has to have one of `types`; `None` if it is missing or null."""
+    """Returns the value in the field `key`, or `None` if it is missing or null.
+
+    Raises `WireFormatError` if the value has none of the `types`.
+    """
     return None if mapping.get(key) is None else typed(mapping[key], key, *types)
 
 
@@ -83,7 +92,10 @@ def count_of(mapping: Mapping[str, Any], key: str) -> int:
 
 
 def list_of(mapping: Mapping[str, Any], key: str, item: type) -> list[Any] | None:
-    """Returns the list in the field `key`; `None` if it is missing or null. Its items have to be of type `item`."""
+    """Returns the list in the field `key`, or `None` if it is missing or null.
+
+    Raises `WireFormatError` if an item does not have the type `item`.
+    """
     values = optional(mapping, key, list)
     return None if values is None else [typed(value, f"{key}[]", item) for value in values]
 
@@ -92,7 +104,7 @@ def typed(value: Any, name: str, *types: type) -> Any:
     """Checks that `value` has one of `types` and returns it. A bool does not count as a number.
 
     Raises:
-        WireFormatError: `value` has a different type. `name` is its name on the wire.
+        WireFormatError: `value` has a different type. The message contains `name`, the field's name in the body.
     """
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         expected = " or ".join(kind.__name__ for kind in types)
@@ -107,7 +119,7 @@ def shorten(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Returns a copy of frozen JSON-like data with plain dicts and lists."""
+    """Returns a deep copy of JSON-like data. Immutable messages and lists become plain dicts and lists."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

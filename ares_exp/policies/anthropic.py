@@ -17,15 +17,16 @@ from ares_exp.policies.endpoint_policy import EndpointPolicy, Url, VariableName
 from ares_exp.policies.policy import EpisodeSpec
 
 CACHED_MESSAGES = 2
-"""Number of most recent user messages with a cache breakpoint. The next request can then read the cached content."""
+"""Number of most recent user messages that get a cache breakpoint, so that the next request can use the cache."""
 
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class AnthropicPolicy(EndpointPolicy):
     """Responds to requests with `POST {base_url}/messages`.
 
-    The endpoint returns thinking with a signature. Later requests repeat the responses as messages, and the policy adds
-    the thinking to these messages, because the endpoint requires it between tool calls.
+    The endpoint returns thinking with a signature. The agent's later requests contain the earlier responses as
+    messages. The policy adds the signed thinking to these messages, because the endpoint requires it between tool
+    calls.
 
     Attributes:
         base_url: URL of the endpoint, including the version. For a local server, use `http://127.0.0.1:8000/v1`. If the
@@ -33,7 +34,7 @@ class AnthropicPolicy(EndpointPolicy):
         max_output_tokens: Maximum number of generated tokens of one response, including thinking. The API requires this
             limit. Default: the agent's limit, or else 32,000.
         cache: Whether to mark the system prompt, tools and conversation for the endpoint's cache (`cache_control`).
-            `True` uses the default lifetime of the endpoint's cache; `5m` or `1h` sets the lifetime.
+            `True` uses the default lifetime of the endpoint's cache, and `5m` or `1h` sets the lifetime.
         thinking_tokens: Token budget for the model's thinking. It has to be below the maximum number of generated
             tokens. `None` requests no thinking. Newer models have other settings for thinking: set them in
             `extra_body`.
@@ -69,10 +70,10 @@ class AnthropicPolicy(EndpointPolicy):
 
 
 def mark_for_cache(body: dict[str, Any], mark: Mapping[str, Any]) -> None:
-    """Sets cache breakpoints in a body, each with the value `mark`.
+    """Sets cache breakpoints in the body of a request, each with the value `mark`.
 
-    One breakpoint follows the system prompt and the tools. The other breakpoints follow the last user messages. At most
-    three breakpoints are set; the endpoint allows four.
+    The first breakpoint follows the system prompt and the tools. The other two follow the last two user messages. The
+    endpoint allows at most four breakpoints.
     """
     if "system" in body:
         if isinstance(body["system"], str):

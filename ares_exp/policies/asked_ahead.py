@@ -1,7 +1,7 @@
-"""The requests of one episode to its policy.
+"""Sending of the requests of one episode to its policy.
 
-An agent may wait for several responses at the same time. If the policy allows it, the second and later requests are
-then sent ahead of time, which means before the episode waits for their responses.
+An agent may wait for several responses at the same time. The episode then waits for one response after the other. If
+the policy allows it, the other requests are sent *ahead of time*: before the episode waits for their responses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNWIND_SEC = 2.0
 """Maximum time in seconds to wait, at the end of an episode, until its cancelled requests have ended."""
 
 NO_CALL = -1
-"""Call id for a request that is not among the pending requests."""
+"""Call id for a request that was not in the last list of pending requests (`expect`)."""
 
 
 @runtime_checkable
@@ -50,22 +50,22 @@ def concurrency_of(client: LLMClient) -> int:
 
 @runtime_checkable
 class ForesightedClient(LLMClient, Protocol):
-    """A client of one episode that is notified of pending requests, so that it can send them ahead of time."""
+    """A client of one episode that is notified of all pending requests, so that it can send them ahead of time."""
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the client uses the notifications."""
+        """Whether the client sends requests ahead of time, and therefore needs calls of `expect`."""
         ...
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
-        """Receives all requests that wait for a response, in order. The first one is being sent, or is sent next.
+        """Receives all requests that wait for a response, in order. The episode sends the first one itself.
 
-        Requests that were in an earlier list but are missing from `pending` need no response.
+        If a request of an earlier call is missing from `pending`, the agent no longer needs its response.
         """
         ...
 
     async def close(self) -> None:
-        """Cancels running requests at the end of the episode, in limited time. Idempotent."""
+        """Cancels running requests at the end of the episode. Waits for them only for a limited time. Idempotent."""
         ...
 
 
@@ -80,13 +80,13 @@ class _Ask:
 
 
 _ahead: ContextVar[_Ask | None] = ContextVar("asked ahead", default=None)
-"""Request that the current task sends ahead of time; `None` in other tasks."""
+"""Request that the current asyncio task sends ahead of time; `None` in tasks that send no request ahead of time."""
 
 
 def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], None]:
     """Wraps an `on_wait` callback, so that the wait of a request counts only while the episode waits for its response.
 
-    Otherwise, the time in which five requests wait at once would count five times.
+    Without the wrapper, one second in which five requests of the episode wait at once would count as five seconds.
     """
 
     def waited(seconds: float) -> None:
@@ -103,7 +103,7 @@ class AskedAhead(Generic[T]):
     """Sends the requests of one episode to its policy, and limits the number of concurrent requests.
 
     Attributes:
-        awaited: Call id of the request that the episode waits for.
+        awaited: Call id of the request that the episode waits for; `None` if it waits for no response.
         looks_ahead: Whether requests are sent ahead of time.
     """
 
@@ -119,10 +119,10 @@ class AskedAhead(Generic[T]):
 
         Args:
             ask: Function that requests one response from the policy, and raises the policy's errors. Its second
-                argument tells whether the request is sent ahead of time.
+                argument is whether the request is sent ahead of time.
             concurrency: Maximum number of concurrent requests. With 1, no request is sent ahead of time.
-            has_room: Function that returns whether the episode's limits allow one more response after the given number
-                of responses.
+            has_room: Function that receives a number of responses. It returns whether the episode's limits allow
+                another response after that many further responses.
             on_wait: Callback that receives the seconds for which an awaited request still has to wait for its endpoint.
         """
         self._ask = ask
@@ -217,16 +217,16 @@ async def _ask_no_more(call: PendingRequest, is_ahead: bool) -> NoReturn:
 
 
 class PaidBackgroundRequests:
-    """The client of an episode that has no response log. Reports each response to a background request."""
+    """The client of an episode without a response log. It reports responses to background requests, to count costs."""
 
     def __init__(self, client: LLMClient, pay: Callable[[LLMResponse], None]) -> None:
-        """Stores the client. `pay` is called with each response to a background request."""
+        """Stores the client, and the function `pay`, which is called with each response to a background request."""
         self.max_concurrency_per_episode = concurrency_of(client)
         self._client = client
         self._pay = pay
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Returns the response from the client."""
+        """Returns the client's response to a request that is a step of the episode."""
         return await self._client(request)
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
@@ -241,11 +241,11 @@ class PaidBackgroundRequests:
 
 
 class BackgroundClient:
-    """The client for the background requests of an episode.
+    """The client that an environment uses for the background requests of its episode.
 
     The environment receives this client before the policy's client for the episode exists. `answered_by` later sets the
-    method that responds. Only a weak reference to the method is stored, so that the memory of the episode is freed at
-    its end.
+    method that responds. This client stores only a weak reference to that method. The memory of the episode is
+    therefore freed when the episode ends.
     """
 
     def __init__(self, timeout_sec: float | None = None) -> None:

@@ -55,7 +55,10 @@ class OpenAIPolicy(EndpointPolicy):
         return self._reasoning_field is not None
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Responds to one request like `EndpointPolicy.__call__`. Warns that `send_reasoning` has no effect here."""
+        """Responds to one request; see `EndpointPolicy.__call__`.
+
+        Warns if `send_reasoning` is set, because it has no effect outside of episodes.
+        """
         if self._reasoning_field is not None:
             self._warn_once("policy.send_reasoning has no effect outside of episodes: use for_episode().")
         return await super().__call__(request)
@@ -82,5 +85,5 @@ class OpenAIPolicy(EndpointPolicy):
         return response_from_body(body, strict=False, report=report)
 
     def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
-        """Returns a message with its reasoning; see `EndpointPolicy.with_reasoning`."""
+        """Adds the reasoning in the field that `send_reasoning` names; see `EndpointPolicy.with_reasoning`."""
         return {**message, **reasoning_to_message(pieces, self._reasoning_field)}

@@ -1,8 +1,8 @@
 """One OpenAI-compatible HTTP endpoint. Each kind of failure has its own error class.
 
-Each request is sent once. The retries of the official client are disabled, because the client retries even if the
-account has no credit. The client uses aiohttp, because its default connection pool becomes slower with the number of
-parallel requests.
+Requests are not retried here. The retries of the official client are disabled, because it retries even if the account
+has no credit. The client uses aiohttp, because its default connection pool becomes slower with the number of parallel
+requests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SHOWN_CHARS = 500
 MAX_CONNECTIONS = 1024
-"""Maximum `max_concurrency` that can be set during a run."""
+"""Largest `max_concurrency` to which a run can change. A larger value is possible only at the start of the run."""
 REACHED_WITHIN_SEC = 10.0
 DRAIN_SEC = 1.0
 """Seconds to wait for the end of the stream after a complete response, so that the connection can be reused."""
@@ -48,7 +48,7 @@ DRAIN_SEC = 1.0
 VERSION_HEADER = "X-Policy-Version"
 """Response header with the version of the weights, for servers that cannot add `policy_version` to the body."""
 _STREAMED = "X-Stainless-Raw-Response"
-"""Request header that makes the official client return a response as it arrives."""
+"""Request header that makes the official client return the response before its body has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,11 @@ class EndpointWire:
     Attributes:
         policy: Option `policy=…` that uses the API. Error messages contain it.
         path: Path relative to the base URL.
-        answered_in: Name of a field that is only in successful responses.
+        answered_in: Name of a field that only successful responses have. It shows that a body with status 200 is not
+            an error.
         streamed: Class that assembles streamed responses.
-        stream_fields: Request fields that enable streaming and token counts within the stream.
-        key_header: Header for the key; `None` for `Authorization: Bearer`.
+        stream_fields: Request fields that enable streaming, and make the stream contain token counts.
+        key_header: Header for the API key; `None` for `Authorization: Bearer`.
         headers: Headers of every request.
     """
 
@@ -82,7 +83,7 @@ class _Connection:
 
 
 class Endpoint:
-    """One endpoint. The first request opens the client, on the current event loop.
+    """An HTTP endpoint of an LLM. The first request opens the client, which then belongs to the current event loop.
 
     Attributes:
         base_url: URL including the version.
@@ -112,18 +113,18 @@ class Endpoint:
         self._headers: dict[str, Any] = {}
 
     def beside(self, wire: EndpointWire, *, base_url: str) -> Endpoint:
-        """Returns an endpoint for another URL and API of the same server, with the same key and limits."""
+        """Returns a copy of this endpoint, with the same key and limits, for another URL and API of the same server."""
         other = copy.copy(self)
         other.base_url, other._wire, other._connection = base_url.rstrip("/"), wire, None
         return other
 
     @property
     def slots(self) -> RequestSlots:
-        """Slots that limit the number of concurrent requests. Hold one slot during each attempt to send a request."""
+        """Slots that limit the number of concurrent requests. A caller holds one slot during each call of `post`."""
         return self._connect().slots
 
     def check_size(self, max_concurrency: int) -> None:
-        """Raises `ConfigError` if `max_concurrency` is more than a run can use."""
+        """Raises `ConfigError` if `max_concurrency` is larger than the connection pool of this endpoint."""
         most = max(self._max_concurrency, MAX_CONNECTIONS)
         if max_concurrency > most:
             raise ConfigError(
@@ -131,7 +132,7 @@ class Endpoint:
             )
 
     def resize(self, max_concurrency: int) -> None:
-        """Changes the maximum number of concurrent requests. Call `check_size` first."""
+        """Changes the maximum number of concurrent requests. Call `check_size` first, because this method does not."""
         self._max_concurrency = max_concurrency
         if self._connection is not None:
             self._connection.slots.resize(max_concurrency)
@@ -165,7 +166,7 @@ class Endpoint:
         """Checks with `GET {base_url}/models` that the endpoint is reachable and accepts the key.
 
         Returns:
-            Names of all models; empty if the endpoint does not list all models on one page.
+            Names of all models. The list is empty if the endpoint lists no models, or not all of them on one page.
 
         Raises:
             PreflightError: The endpoint cannot be reached or rejects the key. The message suggests a fix.
@@ -223,7 +224,10 @@ class Endpoint:
         return self._connection
 
     def missing(self) -> list[str]:
-        """Returns problems with the key and the official client. Each problem includes a suggested fix."""
+        """Returns an error message for a missing or invalid key, and one if the official client is not installed.
+
+        Each message includes a suggested fix. The list is empty if the endpoint can be used.
+        """
         problems = []
         for open_part in (self._key, self._transport):
             try:
@@ -308,7 +312,7 @@ class Endpoint:
         return bytes(body)
 
     async def _assembled(self, response: Any) -> Any:
-        """Returns the body that the endpoint would have sent without streaming."""
+        """Reads a streamed response. Returns the body that the endpoint would have sent without streaming."""
         request = f"POST {self.base_url}/{self._wire.path}"
         llm_response, loop = self._wire.streamed(), asyncio.get_running_loop()
         try:
@@ -332,7 +336,7 @@ class Endpoint:
         return llm_response.body()
 
     async def _events(self, response: Any, llm_response: ResponseStream) -> AsyncIterator[None]:
-        """Passes the events of a stream to `llm_response`. Yields after each part of the stream."""
+        """Passes the events of a stream to `llm_response`. Yields after each part, so that the caller can time it."""
         reader, size = EventReader(), 0
         async for part in response.iter_bytes():
             if llm_response.is_complete:
@@ -362,7 +366,10 @@ class Endpoint:
         return self._refused(f"POST {self.base_url}/{self._wire.path}", status, error, {})
 
     def _failure(self, error: Exception, method: str, path: str, timeout_sec: float) -> PolicyError | None:
-        """Converts `error` to an error class of this package. Returns `None` if the endpoint did not cause `error`."""
+        """Converts an exception of the HTTP client to an error class of this package.
+
+        Returns `None` if neither the endpoint nor the request caused `error`. The caller then raises `error` unchanged.
+        """
         from aiohttp import ClientConnectorError, ClientError
         from openai import APIConnectionError, APIStatusError
 
@@ -415,7 +422,10 @@ def _model_names(body: bytes) -> list[str]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception and its causes. For a "Connection error", only the last cause contains an explanation."""
+    """Yields an exception and its causes, the innermost cause last.
+
+    The client reports only "Connection error". The innermost cause explains what happened.
+    """
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,6 +1,7 @@
 """The mapping of an endpoint's HTTP statuses and error objects to the error classes of `ares_exp.errors`.
 
-Servers differ in the object that they send in the field `error` (SGLang: as the complete body):
+Servers describe an error by an object in the field `error` (SGLang: by the complete body). The fields of this object
+differ between servers:
 
 | error | servers and their fields |
 |---|---|
@@ -8,7 +9,8 @@ Servers differ in the object that they send in the field `error` (SGLang: as the
 | no credit | 402 (OpenRouter, DeepSeek, Together); 429 with `type: insufficient_quota` and several codes (OpenAI, https://platform.openai.com/docs/guides/error-codes); `type: billing_error`, or only in the message (Anthropic) |
 | refusal | 400 with `code: content_filter` (Azure) or `content_policy_violation` (OpenAI); 403 with `metadata.flagged_input` (OpenRouter, https://openrouter.ai/docs/errors) |
 
-Only if no other field reports a context overflow or missing credit, the message of a 4xx response is searched.
+The text of the message is the last resort. It is searched only in 4xx responses, and only if `code` and `type` do not
+contain a known name.
 """
 
 # ruff: noqa: E501  # the table
@@ -62,7 +64,7 @@ _STATUS_BY_NAME = {
     "not_found_error": 404,
     "request_too_large": 413,
 }
-"""HTTP statuses for errors that arrive with status 200, by the error names of OpenAI (Responses) and Anthropic."""
+"""HTTP statuses for errors that servers send with status 200. Keys are the error names of OpenAI and Anthropic."""
 
 _TOO_LONG_PARAMETERS = ("input_tokens", "input_text")
 _TOO_LONG_WORDS = ("context length", "context size", "context window", "context limit", "prompt is too long")
@@ -78,7 +80,10 @@ _NOT_FOUND = "Check policy.model and policy.base_url."
 
 
 def status_of(error: Mapping[Any, Any]) -> int | None:
-    """Returns the HTTP status for an error object that arrived with status 200; `None` if the object is no error."""
+    """Returns the HTTP status that fits an error object, for a response that was sent with status 200.
+
+    Returns `None` if the object does not describe an error.
+    """
     named = [name for name in (error.get("code"), error.get("type")) if name is not None]
     for name in named:
         if isinstance(name, int):  # OpenRouter
@@ -91,7 +96,16 @@ def status_of(error: Mapping[Any, Any]) -> int | None:
 def refused(
     request: str, *, status: int, error: object, shown: str, key_name: str | None, retry_after_sec: float | None
 ) -> EndpointError:
-    """Returns the error for a failed request. `shown` is the text that describes the server's error."""
+    """Returns the exception for a request to which the server responded with an error.
+
+    Args:
+        request: Method and URL, for the message.
+        status: HTTP status.
+        error: Error object of the server.
+        shown: Text of the server's error, without secrets, for the message.
+        key_name: Environment variable with the API key; `None` if no variable is set.
+        retry_after_sec: Wait before a retry that the server demands, in seconds.
+    """
     fields = error if isinstance(error, Mapping) else {}
     kind = _class_of(status, fields)
     remedy = _REMEDIES.get(kind, _NOT_FOUND if status == 404 else "")

@@ -41,13 +41,13 @@ SAMPLING_FIELDS = (
     "allowed_token_ids", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
     "guided_grammar", "json_schema", "regex", "ebnf",
 )  # fmt: skip
-"""Request fields that are recorded with the response. They influence the result and contain no secrets."""
+"""Fields of a request body that are recorded with the response. They influence it, and contain no secrets."""
 
 OWN_SAMPLING = ("temperature", "top_p", "max_output_tokens", "stop_sequences")
 
 SHOWN_MODELS = 5
 REFUSED = ("refusal", "content_filter")
-"""Finish reasons of refusals by the model and by a content filter."""
+"""Finish reasons of responses that are refusals, either by the model or by a content filter."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid"))
@@ -110,14 +110,16 @@ OnRefusal = Literal["answer", "error"]
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class EndpointPolicy(Policy):
-    """Responds to requests by posting them to an endpoint. Subclasses convert the bodies of one API.
+    """Responds to requests by posting them to an endpoint. Each subclass converts requests and responses for one API.
 
     Sampling parameters of the policy take precedence over the agent's. If the policy's value is `None`, the agent's
     value applies, and then the engine's default. `extra_body` takes precedence over all of them. The option `stream` of
-    the policy, not the agent's request, decides whether a response is streamed. If an `LLMResponse` cannot represent a
-    field of a response, there is only a warning, even with `strict`, because the response was already paid for.
+    the policy, not the agent's request, decides whether a response is streamed.
 
-    The first request reads the key.
+    If a response contains a field that an `LLMResponse` cannot represent, the policy drops the field and logs a
+    warning. This is not an error, even with `strict`, because the response was already paid for.
+
+    The key is read from the environment when it is first needed, not when the policy is created.
 
     Attributes:
         model: Name of the model at the endpoint. Required: `preflight` rejects `None`, and reports it together with
@@ -139,16 +141,16 @@ class EndpointPolicy(Policy):
         retry_base_sec: Wait before the first retry in seconds; doubled for each further retry, with jitter.
         max_retry_wait_sec: Maximum wait before a retry in seconds. If the endpoint demands a longer wait
             (`Retry-After`), the request fails.
-        max_concurrency: Maximum number of concurrent requests. While a request waits for its retry, another request can
-            be sent. If the endpoint sets the wait (`Retry-After`), all requests wait.
+        max_concurrency: Maximum number of concurrent requests. A request that waits for its retry does not count. If
+            the endpoint demands the wait (`Retry-After`), all other requests wait as well.
         max_concurrency_per_episode: Maximum number of concurrent requests of one episode whose agent waits for several
             responses. With 1, requests are sent one after the other.
         max_response_bytes: Maximum size of a response in bytes.
         preflight_timeout_sec: Time limit in seconds of the check before the run (`preflight`).
         prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
             output_per_million_usd: 10}}`. Add `cached_per_million_usd` and `cache_write_per_million_usd` if the
-            endpoint's cache has its own prices. Without a price, the cost is `usage.cost` from the endpoint, or 0.0,
-            which causes a warning under a limit in US dollars.
+            endpoint's cache has its own prices. Without a price, the cost is `usage.cost` from the endpoint, or else
+            0.0. If the run has a limit in US dollars, an unknown cost causes a warning.
         extra_body: Additional fields of the request body: `{top_k: 20, logprobs: true, return_token_ids: true}`.
         on_refusal: Effect of a response that is a refusal. `"answer"` passes the response to the agent, and `"error"`
             ends the episode. A request that the endpoint rejects is always an error.
@@ -199,13 +201,13 @@ class EndpointPolicy(Policy):
     @property
     @abstractmethod
     def wire(self) -> EndpointWire:
-        """Format and path of requests."""
+        """Format and path of requests to the API of the subclass."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(model={self.model!r}, base_url={self._endpoint.base_url!r})"
 
     def adjust(self, name: str, value: Any) -> Callable[[], None]:
-        """Returns a function that changes `max_concurrency` or `max_retries`."""
+        """Changes `max_concurrency` or `max_retries`; see `Policy.adjust`."""
         least = {"max_concurrency": 1, "max_retries": 0}.get(name)
         if least is None:
             return super().adjust(name, value)
@@ -221,7 +223,7 @@ class EndpointPolicy(Policy):
         return change
 
     def use_key(self, key: str) -> None:
-        """Sets a key that replaces the key in `api_key_env`. Only for keys that are not in the config."""
+        """Sets an API key that is used instead of the key in `api_key_env`, and that is not part of the config."""
         self._endpoint.key = key
 
     def check_settings(self) -> None:
@@ -254,7 +256,11 @@ class EndpointPolicy(Policy):
             )
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client for one episode. It reports waits and, if enabled, adds earlier reasoning to requests."""
+        """Returns a client for one episode.
+
+        The client reports waits to the episode. If reasoning is sent, it adds the reasoning of earlier responses to
+        the requests.
+        """
         if not self._sends_reasoning:
             return _Bound(self, episode)
         reasoning = KnownReasoning()
@@ -263,7 +269,7 @@ class EndpointPolicy(Policy):
         return _Bound(self, episode, reasoning)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Responds to one request. Adds no earlier reasoning, unlike the clients from `for_episode`.
+        """Responds to one request. Unlike a client from `for_episode`, adds no reasoning of earlier responses.
 
         Raises:
             EndpointError: The endpoint sent no usable response. The class identifies the reason.
@@ -274,7 +280,12 @@ class EndpointPolicy(Policy):
 
     @abstractmethod
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
-        """Converts a request to a body, without `extra_body`. `episode` is the episode of the request, if it is known.
+        """Converts a request to the JSON body of an HTTP request. The caller adds `extra_body` and the stream fields.
+
+        Args:
+            request: Request to convert.
+            model: Name of the model at the endpoint.
+            episode: Episode of the request; `None` outside of episodes.
 
         Raises:
             UnsendableRequestError: The wire format cannot represent the request.
@@ -282,16 +293,16 @@ class EndpointPolicy(Policy):
 
     @abstractmethod
     def read_response(self, body: Any, report: Report) -> LLMResponse:
-        """Converts a parsed response body. `report` receives a warning for each dropped field.
+        """Converts a parsed response body to a response. Calls `report` with a warning for each dropped field.
 
         Raises:
             MalformedResponseError: The body does not follow the wire format.
         """
 
     def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
-        """Returns an assistant message, with the reasoning `pieces` of the response that it repeats.
+        """Adds the reasoning `pieces` of an earlier response to the message that repeats it in a later request.
 
-        Default: adds only signed or encrypted reasoning, because endpoints require it.
+        Default: adds only signed or encrypted reasoning, because endpoints require it. Returns a copy of the message.
         """
         sealed = [piece for piece in pieces if piece.signature or piece.redacted]
         return {**message, **reasoning_to_message(sealed, "reasoning_details")}
@@ -324,7 +335,7 @@ class EndpointPolicy(Policy):
         return await self.response_to(body, episode or EpisodeSpec(""))
 
     async def response_to(self, body: Mapping[str, Any], episode: EpisodeSpec) -> LLMResponse:
-        """Posts a complete body and converts the response. Raises the same errors as `__call__`."""
+        """Posts a complete request body and converts the response. Raises the same errors as `__call__`."""
         llm_response, version, latency_sec = await self._post(body, episode)
         try:
             response = self.read_response(llm_response, self._warn_once)
@@ -360,19 +371,30 @@ class EndpointPolicy(Policy):
         await self._endpoint.close()
 
     def _with_own_settings(self, request: LLMRequest) -> LLMRequest:
-        """Returns the request with the policy's sampling parameters, and without the agent's choice of streaming."""
+        """Returns the request with the policy's sampling parameters, and with `stream` unset.
+
+        The policy's option `stream` decides whether the response is streamed.
+        """
         ours: dict[str, Any] = {name: value for name in OWN_SAMPLING if (value := getattr(self, name)) is not None}
         if "top_k" in self._extra_body:
             ours["top_k"] = None
         return replace(request, stream=False, **ours)
 
     def version_at(self, episode: EpisodeSpec) -> dict[str, Any]:
-        """Returns the current version of the weights, and the origin of the version, as fields of a response."""
+        """Returns the version of the weights for a response in which the endpoint does not report it.
+
+        The result has the fields `policy_version` and `policy_version_from` of an `LLMResponse`. It is empty if no
+        trainer has announced a version.
+        """
         version = episode.version()
         return {} if version is None else {"policy_version": version, "policy_version_from": "announced"}
 
     async def _post(self, body: Mapping[str, Any], episode: EpisodeSpec) -> tuple[Any, dict[str, Any], float]:
-        """Returns the parsed response body, the result of `version_at`, and the seconds since the first attempt."""
+        """Posts a request body, and retries if necessary.
+
+        Returns the parsed response body, the result of `version_at` before the successful attempt, and the seconds
+        since the first attempt.
+        """
         slots, started, tries = self._endpoint.slots, 0.0, 0
         while True:
             try:
@@ -415,7 +437,7 @@ class EndpointPolicy(Policy):
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """The client of one episode. `reasoning` collects the reasoning of its responses, for later requests."""
+    """The client of one episode. `reasoning` stores the reasoning of its responses, to add it to later requests."""
 
     policy: EndpointPolicy
     episode: EpisodeSpec
@@ -437,7 +459,10 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Exponential backoff with jitter. Honours `Retry-After`. `EndpointPolicy` describes the first three fields."""
+    """The waits between retries: exponential backoff with jitter, or the wait that the endpoint demands.
+
+    `EndpointPolicy` describes the first three fields.
+    """
 
     max_retries: int
     base_sec: float
@@ -448,7 +473,8 @@ class Backoff:
         """Returns the seconds to wait after attempt number `tries` (starting at 1) failed with `error`.
 
         Raises:
-            EndpointError: The request must not be retried.
+            EndpointError: The error is not retryable, or a limit on retries is reached: `max_retries` is used up, or
+                the endpoint demands a wait of more than `max_wait_sec`.
         """
         if not error.retryable:
             raise error

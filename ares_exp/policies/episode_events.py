@@ -14,16 +14,24 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeUsage
 
 WaitsFor = Literal["start", "policy", "environment", "end"]
-"""`start`: the container and agent start; `policy`: a response; `environment`: commands or the verifier; `end`: the
-release of all resources.
+"""What an episode waits for.
+
+`start`: the container and agent start. `policy`: the policy responds. `environment`: commands or the verifier run.
+`end`: all resources are released.
 """
 
 
 class ResponseDeadline:
-    """The deadline of one response: the runner's limit or the environment's time limit, whichever is earlier."""
+    """The deadline of one response: the earlier of the runner's limit and the environment's limit.
+
+    The runner limits the time for one response (`timeouts.policy`). The environment limits the time of the episode.
+    """
 
     def __init__(self, limit_sec: float | None, left_sec: float | None) -> None:
-        """Starts the runner's limit and the environment's limit, in seconds from now. `None` means no limit."""
+        """Starts the runner's limit `limit_sec` and the environment's limit `left_sec`, in seconds from now.
+
+        `None` means no limit.
+        """
         now = asyncio.get_running_loop().time()
         self._given_up_at = now + limit_sec if limit_sec is not None else math.inf
         self._time_is_up_at = now + left_sec if left_sec is not None else math.inf
@@ -35,7 +43,7 @@ class ResponseDeadline:
         return self.timer.expired() and self._time_is_up_at <= self._given_up_at
 
     def extend(self, seconds: float) -> None:
-        """Extends the environment's limit by the time for which the policy waited for its endpoint."""
+        """Extends only the environment's limit, by the time for which the policy waited for its endpoint."""
         self._time_is_up_at += seconds
         self._reschedule()
 
@@ -67,10 +75,10 @@ class EpisodeEvents:
         held_sec: Part of `policy_sec` in which the run was paused and sent no requests.
         waits_for: What the episode currently waits for.
         since: Start of the current wait, in seconds of the monotonic clock.
-        last: LAST step; `None` until the episode reaches it.
+        last: Final time step (LAST); `None` until the episode reaches it.
         deadline: Deadline of the pending response; `None` while no response is pending.
-        unreachable: Connection error after which the pending request waits for its endpoint; `None` if the endpoint is
-            reachable.
+        unreachable: Connection error of the pending request, which waits until its endpoint is reachable again. `None`
+            if the endpoint is reachable.
     """
 
     usage: EpisodeUsage = field(default_factory=EpisodeUsage)
@@ -94,7 +102,7 @@ class EpisodeEvents:
             self.deadline.extend(seconds)
 
     def held(self, seconds: float) -> None:
-        """Adds seconds for which the run was paused. They do not count towards time limits, and are not a stall."""
+        """Adds seconds for which the run was paused. They count neither towards time limits nor as a stall."""
         self.held_sec += seconds
         self.since = time.monotonic()
         if self.deadline is not None:
@@ -111,7 +119,7 @@ class EpisodeEvents:
         return 0
 
     def has_room(self, responses: int) -> bool:
-        """Returns whether the limits of the episode allow one more response after this number of further responses."""
+        """Returns whether the episode's limits allow one more response after `responses` further responses."""
         return True
 
     def pay(self, response: LLMResponse) -> None:
@@ -119,4 +127,4 @@ class EpisodeEvents:
         self.usage.pay(response)
 
     async def ended(self) -> None:
-        """Runs when the episode reaches its LAST step, before its container and agent are released."""
+        """Hook that runs when the episode reaches its LAST step, before its container and agent are released."""

@@ -15,10 +15,10 @@ from ares_exp.policies.policy import Policy
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n"
 
 SOLVING = "I run the task's own solution."
-"""Text in the reply that runs the solution."""
+"""Text that the oracle adds to the reply that runs the solution."""
 
 SOLVED = "The solution has run."
-"""Text in the reply that submits."""
+"""Text that the oracle adds to the reply that submits."""
 
 MOST_SUBMISSIONS = 3
 """Maximum number of consecutive submissions. Some agents require a second submission as a confirmation."""
@@ -31,12 +31,14 @@ exit "$code"
 
 
 class OraclePolicy(Policy):
-    """Responds to the first request of an episode with a command that runs the solution, and then submits.
+    """Makes the agent run the task's reference solution, and then submit, which ends the agent.
 
-    The environment copies the solution into the container (`needs_solution`). The oracle uses the agent, container and
-    verifier in the same way as other policies, so an unsolved task shows a defect of the task or of this package. An
-    environment without a container passes the solving reply in `metadata["solution"]` of the request, and the oracle
-    returns this reply. The oracle is rejected if a source has no solutions (`SourceBase.has_solutions`).
+    The environment copies the solution into the container (`needs_solution`). Agent, container and verifier work in the
+    same way as with other policies. If a task is not solved, either the task or this package therefore has a defect.
+
+    An environment without a container passes the correct reply in `metadata["solution"]` of the request, and the oracle
+    returns this reply. The oracle is rejected if the source of the tasks has no solutions
+    (`SourceBase.has_solutions`).
     """
 
     needs_solution = True
@@ -47,7 +49,7 @@ class OraclePolicy(Policy):
         """Returns a reply that runs the solution, or a reply that submits if the solution has already run.
 
         Raises:
-            PolicyError: The agent does not end after several submissions.
+            PolicyError: The agent sends another request after `MOST_SUBMISSIONS` submissions.
         """
         if isinstance(solution := (request.metadata or {}).get("solution"), str):
             return LLMResponse.from_text(solution, model=ORACLE_MODEL, finish_reason="stop")
@@ -69,20 +71,20 @@ NOOP_MODEL = "noop"
 
 
 class NoopPolicy(Policy):
-    """Responds to every request with the submit command."""
+    """Responds to every request with the submit command, so that the agent ends without doing anything."""
 
     model_name = NOOP_MODEL
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Returns a reply that submits."""
+        """Returns a reply with the submit command, in the format of the agent."""
         return LLMResponse(form_of(request).finish("I do nothing."), model=NOOP_MODEL, finish_reason="stop")
 
 
 def form_of(request: LLMRequest) -> BashBlock:
     """Returns the reply format of the agent that sent a request.
 
-    The format is tool calls if the agent offers `bash` or `submit`, keystrokes if a user message mentions them,
-    otherwise a bash block.
+    The format is keystrokes if a user message contains `"keystrokes"`. Otherwise, it is tool calls if the agent offers
+    a tool `bash` or `submit`, and a bash block if it does not.
     """
     for message in request.messages:
         told = str(message["content"]) if message["role"] == "user" else ""
@@ -96,11 +98,11 @@ class BashBlock:
     """The reply format with one fenced bash block. This class is also the base class of the other formats."""
 
     def run(self, thought: str, command: str) -> list[Piece]:
-        """Returns a reply that runs a command, given as lines of source text."""
+        """Returns a reply that runs a command. `command` consists of complete lines, so it ends with a newline."""
         return [TextData(f"{thought}\n\n```bash\n{command}```\n")]
 
     def finish(self, thought: str) -> list[Piece]:
-        """Returns a reply that submits."""
+        """Returns a reply that ends the agent with the submit command."""
         return self.run(thought, SUBMIT)
 
     def wait(self, request: LLMRequest) -> list[Piece]:
@@ -130,7 +132,7 @@ class Keystrokes(BashBlock):
     """The reply format with JSON keystrokes for a terminal."""
 
     def run(self, thought: str, command: str) -> list[Piece]:
-        """Returns keystrokes that type the command and print a marker at its end."""
+        """Returns keystrokes that run a command, and then print a marker such as `[ended with 0]` in the terminal."""
         return self._typing(thought, f'sh -c {shlex.quote(command)}; echo "[ended with $?]"\n', 0.5)
 
     def finish(self, thought: str) -> list[Piece]:
@@ -138,7 +140,10 @@ class Keystrokes(BashBlock):
         return [TextData(json.dumps({"analysis": thought, "plan": "None.", "commands": [], "task_complete": True}))]
 
     def wait(self, request: LLMRequest) -> list[Piece]:
-        """Returns a reply that waits, each time longer, or an empty list if the terminal shows the marker."""
+        """Returns a reply that types nothing and waits, each time longer, up to 60 s.
+
+        Returns an empty list if the terminal shows the marker, because the command has then ended.
+        """
         if any(_ENDED.search(str(message["content"])) for message in request.messages):
             return []
         waited = sum(message["role"] == "assistant" for message in request.messages)

@@ -1,4 +1,7 @@
-"""Contract of a policy: an `LLMClient` that the runner checks, binds to episodes, and closes."""
+"""The contract of a policy: the part of a run that responds to the LLM requests of agents.
+
+The runner checks a policy before the run, requests a client for each episode, and closes the policy after the run.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def unknown_version() -> None:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
-    """The identity of an episode, and its hooks for the policy.
+    """The identity of an episode, and the functions with which the run controls the policy's requests for it.
 
     Attributes:
         task_name: Name of the task.
@@ -38,20 +41,21 @@ class EpisodeSpec:
         seed: Seed of the episode, derived from the run's seed, the task's name, the attempt and the retry.
         retry: Number of earlier episodes of the attempt.
         on_wait: Callback that receives the seconds for which a request waits for anything except its response (a retry,
-            a slot). If the length of a wait is known in advance, the callback is called before the wait, so that the
-            episode does not reach a time limit.
+            a slot). If the length of a wait is known, the callback is called before the wait, so that no time limit of
+            the episode passes.
         may_ask: Function that a policy with retries awaits before each attempt to send a request. It does not return
             while the run is paused (`ares-exp ctl RUN pause --now`).
-        until_reachable: Function that the policy awaits after a failed connection, with the error and a function that
-            checks the endpoint. It waits until the check passes, and returns whether the check failed at first. No
-            episode starts meanwhile. With `None`, the policy does not wait.
-        normalisers: Patterns for the parts of the agent's requests that differ in every run: name → (pattern,
-            replacement).
+        until_reachable: Function that the policy awaits after a failed connection. Its arguments are the error and a
+            function that checks the endpoint. It waits until the check passes, and no episode starts meanwhile. It
+            returns `False` if the first check passed, so that there was no outage. With `None`, the policy does not
+            wait.
+        normalisers: Patterns for the parts of the agent's requests that differ in every run, so that a replay can
+            ignore them: name → (pattern, replacement).
         earlier: Responses of the parent episode before the branching point, in order; empty if the episode is not a
             branch.
         headers: HTTP headers to add to each request to an endpoint.
-        version: Function that returns the current version of the weights. It is recorded in responses that contain no
-            version.
+        version: Function that returns the current version of the weights, or `None` if it is unknown. The version is
+            recorded in responses that contain no version.
     """
 
     task_name: str
@@ -75,16 +79,16 @@ class Policy(LLMClient):
     Only `__call__` is required, so that a plain `LLMClient` can be used as a policy. All other members have defaults.
 
     Attributes:
-        needs_solution: Whether the environment has to copy the task's solution into the container, as for the oracle.
-            Known after `preflight`.
+        needs_solution: Whether the environment has to copy the task's solution into the container, because the policy
+            runs it. Known after `preflight`.
         model_name: Name of the model for the records; `None` if it is unknown or varies.
         unpriced: Names of models that have responded although their prices are unknown. The cost of these responses
             counts as 0.0.
         recorded_tasks: Names of the tasks for which the policy has recorded responses. Known after `preflight`. `None`
             for a policy that responds for every task.
         knows_prices: Whether the prices of responses are configured, so that cost limits can be set.
-        must_pass: Whether an attempt below the reward threshold means a defect and not a weak policy, as for the
-            oracle. The command then fails.
+        must_pass: Whether the policy should solve every task, as the oracle should. If the reward of an attempt is
+            below the threshold, the task or the package has a defect, and the command of the run fails.
     """
 
     needs_solution: bool = False
@@ -116,9 +120,9 @@ class Policy(LLMClient):
         return self
 
     def seed_of(self, task_name: str, attempt: int) -> int | None:
-        """Returns the seed that an episode has to use, for a policy that replays episodes.
+        """Returns the seed that an episode has to use, if the policy replays an episode that used this seed.
 
-        Default: `None`, which allows any seed.
+        Default: `None`, so that the run chooses the seed.
         """
         return None
 
@@ -131,13 +135,13 @@ class Policy(LLMClient):
         return None
 
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport | None:
-        """Returns the policy's report on the complete run, after the end of the run. Default: `None`."""
+        """Returns the policy's own report on a run that has ended, or `None` if it has no report (default)."""
         return None
 
     def adjust(self, name: str, value: Any) -> Callable[[], None]:
-        """Returns a function that changes a setting of the policy during a run. The function never raises an exception.
+        """Checks a new value for a setting, and returns a function that applies it while the run continues.
 
-        Default: not supported.
+        The returned function never raises an exception. Default: no setting can be changed.
 
         Raises:
             ConfigError: The setting cannot be changed, or the value is not allowed.
@@ -150,22 +154,29 @@ class Policy(LLMClient):
 
 @runtime_checkable
 class AdvancingClient(LLMClient, Protocol):
-    """A client from `Policy.for_episode` that has a position in a script or a recording."""
+    """A client from `Policy.for_episode` whose next response depends on the earlier requests of the episode.
+
+    For example, it has a position in a script or a recording.
+    """
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Skips a request whose response came from another source, such as a log. Never raises an exception.
+        """Notes a request whose response came from another source, such as a log. Never raises an exception.
 
-        When an episode is resumed, this method is called for each earlier request, in order.
+        When an episode is resumed, this method is called for each earlier request, in order. The client then continues
+        after the last of these requests.
 
         Args:
-            request: Request to skip.
+            request: Request to which this client need not respond.
             response: Response to the request; `None` if it did not arrive in time.
         """
         ...
 
 
 Weights = Mapping[str, Any] | Path | Callable[[], None]
-"""New weights: tensors for some or all parameters by name, a model directory, or a function that changes the model."""
+"""New weights: a mapping from parameter names to tensors, a model directory, or a function that changes the model.
+
+The mapping need not contain all parameters.
+"""
 
 
 @runtime_checkable
@@ -189,7 +200,7 @@ class UpdatablePolicy(Protocol):
         Args:
             version: Name of the new weights, recorded in responses from now on.
             weights: New weights. `None` if the engine already uses them, for example because it received them
-                separately. No response may have been running during that change.
+                separately. In this case, no response may have been generated while the engine changed its weights.
 
         Raises:
             ConfigError: The policy does not support weights in this form. It continues to use the old weights.
@@ -199,7 +210,7 @@ class UpdatablePolicy(Protocol):
 
 
 def as_policy(client: LLMClient) -> Policy:
-    """Returns `client` with the defaults of `Policy` for missing members.
+    """Returns `client` as a complete policy. Members of `Policy` that `client` does not have get their defaults.
 
     Raises:
         ConfigError: `client` is neither a policy nor a plain `LLMClient`.

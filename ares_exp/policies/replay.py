@@ -72,9 +72,10 @@ class ReplayPolicy(Policy):
                 episodes.
             strict: Whether a request that differs from the recorded request ends the episode. `"normalised"` allows
                 differences that the normalisers remove. With `False`, the policy responds despite differences.
-            normalise: Differences to ignore: names of built-in normalisers, and custom normalisers as
-                `{pattern, replacement}`. They are applied in this order, after the agent's normalisers. With an empty
-                list, no differences are ignored. See `ares_exp.trajectories.request_diff`.
+            normalise: Normalisers, which replace varying parts of requests before these are compared. Each is the name
+                of a built-in normaliser, or a custom `{pattern, replacement}`. They are applied in this order, after
+                the agent's normalisers. With an empty list, no normaliser is applied. See
+                `ares_exp.trajectories.request_diff`.
         """
         self._path = trajectory
         self._episode_id = episode
@@ -106,7 +107,13 @@ class ReplayPolicy(Policy):
         self.recorded_tasks = tuple(self._episodes)
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client for a recorded episode of the task. The attempts cycle through the recorded episodes."""
+        """Returns a client that replays a recorded episode of the task.
+
+        If there are more attempts than recorded episodes, later attempts replay the recorded episodes again.
+
+        Raises:
+            ReplayDivergenceError: The recording has no episode of the task.
+        """
         recorded = self._recorded(episode.task_name, episode.attempt)
         if recorded is None:
             names = ", ".join(sorted(self._episodes)) or "none"
@@ -120,7 +127,7 @@ class ReplayPolicy(Policy):
         return ran
 
     def seed_of(self, task_name: str, attempt: int) -> int | None:
-        """Returns the recorded seed of an episode, because its agent may use it; `None` if no seed was recorded."""
+        """Returns the seed of the recorded episode, because the agent may use it; `None` if no seed was recorded."""
         recorded = self._recorded(task_name, attempt)
         seed = None if recorded is None else recorded.metadata.get("seed")
         return seed if isinstance(seed, int) and 0 <= seed < MAX_SEED else None
@@ -135,7 +142,8 @@ class ReplayPolicy(Policy):
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport | None:
         """Returns a comparison of the replayed episodes with the recorded episodes.
 
-        The report omits episodes that ended in an earlier session. Returns `None` if it would contain no episode.
+        The report omits episodes that ended in an earlier session of a resumed run. Returns `None` if this applies to
+        all episodes.
         """
         episodes = []
         final = final_results(results)
@@ -155,7 +163,10 @@ class ReplayPolicy(Policy):
 
 
 def _last_tries(stored: Iterable[StoredEpisode]) -> list[StoredEpisode]:
-    """Returns the last episode of every attempt, in the order of attempts, and all episodes without attempt numbers."""
+    """Returns the last episode of each attempt, because a retry replaces the earlier episodes of its attempt.
+
+    Also returns all episodes without an attempt number. Sorts the episodes by run and attempt.
+    """
     runs: dict[Path, int] = {}
     last: dict[tuple[int, str, int | str], StoredEpisode] = {}
     for found in stored:
@@ -173,7 +184,7 @@ def _number(found: StoredEpisode, name: str) -> int:
 
 
 class _Replayed:
-    """A recorded episode that is being replayed. Each conversation of the agent has its own position."""
+    """A client that replays one recorded episode. Each conversation has its own position in the recording."""
 
     def __init__(self, episode: EpisodeTrajectory, *, strict: Strict, normalisers: Sequence[Normaliser]) -> None:
         self.steps: list[StepComparison] = []  # of the requests so far
@@ -213,7 +224,7 @@ class _Replayed:
             self._compare(request)
 
     def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Returns the recorded response. Ignores `strict`, because a background request is not a step."""
+        """Returns the recorded response to a background request. Differences are allowed, as the request is no step."""
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:
             raise ReplayDivergenceError(
@@ -230,7 +241,11 @@ class _Replayed:
         return None if recorded is None else recorded.response
 
     def _compare(self, request: LLMRequest) -> tuple[Exchange | None, Mapping[str, Any]]:
-        """Compares a request with the next recorded request of its conversation. Returns both."""
+        """Compares a request with the next recorded request of its conversation, and appends the result to `steps`.
+
+        Returns the recorded request with its response, and the serialised new request. Returns `None` instead of the
+        recorded request if all recorded requests were used.
+        """
         position = len(self.steps)
         asked = serialize_llm_request(edited(request, self._edits, position))  # applies the edits of a recorded branch
         recorded = self._recorded.next_for(asked)

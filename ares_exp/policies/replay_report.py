@@ -1,4 +1,4 @@
-"""The report of a replay, as JSON and as text. It contains compared steps, rewards, and a determinism score."""
+"""The report of a replay, as JSON and as text. It compares steps and rewards, and contains a determinism score."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ MAX_EPISODES = 20
 ALWAYS_SHOWN = (Match.EXACT, Match.NORMALISED, Match.DIFFERENT)
 
 ENDED_BY_ITSELF = (Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.AGENT_ERROR, Outcome.VERIFIER_ERROR)
-"""Outcomes of episodes that were not interrupted."""
+"""Outcomes of episodes that ended by themselves. Episodes with other outcomes were interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The number of steps that match, and the number of compared steps.
+    """The determinism score: how many of the compared steps match their recording.
 
     Attributes:
         matching: Number of steps that are equal, either exactly or after normalising.
-        compared: Number of matching, different and extra steps, and of steps that the replay did not reach. Steps that
-            were not reached do not count if the replay was interrupted by a failed container, Ctrl-C, or this policy.
+        compared: Number of matching, different and extra steps, plus the recorded steps that the replay did not reach.
+            The latter do not count if the replay was interrupted by a failed container, Ctrl-C, or the replay policy.
     """
 
     matching: int = 0
@@ -46,7 +46,7 @@ class Score:
 
     @classmethod
     def total(cls, scores: Iterable[Score]) -> Self:
-        """Returns the score of all steps together. Every step has the same weight."""
+        """Returns the sum of several scores, so that every step has the same weight."""
         every = list(scores)
         return cls(sum(one.matching for one in every), sum(one.compared for one in every))
 
@@ -64,7 +64,7 @@ class ReplayedEpisode:
         recorded_id, episode_id: Ids of the recorded episode and of the replay.
         recorded_outcome, outcome: Outcomes of the recorded episode and of the replay.
         recorded_reward, reward: Rewards of the recorded episode and of the replay; `None` if there is no reward.
-        steps: Comparisons of all steps of both episodes, in order.
+        steps: Comparisons of all steps, in order. Steps that only one of the two episodes has are included.
     """
 
     task_name: str
@@ -79,7 +79,10 @@ class ReplayedEpisode:
 
     @classmethod
     def of(cls, recorded: EpisodeTrajectory, result: EpisodeResult, compared: Sequence[StepComparison]) -> Self:
-        """Combines a recorded episode, the result of its replay, and the comparisons of the steps that it reached."""
+        """Creates an instance. `compared` has one comparison for each step that the replay reached.
+
+        Adds a comparison for each recorded step that the replay did not reach.
+        """
         count = sum(step.observation is not None for step in recorded.steps)
         missing = (StepComparison(step, Match.NOT_REACHED) for step in range(len(compared), count))
         return cls(
@@ -102,7 +105,7 @@ class ReplayedEpisode:
         return Score(matching, matching + self.count(Match.DIFFERENT, Match.EXTRA) + missed)
 
     def count(self, *matches: Match) -> int:
-        """Returns the number of steps whose comparison resulted in one of `matches`."""
+        """Returns the number of steps whose comparison has one of the results `matches`."""
         return sum(step.match in matches for step in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,7 +205,7 @@ def _episode(episode: ReplayedEpisode) -> Iterator[str]:
 
 
 def _runs(steps: Sequence[StepComparison]) -> Iterator[str]:
-    """Yields descriptions such as `steps 0-3 exact` and `4 normalised (pids)`. Combines adjacent equal results."""
+    """Yields one description per sequence of equal results, such as `steps 0-3 exact` and `4 normalised (pids)`."""
     for number, ((match, names), group) in enumerate(groupby(steps, key=lambda one: (one.match, one.normalisers))):
         alike = list(group)
         first, last = alike[0].step, alike[-1].step

@@ -22,12 +22,13 @@ class OpenAIResponsesPolicy(EndpointPolicy):
 
     Each request contains the complete conversation, so the endpoint need not store anything.
 
-    The endpoint returns encrypted reasoning. Later requests repeat the responses as messages, and the policy adds the
-    reasoning to these messages.
+    The endpoint returns encrypted reasoning. The agent's later requests contain the earlier responses as messages, and
+    the policy adds the encrypted reasoning to these messages.
 
     Attributes:
-        stop_sequences: Not supported by this API. A value is an error, or is ignored with a warning if `strict=False`.
-        reasoning_effort: Reasoning effort, for example `low` or `high`; the model determines the valid values. `None`
+        stop_sequences: Not supported by this API. A value causes an error. With `strict=False`, it causes a warning and
+            is ignored.
+        reasoning_effort: Reasoning effort, for example `low` or `high`. The model determines the valid values. `None`
             uses the model's default.
     """
 

@@ -1,4 +1,4 @@
-"""The scripted policy, which returns fixed replies in order. Episodes therefore need no model."""
+"""The scripted policy, which returns fixed replies in order, so that episodes run without a model."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SCRIPTED_MODEL = "scripted"
 
 @dataclass(frozen=True, config={"extra": "forbid"})
 class ScriptedCall:
-    """A tool call.
+    """A tool call in a scripted reply.
 
     Attributes:
         name: Name of the tool.
-        arguments: Arguments of the call. A string is sent unchanged, for example to test invalid JSON.
+        arguments: Arguments of the call. Use a string to send text that is not valid JSON, for example in a test.
     """
 
     name: str
@@ -35,7 +35,7 @@ class ScriptedCall:
 
 @dataclass(frozen=True, config={"extra": "forbid"})
 class ScriptedReply:
-    """A reply with tool calls.
+    """A scripted reply with tool calls.
 
     Attributes:
         tool_calls: Calls in order.
@@ -46,7 +46,10 @@ class ScriptedReply:
     text: str = ""
 
     def pieces(self, request: LLMRequest) -> list[Piece]:
-        """Returns the pieces of the response. The ids of the calls are unique within the conversation of `request`."""
+        """Returns the reply as the pieces of a response: its text, if it is not empty, and its tool calls.
+
+        The ids of the tool calls are unique within the conversation of `request`.
+        """
         calls = [
             ToolCallData(
                 f"call_{len(request.messages)}_{number}",
@@ -75,8 +78,8 @@ class ScriptedPolicy(Policy):
                 name takes precedence, then the first matching glob, then `*` (quoted in YAML, unquoted on the command
                 line). A reply is a text, or contains tool calls: `{text: I look around., tool_calls: [{name: bash,
                 arguments: {command: ls}}]}`.
-            repeat_last: Whether further requests get the last reply again after all replies were used. Otherwise, a
-                further request is an error.
+            repeat_last: Whether to return the last reply again if the agent sends more requests than there are replies.
+                If it is not set, such a request is an error.
         """
         self._replies = replies
         self._repeat_last = repeat_last
@@ -91,7 +94,10 @@ class ScriptedPolicy(Policy):
         return _Script(episode.task_name, self._replies_for(episode.task_name), self._repeat_last)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Returns the next reply for the task name `*`. Use it only outside of a run."""
+        """Returns the next reply for requests outside of a run, where the task is unknown.
+
+        If `replies` is a mapping, uses its entry `*`.
+        """
         self._without_episode = self._without_episode or self.for_episode(EpisodeSpec("*"))
         return await self._without_episode(request)
 

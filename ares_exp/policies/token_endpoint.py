@@ -29,20 +29,20 @@ from ares_exp.policies.policy import EpisodeSpec, Weights
 logger = logging.getLogger(__name__)
 
 ENGINE_KEYS = ("kv_transfer_params", "ec_transfer_params", "prompt_logprobs", "metrics", "sglext", "metadata")
-"""Fields of a response body that some engines add."""
+"""Fields that some engines add to the body of a response. They are removed before the body is parsed."""
 PROBED_TEMPERATURE = 0.1
 MAX_PROBED_GAP = 0.1
-"""Maximum difference between log-probabilities of a token that can result from the precision of the server."""
+"""Maximum difference between two log-probabilities of a token that numerical errors of the server can explain."""
 CHOICE_KEYS = ("stop_reason", "matched_stop", "hidden_states", "routed_experts", "prompt_token_ids")
 
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class TokenEndpointPolicy(OpenAIPolicy):
-    """Responds with an inference engine, including `prompt_token_ids`, `completion_token_ids` and `logprobs`.
+    """Responds with an inference engine. Responses have `prompt_token_ids`, `completion_token_ids` and `logprobs`.
 
-    The policy has the options of `openai` and the following options. Each request sets every sampling parameter that
-    the server would otherwise read from the model's `generation_config.json`. The value is from the policy, or else
-    from the agent, or else the neutral default (`NEUTRAL_SAMPLING`).
+    The policy has the options of `openai` and the following options. Each request sets every sampling parameter,
+    because the server would otherwise use the values in the model's `generation_config.json`. The policy's value takes
+    precedence over the agent's value. If neither is set, the neutral default applies (`NEUTRAL_SAMPLING`).
 
     Attributes:
         temperature: Sampling temperature. A value takes precedence over the agent's value. `None` keeps the agent's
@@ -50,9 +50,9 @@ class TokenEndpointPolicy(OpenAIPolicy):
         top_p: Threshold for nucleus sampling. A value takes precedence over the agent's value. `None` keeps the agent's
             value, or sends 1. Set the other sampling parameters in `extra_body`.
         continue_tokens: Whether to render and tokenise prompts in this process, and to continue conversations with the
-            token ids of earlier responses. Each prompt then starts with exactly the earlier token ids. If it is not
-            set, the engine tokenises each prompt and reports the token ids. Requires the package transformers, for the
-            tokenizer.
+            token ids of earlier responses. Each prompt then starts with exactly the ids of the earlier prompt and
+            response. This requires the package transformers, for the tokenizer. If it is not set, the engine tokenises
+            each prompt and reports the token ids.
         tokenizer: Directory or hub name of the tokenizer, for `continue_tokens`. Default: the model's tokenizer.
         chat_template: File with a chat template that replaces the tokenizer's template.
         trust_remote_code: Whether code from the tokenizer's files may run.
@@ -83,7 +83,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
         path = "completions" if self.continue_tokens else "chat/completions"
         self.wire = EndpointWire(self.option, path, "choices", StreamedCompletion)
         super().__post_init__()
-        self.templates = ChatTemplates()  # a rollout service sets the next two
+        self.templates = ChatTemplates()  # a rollout service sets this and the next attribute
         self.continues_aborted = False
         self._without_episode: LLMClient | None = None
         self._updating = asyncio.Lock()
@@ -97,7 +97,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
             await self._chat()
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client for one episode. With `continue_tokens`, the client stores the token ids of the episode."""
+        """Returns a client for one episode. With `continue_tokens`, it continues the token ids of earlier responses."""
         if not self.continue_tokens:
             return super().for_episode(episode)
         return TokenClient(
@@ -119,14 +119,14 @@ class TokenEndpointPolicy(OpenAIPolicy):
         return await self._without_episode(request)
 
     async def update(self, version: str, weights: Weights | None = None) -> None:
-        """Updates the weights; see `UpdatablePolicy.update`. The subclass determines the supported forms of weights."""
+        """Updates the weights; see `UpdatablePolicy.update`. Subclasses override `send_weights`, which it calls."""
         async with self._updating:
             if weights is not None:
                 await self.send_weights(version, weights)
             self.policy_version = version
 
     async def send_weights(self, version: str, weights: Weights) -> None:
-        """Makes the engine use new weights. Default: not supported.
+        """Makes the engine use new weights. Default: raises `ConfigError`.
 
         Raises:
             ConfigError: The engine does not support weights in this form.
@@ -152,7 +152,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
         return replace(response, sampling=sampling)
 
     def version_at(self, episode: EpisodeSpec) -> dict[str, Any]:
-        """Returns the version in `policy_version`, if it is set; see `EndpointPolicy.version_at`."""
+        """Returns the version that `policy_version` or `update` set; see `EndpointPolicy.version_at`."""
         if self.policy_version is None:
             return super().version_at(episode)
         return {"policy_version": self.policy_version, "policy_version_from": "policy"}
@@ -160,7 +160,8 @@ class TokenEndpointPolicy(OpenAIPolicy):
     async def _processes_logprobs(self) -> bool:
         """Returns whether the server's log-probabilities take the temperature into account.
 
-        The first call compares the largest log-probability after the same prompt at two temperatures.
+        To find out, the first call sends the same prompt at two temperatures, and compares the largest log-probability
+        of the next token. Returns `False` if the server's responses do not allow this.
         """
         async with self._probing:
             if self._processed is None:
@@ -225,7 +226,10 @@ class TokenEndpointPolicy(OpenAIPolicy):
 
 
 def _as_chat(body: Any) -> Any:
-    """Returns the body of a chat completion without engine-specific fields. Fields that are needed are renamed."""
+    """Returns the body of a chat completion without the fields that only engines send.
+
+    Engines use different names and places for token ids. Their fields are renamed, so that one parser reads them all.
+    """
     choices = body.get("choices") if isinstance(body, Mapping) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
         return body  # invalid: the reader reports the error
@@ -274,10 +278,10 @@ def _largest_logprob(body: Any) -> float:
 
 
 def _version_of(body: Any) -> dict[str, Any]:
-    """Returns the version of the weights from a body, and the origin of the version, as fields of a response.
+    """Returns the fields `policy_version` and `policy_version_from` of a response, from the body of the engine.
 
     If the version changed during the response, joins all versions by `+`. SGLang reports `default` if no version was
-    set, so `default` is ignored.
+    set, so `default` is ignored. Returns no fields if the body contains no version.
     """
     fields = body if isinstance(body, Mapping) else {}
     stated = fields.get("policy_version") or fields.get("weight_version")
@@ -298,7 +302,8 @@ def _version_of(body: Any) -> dict[str, Any]:
 class VllmPolicy(TokenEndpointPolicy):
     """Responds with a vLLM server.
 
-    If the temperature is not 1, start the server with `--logprobs-mode processed_logprobs`.
+    If the temperature is not 1, start the server with `--logprobs-mode processed_logprobs`, so that the
+    log-probabilities refer to the sampling temperature.
     """
 
     option: ClassVar[str] = "vllm"

@@ -1,4 +1,4 @@
-"""The policy for a model in this process: any causal model of transformers, on the CPU or a GPU, with token ids."""
+"""The policy for a model in this process: any causal language model of transformers, on the CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 class TransformersPolicy(Policy):
     """Responds to requests with a model in this process, and returns the token ids.
 
-    The model generates one response after the other. Sampling parameters are from the policy, or else from the agent.
-    The default is temperature 1 without truncation; the model's generation config is ignored. Log-probabilities refer
-    to the whole vocabulary at the temperature of the response.
+    The model generates one response after the other. The policy's sampling parameters take precedence over the agent's.
+    By default, the temperature is 1, and all tokens of the vocabulary can be sampled. The model's generation config is
+    ignored. Log-probabilities refer to the whole vocabulary at the temperature of the response.
     """
 
     @pydantic.validate_call
@@ -70,7 +70,7 @@ class TransformersPolicy(Policy):
             chat_template: File with a chat template that replaces the tokenizer's template.
             device: `cpu`, `cuda`, `cuda:1`, `mps` or `auto`. `auto` selects the first available GPU, or the CPU if no
                 GPU is available.
-            dtype: Data type of the weights; `auto` uses the data type of the saved model.
+            dtype: Data type of the weights. `auto` uses the data type of the saved model.
             trust_remote_code: Whether code from the model's files may run.
             temperature: Sampling temperature; 0 selects the most likely token. A value takes precedence over the
                 agent's value. `None` keeps the agent's value, or uses 1.
@@ -81,21 +81,21 @@ class TransformersPolicy(Policy):
             max_output_tokens: Maximum number of generated tokens of one response. `None` keeps the agent's value, or
                 uses 2048. The model's context also limits the number.
             stop_sequences: Strings that end generation. The response does not include them.
-            seed: Seed for sampling. `"episode"` uses the seed of the episode, and `None` a new seed for each response.
-                The sampled tokens depend only on the seed, the prompt and the number of earlier requests with this
-                prompt.
+            seed: Seed for sampling. `"episode"` uses the seed of the episode, and `None` a new random seed for each
+                response. With a seed, the sampled tokens depend only on the seed, the prompt, and the number of earlier
+                requests with this prompt.
             continue_tokens: Whether to continue conversations with the token ids of earlier responses. Each prompt then
                 starts with exactly the earlier token ids. If it is not set, each request is rendered and tokenised
                 completely.
             timeout_sec: Time limit of one response in seconds, including the wait for other responses.
             policy_version: Version of the loaded weights, which is recorded in responses.
-            strict: Whether a request that forces a tool call, which is not supported, causes an error instead of a
-                warning.
-            activations: Hidden states to save for each response. A layer number saves the outputs of the layer from
-                which tokens were sampled. Other forms are `{layer: -1, positions: all}` and
+            strict: Whether a request that forces a tool call causes an error. With `False`, it causes a warning, and
+                the model chooses whether to call a tool. Forced tool calls are not supported.
+            activations: Hidden states to save for each response. A layer number saves the outputs of this layer at the
+                positions from which tokens were sampled. Other forms are `{layer: -1, positions: all}` and
                 `{module: model.layers.0.mlp, positions: [0, 1]}`.
-            activations_max_bytes: Maximum total size of the saved states in bytes. No states are saved for a response
-                that would exceed it.
+            activations_max_bytes: Maximum total size of the saved states in bytes. If the states of a response would
+                exceed it, none of them are saved.
             hooks: Functions that receive hidden states in every forward pass, and may replace them:
                 `{layer: 3, function: my_module.steer}`.
             output_dir: Directory of the run. States are saved in its subdirectory `activations`.
@@ -127,9 +127,9 @@ class TransformersPolicy(Policy):
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, *, name: str = "in memory", **settings: Any) -> Self:
-        """Creates a policy for a module in memory. The module belongs to the caller, so `close` does not affect it.
+        """Creates a policy for a model that the caller has already loaded. `close` does not affect this model.
 
-        While responses are generated, the module is in evaluation mode, and other code must not change it. Use `update`
+        While responses are generated, the model is in evaluation mode, and other code must not change it. Use `update`
         to change the weights.
 
         Args:
@@ -156,7 +156,7 @@ class TransformersPolicy(Policy):
         await self._model_in_process().loaded()
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client for one episode, with the episode's seed and token ids."""
+        """Returns a client for one episode. It samples with the episode's seed, and continues earlier token ids."""
         return TokenClient(
             spec=episode,
             load=self._chat,
@@ -285,7 +285,7 @@ def _best_device() -> str:
 
 
 def _take(model: Any, weights: Weights | None) -> None:
-    """Loads new weights into a module. Raises `ConfigError`, and changes nothing, if the weights do not fit."""
+    """Loads new weights into a model. If they do not fit, raises `ConfigError` and does not change the model."""
     if weights is None:
         return
     if isinstance(weights, Path):

@@ -1,4 +1,7 @@
-"""Waits of requests: reports of their length, a gate that holds back requests, and slots for concurrent requests."""
+"""Tools that make requests wait before they are sent: a gate that holds them back, and slots that limit their number.
+
+Waits are reported to the episode, so that its time limits do not include them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 OnWait = Callable[[float], None]
-"""Callback that receives the seconds for which a request waits for anything except its response."""
+"""Callback that receives the seconds for which a request waits for anything except its response, such as a slot."""
 
 
 def nobody_waits(_: float) -> None:
@@ -51,9 +54,10 @@ def reported(on_wait: OnWait) -> Iterator[None]:
 
 
 class Gate:
-    """A gate for requests. It is open at first. Closing it does not affect requests that have already passed.
+    """A gate that holds back requests while it is closed. It is open at first.
 
-    Several holders can close the gate. It opens only when each of them has opened it again.
+    Several holders can close the gate. It opens only when each of them has opened it again. Closing it does not affect
+    requests that have already passed.
     """
 
     def __init__(self) -> None:
@@ -87,11 +91,14 @@ class Gate:
 
 
 MAX_PAUSES = 20
-"""Maximum number of pauses for which a request waits. Then it is sent, so that it does not wait indefinitely."""
+"""Maximum number of pauses for which a request waits. After that, it gets a slot even during a pause."""
 
 
 class RequestSlots:
-    """Slots that limit the number of concurrent requests. If the endpoint makes one request wait, all requests wait."""
+    """Slots that limit the number of concurrent requests to an endpoint.
+
+    If the endpoint demands that one request waits, `pause` makes all requests wait.
+    """
 
     def __init__(self, count: int, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._count = count
@@ -106,12 +113,12 @@ class RequestSlots:
         self._give()
 
     def pause(self, seconds: float) -> None:
-        """Assigns no slots during the next `seconds`."""
+        """Makes all requests that need a slot wait for at least `seconds`."""
         self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)
 
     @asynccontextmanager
     async def one(self, on_wait: OnWait) -> AsyncIterator[None]:
-        """Holds a slot until the context exits. Reports the time waited for a slot, and for pauses, to `on_wait`."""
+        """Waits for a slot, and holds it until the context exits. Reports the seconds of the wait to `on_wait`."""
         for _ in range(MAX_PAUSES):
             await self._acquire(on_wait)
             seconds = self._paused_until - asyncio.get_running_loop().time()

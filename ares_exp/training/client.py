@@ -43,7 +43,7 @@ from ares_exp.training.service.bodies import Submitted
 from ares_exp.wrappers.loop_thread import LoopThread
 
 POLL_SEC = 20.0
-"""Maximum time in seconds that the service waits for an episode or a request before it responds to a poll."""
+"""Maximum time in seconds that the service waits for new episodes or requests before it responds without any."""
 CANCEL_LIMIT_SEC = 60.0
 """Time limit in seconds for the cancellation of a submission whose `Client.run` failed or was cancelled."""
 
@@ -52,7 +52,7 @@ RETRIED = (None, FULL, 502, 503, 504)
 """HTTP statuses after which a call is retried; `None` means that the service cannot be reached."""
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop", "stop_token_ids")
-"""Sampling parameters that trainers set."""
+"""Sampling parameters of trainers that `sampling_of` passes on to the service."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Episode(bodies.Episode):
 
     @property
     def report(self) -> SequenceReport:
-        """The rows as a report for the modules `verl` and `skyrl`. Rows of an untrainable episode have no reward."""
+        """The rows, in the form that the modules for trainers use. Rows of an untrainable episode have no reward."""
         rows = tuple(self._sequence(row) for row in self.rows or ())
         return SequenceReport(rows, calls=sum(len(row.steps) for row in rows))
 
@@ -107,14 +107,14 @@ class Episode(bodies.Episode):
 
 
 class Request(bodies.TokenRequestFacts):
-    """An LLM request from the relay. Fields that this version of the client does not know are ignored."""
+    """An LLM request for which the trainer samples the response. Fields that the client does not know are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 @dataclass(frozen=True)
 class Response:
-    """The response to an LLM request from the relay. `SampledBody` describes the fields."""
+    """The response that the trainer has sampled for a `Request`. `SampledBody` describes the fields."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -126,9 +126,10 @@ Sample = Callable[[Request], Awaitable[Response]]
 
 
 class Client:
-    """Calls the rollout service.
+    """An asynchronous client of the rollout service.
 
-    A call is retried while the service is full, unreachable or restarting. All calls are idempotent.
+    A call is retried while the service is full, unreachable or restarting. This is safe, because all calls are
+    idempotent.
     """
 
     def __init__(
@@ -145,7 +146,8 @@ class Client:
         Args:
             url: URL of the service, such as `http://127.0.0.1:8300`.
             key_env: Name of the environment variable that contains the service's key; `None` if there is no key.
-            timeout_sec: Time limit for one response from the service, in seconds. For a poll, its wait is added.
+            timeout_sec: Time limit for one response from the service, in seconds. A call that waits in the service for
+                episodes or requests has a longer limit: the maximum wait is added.
             retry_sec: Time limit for the retries of a call while the service is unreachable, in seconds.
             full_sec: Time limit for the retries of a call while the service is full, in seconds.
 
@@ -173,7 +175,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections. Rollouts continue until their lease expires."""
+        """Closes the connections. The service cancels running rollouts when it has received no call for `lease_sec`."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -199,8 +201,8 @@ class Client:
         Args:
             tasks: Names of tasks.
             n: Number of rollouts of each task.
-            rollout_ids: Ids of the rollouts; random by default. If the service already knows the ids, it returns the
-                existing submission.
+            rollout_ids: Ids of the rollouts, in the order of the tasks; random by default. If the same tasks and ids
+                were submitted before, the service returns the existing submission.
             submission: Other fields of the submission, such as `policy`, `want`, `limits` and `max_staleness`.
 
         Raises:
@@ -220,8 +222,9 @@ class Client:
 
         Args:
             submission: The submission.
-            after: Cursor of the last episode that the caller already has.
-            acknowledge: Whether to acknowledge each episode when the caller requests the next episode.
+            after: Cursor (`Episode.cursor`) of the last episode that the caller already has; 0 for all episodes.
+            acknowledge: Whether to acknowledge each episode when the caller requests the next episode. The service
+                then deletes the episode.
 
         Raises:
             ServiceError: The service rejected the request, or cannot be reached.
@@ -247,11 +250,11 @@ class Client:
                 await asyncio.sleep(backoff_sec(1, base_sec=2.0, max_sec=2.0, rng=self._rng))
 
     async def ack(self, submission: Submitted, cursor: int) -> None:
-        """Acknowledges the episodes of a submission up to a cursor, so that the service can delete them."""
+        """Acknowledges all episodes of a submission up to and including a cursor. The service deletes them."""
         await self._call("POST", "/v1/ack", body={"submission_id": submission.submission_id, "cursor": cursor})
 
     async def collect(self, submission: Submitted, *, timeout_sec: float | None = None) -> list[Episode]:
-        """Returns the episodes of a submission in the order of its rollouts, when all have finished.
+        """Waits until all rollouts of a submission have finished. Returns their episodes in the order of the rollouts.
 
         All episodes are acknowledged just before the call returns.
 
@@ -273,14 +276,14 @@ class Client:
     async def run(
         self, tasks: Sequence[str], n: int = 1, *, sample: Sample | None = None, **submission: Any
     ) -> list[Episode]:
-        """Submits rollouts, and returns their episodes in order when all have finished.
+        """Submits rollouts, waits until all have finished, and returns their episodes in the order of the rollouts.
 
-        If the call fails or is cancelled, the rollouts are cancelled.
+        If this call fails or is cancelled, the rollouts are cancelled.
 
         Args:
             tasks: Names of tasks.
             n: Number of rollouts of each task.
-            sample: Function that samples responses. Required if the policy has the mode `relay`.
+            sample: Function that samples responses with the trainer's model. Required for the policy mode `relay`.
             submission: Other arguments of `submit`.
 
         Raises:
@@ -310,7 +313,7 @@ class Client:
 
         Args:
             what: The submission, or the id of a rollout.
-            keep: Content of the cancelled episodes. `calls` keeps the LLM calls until the cancellation.
+            keep: Content of the cancelled episodes: `nothing`, or `calls` for the LLM calls before the cancellation.
         """
         path = f"submissions/{what.submission_id}" if isinstance(what, Submitted) else f"rollouts/{what}"
         await self._call("POST", f"/v1/{path}/cancel", body={"keep": keep})
@@ -320,8 +323,8 @@ class Client:
 
         Args:
             version: Name of the version.
-            index: Number of the version, from which the ages of responses are computed. Defaults to the number in the
-                name, or the next number.
+            index: Number of the version. The age of a response is the difference between two such numbers. Defaults to
+                `version` if it is a number, otherwise to the largest known number plus 1.
         """
         return await self._state("POST", "versions", {"version": version, "index": index})
 
@@ -331,15 +334,15 @@ class Client:
         """Pauses LLM requests, or the start of episodes.
 
         Args:
-            scope: `requests` or `starts`.
+            scope: `requests` to pause LLM requests, `starts` to pause the start of episodes.
             drain_sec: Maximum time in seconds to wait until no request is in flight.
-            for_sec: Number of seconds after which the service resumes automatically. Defaults to the service's limit.
+            for_sec: Number of seconds after which the service resumes automatically. Default: 600.
         """
         body = {"scope": scope, "drain_sec": drain_sec, **({} if for_sec is None else {"for_sec": for_sec})}
         return await self._state("POST", "pause", body, wait_sec=drain_sec)
 
     async def resume(self, scope: str | None = None) -> bodies.ServiceState:
-        """Resumes LLM requests or the start of episodes after `pause`; by default, both."""
+        """Resumes LLM requests or the start of episodes after `pause`. By default, resumes both."""
         return await self._state("POST", "resume", {"scope": scope})
 
     async def state(self) -> bodies.ServiceState:
@@ -350,9 +353,9 @@ class Client:
         return _as(bodies.ServiceState, await self._call(method, f"/v1/{path}", body=body, wait_sec=wait_sec))
 
     async def requests(self, submission: Submitted, *, limit: int = 64) -> AsyncIterator[Request]:
-        """Yields the LLM requests that the relay receives from a submission. Never ends.
+        """Yields the LLM requests of a submission with the policy mode `relay`. Never ends.
 
-        A request is yielded again if the service receives no response to it within the lease.
+        A request is yielded again if the service receives no response to it within the lease (`Request.deadline`).
         """
         query = {"submission": submission.submission_id, "wait": POLL_SEC, "max": limit}
         while True:
@@ -360,16 +363,18 @@ class Client:
                 yield _as(Request, one)
 
     async def respond(self, request: Request, response: Response) -> None:
-        """Sends the response to a request from the relay. The service ignores a second response to the same request."""
+        """Sends the response to a request from `requests`. The service ignores further responses to this request."""
         sampled = {"ids": list(response.ids), "logprobs": list(response.logprobs)}
         body = {"request_id": request.request_id, **sampled, "version": response.version, "stop": response.stop}
         await self._call("POST", "/v1/responses", body=body)
 
     async def relay(self, submission: Submitted, sample: Sample) -> None:
-        """Responds to all relay requests of a submission concurrently, until this call is cancelled.
+        """Responds to all LLM requests of a submission with the policy mode `relay`, until this call is cancelled.
+
+        Requests are processed concurrently: `sample` is called for each of them.
 
         Raises:
-            Exception: `sample` raised it.
+            Exception: The first exception that `sample` raised.
         """
         running: set[str] = set()
 
@@ -439,7 +444,7 @@ class Client:
 
 
 class BlockingClient:
-    """A `Client` whose methods block, for threads without an event loop. Async iterators become ordinary iterators."""
+    """A `Client` whose methods block, for code without an event loop. Async iterators become ordinary iterators."""
 
     def __init__(self, url: str, **options: Any) -> None:
         """Creates a `Client` with the same arguments, and a thread with an event loop."""
@@ -459,7 +464,7 @@ class BlockingClient:
         self._thread.close(self._client.close)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Returns a blocking version of a method of `Client`."""
+        """Returns a blocking version of the method `name` of `Client`."""
         method = getattr(self._client, name)
         return partial(self._iterated if inspect.isasyncgenfunction(method) else self._called, method)
 
@@ -479,13 +484,13 @@ class BlockingClient:
 
 
 def sampling_of(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the supported sampling parameters of a trainer, with their names in the Chat Completions API."""
+    """Returns those sampling parameters of a trainer that the service supports, by their Chat Completions names."""
     named = {"max_tokens" if name == "max_new_tokens" else name: value for name, value in params.items()}
     return {name: value for name, value in named.items() if name in SAMPLING and value is not None}
 
 
 def _values(values: Sequence[T] | str, kind: str) -> Sequence[T]:
-    """Decodes base64 into numbers of the array type `kind`. Returns a sequence of numbers unchanged."""
+    """Decodes numbers of the array type `kind` from base64. Values that are not base64 are returned unchanged."""
     if not isinstance(values, str):
         return values
     unpacked: array[Any] = array(kind, base64.b64decode(values))
@@ -495,7 +500,7 @@ def _values(values: Sequence[T] | str, kind: str) -> Sequence[T]:
 
 
 def _as(kind: type[B], body: Any) -> B:
-    """Converts the body of a response to a model; raises `ServiceError` if the body is invalid."""
+    """Converts the JSON body of a response to the class `kind`. Raises `ServiceError` if the body is invalid."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:

@@ -1,7 +1,7 @@
 """The episode driver: a trainer submits tasks to it, and receives the episodes as they finish.
 
-All episodes of a trainer are in one run directory, as for other runs. Each attempt at a task has its own number.
-Containers belong to episodes and not to versions of weights, so that an `update` does not restart containers.
+All episodes of a trainer are in one run directory, as for other runs. Each attempt at a task has its own number. Each
+episode keeps its container until it ends, even if the weights are updated meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ares_exp.llms.request import LLMClient
 
 CANCEL_LIMIT_SEC = 60.0
-"""Time limit, in seconds, for cancelled episodes to release their containers."""
+"""Maximum time in seconds to wait until cancelled episodes have released their containers."""
 
 SlotEnd = Callable[[Slot, "DrivenEpisode | None"], None]
 
@@ -43,9 +43,9 @@ class DrivenEpisode:
 
     Attributes:
         result: The episode's recorded result.
-        trajectory: Steps of the episode; `None` if no collector could record them.
+        trajectory: Steps of the episode; `None` if they were not recorded.
         versions: Versions of the weights that generated the responses, without repetitions, in order of first use.
-        staleness: Number of versions between the weights of the oldest response and the weights at the end of the
+        staleness: Number of weight updates after the version that generated the oldest response, until the end of the
             episode.
     """
 
@@ -71,15 +71,15 @@ class DrivenEpisode:
 
 @dataclass
 class Staleness:
-    """Statistics of the staleness of finished episodes, including rejected ones.
+    """Statistics of the staleness of finished episodes, including episodes that were too stale.
 
-    The staleness of an episode is the number of versions that its oldest response was behind the current weights.
+    The staleness of an episode is the number of versions by which its oldest response is behind the current weights.
 
     Attributes:
         episodes: Number of finished episodes.
         behind: Sum of the staleness of all episodes.
         most: Largest staleness of an episode.
-        refused: Number of episodes that were too stale. Each is replaced by a new attempt.
+        refused: Number of episodes that were too stale. A new attempt replaces each of them.
     """
 
     episodes: int = 0
@@ -100,10 +100,10 @@ class Staleness:
 
 
 class Submission(AsyncIterator[DrivenEpisode]):
-    """An iterator over attempts that were submitted together, in the order in which they finish.
+    """Attempts that were submitted together. Iterate over it to receive their episodes in the order they finish.
 
-    In each submission, at most `concurrency` attempts are running, or finished but not yet received by the consumer. A
-    slow consumer therefore slows down its own submission, but no other submission.
+    At most `concurrency` attempts of a submission are running, or have an episode that the consumer has not yet
+    received. A slow consumer therefore slows down its own submission, but no other submission.
 
     Attributes:
         slots: Task and number of every attempt, in the order in which they start. Replacements of stale attempts are
@@ -130,7 +130,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
         return self
 
     async def __anext__(self) -> DrivenEpisode:
-        """Waits for the next finished episode, starts another attempt, and returns the episode."""
+        """Waits for the next finished episode, and returns it. Starts the next attempt, if any is waiting."""
         if self._cancelled or not self.pending:
             raise StopAsyncIteration
         episode = await self._finished.get()
@@ -140,7 +140,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
         return episode
 
     def give(self, episode: DrivenEpisode) -> None:
-        """Adds an episode that finished in an earlier session."""
+        """Adds an episode that finished in an earlier session, so that the consumer receives it."""
         self._finished.put_nowait(episode)
 
     async def cancel(self) -> None:
@@ -175,7 +175,7 @@ class Submission(AsyncIterator[DrivenEpisode]):
 class EpisodeDriver:
     """Runs the attempts that a trainer submits, and updates the weights of the policy.
 
-    Must be used on the event loop of the run.
+    Use it only on the event loop of the run.
 
     Attributes:
         run: The run that records the episodes.
@@ -220,7 +220,9 @@ class EpisodeDriver:
         return self._submitted([self.plan(name) for name in task_names for _ in range(n)])
 
     async def submit_again(self, slots: Sequence[Slot]) -> Submission:
-        """Submits attempts of an earlier session. Finished attempts are read from the record, and others continue.
+        """Submits attempts that an earlier session of the run submitted (`Submission.slots`).
+
+        Episodes of finished attempts are read from the run directory. The other attempts continue.
 
         Raises:
             ConfigError: The run has no task with this name.
@@ -294,7 +296,7 @@ class EpisodeDriver:
         await self.close()
 
     def plan(self, task_name: str) -> PlannedEpisode:
-        """Plans the next attempt at a task.
+        """Plans a new attempt at a task, with the next unused number.
 
         Raises:
             ConfigError: The run has no task with this name.
@@ -305,7 +307,10 @@ class EpisodeDriver:
         return plan_attempt(task_name, number, seed=self.run.seed)
 
     def execute(self, planned: PlannedEpisode, end: SlotEnd) -> None:
-        """Starts an attempt of a submission, and calls `end` when the attempt has ended."""
+        """Starts an attempt, and calls `end` when it has ended.
+
+        `end` receives the slot and the episode. The episode is `None` if it is too stale or was never started.
+        """
 
         def on_end(episode: RunningEpisode | None) -> None:
             end(planned.slot, None if episode is None else self._judged(episode))
@@ -314,7 +319,7 @@ class EpisodeDriver:
         self.run.execute(planned, on_end)
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits until the condition is true, for at most `CANCEL_LIMIT_SEC`. Checks it whenever an attempt ends."""
+        """Waits until `condition()` is true, for at most `CANCEL_LIMIT_SEC`. Checks it whenever an attempt ends."""
         try:
             async with asyncio.timeout(CANCEL_LIMIT_SEC):
                 while not condition():
@@ -355,7 +360,7 @@ class EpisodeDriver:
         return DrivenEpisode(result, trajectory, versions, newest - oldest)
 
     def _recorded(self, slot: Slot) -> DrivenEpisode | None:
-        """Reads an episode of an earlier session. Blocking. Returns `None` if its trajectory is not complete."""
+        """Reads an episode of an earlier session from disk. Returns `None` if its trajectory is not complete."""
         from ares_exp.trajectories.stored_episodes import load
 
         result = self._results[slot]
@@ -387,11 +392,11 @@ async def driven(
         await driver.update("1")
     ```
 
-    When the body ends or raises an exception, running episodes are cancelled, all containers are released, and the run
-    is closed. The run uses the event loop of the caller.
+    When the body of the `with` statement ends or raises an exception, running episodes are cancelled, all containers
+    are released, and the run is closed. The run uses the event loop of the caller.
 
     Args:
-        overrides: Overrides as on the command line. `attempts` has no effect.
+        overrides: Overrides as on the command line. `attempts` has no effect, because `submit` sets the number.
         policy: Policy to use instead of an option of the group `policy`. It is closed at the end of the run.
         max_staleness: Maximum staleness of an episode, as for `EpisodeDriver`.
         config_dirs: Folders of options, as for `--config-dir`.
@@ -439,7 +444,7 @@ async def _started(running: asyncio.Task[Any], body: Body) -> EpisodeDriver:
 
 
 class Body:
-    """A trainer that creates a driver, and closes it at the end of the caller's `with` statement."""
+    """The trainer of a run from `driven`. It creates a driver, and closes it when the caller's `with` body ends."""
 
     def __init__(self, max_staleness: int | None) -> None:
         self.started = asyncio.Event()

@@ -1,4 +1,4 @@
-"""OpenEnv sessions that run episodes in the rollout service. They can also be used with TRL.
+"""OpenEnv sessions that run episodes in the rollout service. TRL's asynchronous GRPO trainer can also use them.
 
 ```
 factory = partial(EpisodeSessions, "http://127.0.0.1:8300", policy={"base_url": engine, "model": model})
@@ -36,7 +36,7 @@ class EpisodeSessions:
         self._fields = {**options, "want": "calls", "policy": {**policy, "sampling": sampling_of(sampling or {})}}
 
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> EpisodeSession:
-        """Submits a rollout. If `episode_id` was submitted before, the session has the same episode."""
+        """Submits a rollout, and returns its session. If `episode_id` was submitted before, uses that rollout again."""
         name = task if isinstance(task, str) else task[-1]["content"]
         ids = None if episode_id is None else [episode_id]
         client = BlockingClient(self._url, key_env=self._key_env)
@@ -48,7 +48,10 @@ class EpisodeSessions:
 
 
 class EpisodeSession:
-    """A session whose agent runs by itself. Another thread may close it."""
+    """A session of one episode. The service runs the agent, so the trainer only waits for the result.
+
+    Another thread may close the session.
+    """
 
     def __init__(self, client: BlockingClient, submitted: Submitted) -> None:
         self._client, self._submitted = client, submitted
@@ -76,7 +79,7 @@ class EpisodeSession:
         return int(self._ended(timeout_s).state != "finished")
 
     def fetch_training_trace(self) -> Any:
-        """Returns the LLM calls of the episode with their tokens."""
+        """Returns the LLM calls of the episode with their tokens, as a `TrainingTrace`."""
         from openenv.core.harness import TrainingTrace, TrainingTurn
 
         turns = []
@@ -88,7 +91,7 @@ class EpisodeSession:
         return TrainingTrace(turns=turns)
 
     def verify(self, transcript: Sequence[Any], final_state: Any = None) -> Any:
-        """Returns the reward of the episode; `None` if the episode must not be trained on."""
+        """Returns a `VerifyResult` with the reward of the episode; `None` if the episode must not be trained on."""
         from openenv.core.harness import VerifyResult
 
         episode = self._ended()

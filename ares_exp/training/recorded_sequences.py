@@ -48,7 +48,7 @@ class RecordedSequences:
     """Creates training rows from the recorded episodes of a run. Each episode is used once.
 
     Attributes:
-        counts: Counts of the rows that were created so far.
+        counts: Counts of the rows that were created so far, and of their calls and tokens.
         left_out: Number of skipped episodes, by reason.
         first_refusal: Error message of the first episode that cannot be trained on; `None` if there is no such episode.
     """
@@ -116,7 +116,10 @@ class RecordedSequences:
         return [*self.counts.sentences(), *left_out_sentences(self.left_out), *refused]
 
     def add(self, episode: EpisodeTrajectory) -> SequenceReport | None:
-        """Creates and counts the rows of an episode. Returns `None` if the episode is skipped."""
+        """Creates and counts the rows of an episode.
+
+        Returns `None`, and counts the episode as skipped, if it has no reward or cannot be trained on.
+        """
         if episode.total_reward is None:
             self.left_out["episodes without a reward"] += 1
             return None

@@ -1,8 +1,9 @@
 """The LLM calls of an episode as token ids: the prompt, the sampled tokens, and their log-probabilities.
 
-A call is rejected if its record does not prove that its tokens were sampled from the policy. For example, ids or
-log-probabilities are missing or inconsistent, or a truncation, a penalty or a grammar changed the sampling. Prompts
-with media are also rejected, because token ids do not represent media.
+A call is rejected if its record does not prove that its tokens were sampled from the policy's own distribution. For
+example, token ids or log-probabilities are missing, or their numbers differ. Other reasons are sampling parameters that
+change the distribution: truncation such as `top_p`, a penalty, or a grammar. Prompts with media are also rejected,
+because token ids do not represent media.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
     **dict.fromkeys(("json_schema", "regex", "ebnf"), ()),
 }
-"""Sampling parameters that can change the distribution, and their neutral values. `None` is always neutral."""
+"""Sampling parameters that can change the distribution, with the values that do not. `None` never changes it."""
 
 _MEDIA = ("image", "image_url", "input_image", "input_audio", "audio", "video", "video_url", "file", "input_file")
 
 
 @dataclass(frozen=True, slots=True)
 class SampledCall:
-    """One call to the policy.
+    """One LLM call of an episode, as token ids.
 
     Attributes:
-        step: `step_index` of the step that has this call as its action or background request.
+        step: `step_index` of the step whose action is this response, or during which this background request was sent.
         conversation: Conversation of the call.
         prompt: Token ids of the prompt.
         completion: Sampled token ids.
         logprobs: Log-probability of each sampled token at sampling.
         policy_version: Version of the weights; `None` if unknown.
         finish_reason: Reason why the response ended; `None` if unknown.
-        states_sampling: Whether the record contains the temperature, and no sampling parameter is `null`. With
-            `null`, the engine chooses the value.
+        states_sampling: Whether the record shows how the tokens were sampled: it contains the temperature, and no
+            sampling parameter is `null`. For `null`, the engine chooses an unknown value.
     """
 
     step: int
@@ -67,13 +68,13 @@ class SampledCall:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The conditions on the calls to train on.
+    """The conditions that a call must meet to be trained on.
 
     Attributes:
         conversations: Names of conversations, or patterns such as `sub-*`.
         temperature: Required sampling temperature, which must be the trainer's temperature; `None` accepts any.
-        altered_sampling: Whether to accept calls with altered sampling (see `NEUTRAL`), which makes training
-            off-policy.
+        altered_sampling: Whether to accept calls with a sampling parameter that changes the distribution (`NEUTRAL`).
+            Training is then off-policy.
     """
 
     conversations: Collection[str] = (MAIN_CONVERSATION,)
@@ -102,7 +103,7 @@ def distinct_versions(recorded: Iterable[str | None]) -> tuple[str, ...]:
 
 
 def conversations_of(episode: EpisodeTrajectory) -> list[str]:
-    """Returns the conversation of each call of an episode, in the order of the calls."""
+    """Returns the name of the conversation of each call of an episode, in the order of the calls."""
     return [conversation_of(request) for request, _ in _exchanges(episode)]
 
 
@@ -128,7 +129,7 @@ def _exchanges(episode: EpisodeTrajectory) -> Iterator[tuple[Mapping[str, Any], 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Converts one recorded call to a `SampledCall`, and rejects it if necessary."""
+    """Converts one recorded call to a `SampledCall`. Raises `UntrainableError` if the call is rejected."""
 
     episode: EpisodeTrajectory
     answered: StepRecord

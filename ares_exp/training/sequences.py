@@ -6,15 +6,15 @@ report.rows                        # each with ids, mask, logprobs, reward, conv
 report.sentences()                 # how many rows are clean, re-aligned or forked, and how many calls were skipped
 ```
 
-The invariant: the engine sampled each token with mask 1, with the recorded log-probability, after exactly the preceding
-tokens of the row. All token ids come from the engine; this module does not tokenize.
+All rows have this property: the engine sampled each token with mask 1, with the recorded log-probability, after exactly
+the preceding tokens of the row. All token ids come from the engine. This module does not tokenize.
 
 A call extends the longest row that is an exact prefix of its prompt. The rest of the prompt is context (mask 0), and
 the sampled tokens are trained on (mask 1). If no row is a prefix, the history was rewritten or tokenized differently.
-The call then starts a new row, a fork. The whole prompt is context in a fork, so that no token is trained on twice.
+The call then starts a new row, a *fork*. The whole prompt is context in a fork, so that no token is trained on twice.
 
-With `realign_tokens`, a call can also extend a row whose last tokens differ from the prompt. The tokens of the prompt
-replace these sampled tokens, which are then not trained on.
+With `realign_tokens`, a call can also extend a row whose last sampled tokens differ from the prompt. The tokens of the
+prompt replace them, and are context. This happens if the next prompt tokenizes the same text differently.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode
 
 Made = Literal["clean", "realigned", "forked"]
 Lost = Literal["mask", "group"]
-"""Treatment of an episode without a reward: `mask` masks its rows, `group` omits all episodes of the same prompt."""
+"""Treatment of an episode without a reward. `mask` trains on none of its tokens, and `group` on none of its group.
+
+The group consists of all episodes of the same prompt.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class TrainingSequence:
     finish_reason: str | None = None
 
     def __post_init__(self) -> None:
-        """Rejects lists of inconsistent lengths."""
+        """Raises `ValueError` if the lengths of the lists do not match."""
         lengths = len(self.ids), len(self.mask), len(self.logprobs)
         if len(set(lengths)) > 1:
             raise ValueError("Expected as many mask values and logprobs as ids ({}), got {} and {}".format(*lengths))
@@ -93,12 +96,12 @@ class TrainingSequence:
 
     @property
     def response_mask(self) -> tuple[int, ...]:
-        """The mask of `response_ids`."""
+        """The values of `mask` for `response_ids`."""
         return self.mask[self.starts[0] :]
 
     @property
     def response_logprobs(self) -> tuple[float, ...]:
-        """The log-probabilities of `response_ids`."""
+        """The values of `logprobs` for `response_ids`."""
         return self.logprobs[self.starts[0] :]
 
     @property
@@ -107,23 +110,23 @@ class TrainingSequence:
         return sum(self.mask)
 
     def untrained(self) -> TrainingSequence:
-        """Returns the same row with a mask of zeros."""
+        """Returns the same row with a mask of zeros, so that none of its tokens are trained on."""
         return replace(self, mask=(0,) * len(self.mask), logprobs=(0.0,) * len(self.logprobs))
 
 
 NO_ROW = TrainingSequence((0, 0), (0, 0), (0.0, 0.0), None, {}, MAIN_CONVERSATION, "", None, "", (), (0,), (1,))
-"""The placeholder of an episode without rows: one token of prompt and one of response, both untrained."""
+"""The row that replaces an episode without rows, because trainers expect one. It has two tokens, both untrained."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceReport:
-    """The rows of an episode, with counts.
+    """The training rows of an episode, and counts of its calls and tokens.
 
     Attributes:
         rows: Rows, grouped by conversation, in the order in which they started.
         calls: Number of LLM calls in the rows.
         untrained_tokens: Number of sampled tokens that are not trained on because of re-alignments.
-        other_conversations: Number of calls in each conversation that is not trained on.
+        other_conversations: Number of calls in each conversation that was not selected, by its name.
         unstated_sampling: Number of calls whose record has no temperature, or a parameter that the engine chose.
     """
 
@@ -144,7 +147,7 @@ class SequenceReport:
         return Counter(row.made for row in self.rows)
 
     def sentences(self) -> list[str]:
-        """Returns the counts in sentences."""
+        """Returns a summary of the counts for people, one sentence per item."""
         counts = SequenceCounts()
         counts.add(self)
         return counts.sentences()
@@ -152,7 +155,7 @@ class SequenceReport:
 
 @dataclass(slots=True)
 class SequenceCounts:
-    """The counts of several reports, added up. `SequenceReport` describes the attributes."""
+    """The sums of the counts of several reports. `SequenceReport` describes the attributes."""
 
     episodes: int = 0
     rows: int = 0
@@ -175,7 +178,7 @@ class SequenceCounts:
         self.other_conversations.update(report.other_conversations)
 
     def sentences(self) -> list[str]:
-        """Returns the counts in sentences."""
+        """Returns a summary of the counts for people, one sentence per item."""
         sentences = [
             f"{count_of(self.rows, 'row')} of {count_of(self.calls, 'call')}, "
             f"{count_of(self.trained_tokens, 'token')} trained on: {self.made['clean']:,} clean, "
@@ -215,8 +218,8 @@ def sequences_of(
             trajectory.
         conversations: Names or patterns of the conversations to train on. `["*"]` selects all conversations, including
             sub-agents and background requests.
-        realign_tokens: Maximum number of sampled tokens at the end of a row that may be excluded from training. If the
-            next prompt tokenizes only these tokens differently, the row continues instead of forking.
+        realign_tokens: Maximum number of sampled tokens at the end of a row that the next prompt may replace. If more
+            tokens differ, the next call starts a new row. With 0, this happens for each difference.
         temperature: Required sampling temperature of the calls; `None` accepts any.
         altered_sampling: Whether to accept calls whose sampling was changed by a truncation, a penalty or a grammar.
 
@@ -274,7 +277,7 @@ class _Row:
         self.go_on(call)
 
     def go_on(self, call: SampledCall) -> None:
-        """Appends the rest of a call's prompt, which must start with this row, and the call's sampled tokens."""
+        """Extends the row by a call: the rest of its prompt, which must start with this row, and its sampled tokens."""
         context = call.prompt[len(self.ids) :]
         self.ids += context
         self.mask += [0] * len(context)
@@ -325,7 +328,7 @@ class _ConversationRows:
             self.rows.append(_Row(call, "forked" if self.rows else "clean"))
 
     def _started(self, prompt: Sequence[int]) -> _Row | None:
-        """Returns the longest row that is a prefix of the prompt; `None` if no row is."""
+        """Returns the longest row that is a prefix of the prompt; `None` if there is no such row."""
         return max(
             (row for row in self.rows if list(prompt[: len(row.ids)]) == row.ids),
             key=lambda row: len(row.ids),
@@ -333,7 +336,11 @@ class _ConversationRows:
         )
 
     def _realigned(self, prompt: Sequence[int]) -> _Row | None:
-        """Cuts a row to its common prefix with the prompt, and returns it; `None` if too many tokens would be lost."""
+        """Removes the tokens at the end of a row that differ from the prompt, and returns the row.
+
+        Returns `None`, without a change, if this would remove more than `realign_tokens`, or all tokens of the last
+        response.
+        """
         shared = [(len(row.ids) - _shared(row.ids, prompt), row) for row in self.rows]
         lost, row = min(shared, key=lambda item: item[0], default=(0, None))
         if row is None or lost > self._realign_tokens or len(row.ids) - lost <= row.starts[-1]:

@@ -55,7 +55,7 @@ class EpisodeGenerator:
         self._submission = submission
 
     async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs one episode per prompt, and returns them as a `GeneratorOutput`."""
+        """Runs one episode per prompt of the batch. Returns the training rows in the format of `GeneratorOutput`."""
         policy = {"sampling": sampling_of(input_batch["sampling_params"] or {}), **self._policy}
         async with Client(self._url, key_env=self._key_env) as client, asyncio.TaskGroup() as group:
             tasks = [extras["task"] for extras in input_batch["env_extras"]]
@@ -80,7 +80,7 @@ def generator_output(
     step_wise: bool | None = None,
     lost: Lost = "group",
 ) -> dict[str, Any]:
-    """Returns the output of a SkyRL generator for a batch.
+    """Converts the rows of a batch of episodes to the output of a SkyRL generator.
 
     Args:
         reports: Reports of the episodes, in the order of the batch.

@@ -1,4 +1,4 @@
-"""A generate function for slime that runs episodes in the rollout service.
+"""A custom generate function for the trainer slime. It runs episodes in the rollout service.
 
 ```
 --custom-generate-function-path ares_exp.training.slime.generate --custom-config-path ares.yaml
@@ -21,7 +21,7 @@ ABORT_POLL_SEC = 0.5
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> list[Any]:
-    """Runs an episode, and returns one sample per row. Cancels the episode if slime aborts the training step."""
+    """Runs an episode, and returns one sample per training row. If slime aborts the step, cancels the episode."""
     from slime.rollout.sglang_rollout import GenerateState
 
     state = GenerateState(args)
@@ -47,7 +47,9 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
 
 
 def samples_of(episode: Episode | None, sample: Any) -> list[Any]:
-    """Returns one sample per row, with the same `rollout_id`. An episode without a reward is not trained on.
+    """Returns one sample per training row of an episode, all with the same `rollout_id`.
+
+    If the episode has no reward, its samples are masked and marked for removal.
 
     Args:
         episode: The episode; `None` if slime aborted it.

@@ -1,4 +1,4 @@
-"""A tiny model and a task for training on a CPU within minutes. Each reply of the model is a single token.
+"""A tiny model and a task, to try training on a CPU within minutes. Each reply of the model is a single token.
 
 `python -m ares_exp.training.toy FOLDER [SEED]` writes:
 
@@ -29,7 +29,7 @@ COMMANDS = (
 """Shell commands. For each command, the vocabulary has one token: a complete reply that calls `bash` with it."""
 
 WORDS = ("user", "assistant", "tool", "Create", "the", "file", "It", "must", "hold", "line", "returncode", "output")
-"""Words in the vocabulary. The tokenizer drops all other words of a prompt."""
+"""Words that are tokens of the vocabulary. The tokenizer drops all other words of a prompt."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages if message.role != 'system' -%}
@@ -75,7 +75,7 @@ echo "$reward" > /logs/verifier/reward.txt
 
 
 def call_of(command: str) -> str:
-    """Formats a call of the tool `bash` as the Hermes models write it."""
+    """Returns the text of a call of the tool `bash`, in the format of the Hermes models."""
     return f"<tool_call>{json.dumps({'name': 'bash', 'arguments': {'command': command}})}</tool_call>"
 
 
@@ -98,7 +98,7 @@ def toy_tokenizer(replies: Sequence[str]) -> Any:
 
 
 def toy_model(tokenizer: Any, *, seed: int = 0, num_layers: int = 2, width: int = 32) -> Any:
-    """Creates a model with random weights, which samples all tokens with similar probability."""
+    """Creates a model with random weights, for which all tokens have similar probabilities."""
     import torch
     from transformers import Olmo2Config, Olmo2ForCausalLM  # transformers loads tokenizers of this family unchanged
 

@@ -25,13 +25,14 @@ from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
 from ares_exp.training.client import BlockingClient, Client, Episode, Request, Response
 
 LEASE_SEC = 60.0
-"""Time in seconds after which the service cancels the rollouts of a trainer that was killed."""
+"""Time in seconds without a call from the trainer after which the service cancels its rollouts."""
 
 
 def columns_of(episodes: Sequence[Episode], pad: int) -> dict[str, list[Any]]:
-    """Returns the columns that a `rollout_func` returns. For each episode, uses the row with the most trained tokens.
+    """Returns the columns that TRL expects from a `rollout_func`, with one row per episode.
 
-    An episode that cannot be trained on has no reward, and a row of one token with mask 0.
+    If an episode has several rows, uses the row with the most trained tokens. An episode that cannot be trained on has
+    no reward, and a row with one prompt token and one response token with mask 0.
 
     Raises:
         UserError: No episode can be trained on.
@@ -52,7 +53,7 @@ def columns_of(episodes: Sequence[Episode], pad: int) -> dict[str, list[Any]]:
 
 
 def episode_reward(episode_reward: list[float | None], **_: Any) -> list[float | None]:
-    """A reward function for TRL, which returns the rewards of the episodes."""
+    """Returns the column `episode_reward` unchanged, as TRL requires a reward function."""
     return episode_reward
 
 
@@ -69,7 +70,7 @@ class RolloutFunc:
         self._url, self._key_env, self._submission = url, key_env, submission
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
-        """Runs one episode for each prompt, and returns the rows. Blocking."""
+        """Runs one episode for each prompt. Returns the training rows as columns (see `columns_of`). Blocking."""
         return columns_of(asyncio.run(self._episodes(prompts, trainer)), trainer.processing_class.pad_token_id)
 
     async def _episodes(self, prompts: Sequence[str], trainer: Any) -> list[Episode]:
@@ -107,7 +108,7 @@ class _Sampler:
 
 
 def generate(trainer: Any, requests: Sequence[Request]) -> list[Response]:
-    """Samples responses. Returns no tokens for a prompt that is longer than the model's context. Blocking."""
+    """Samples a response to each request. It has no tokens if the prompt fills the model's context. Blocking."""
     context = trainer.model.config.get_text_config().max_position_embeddings
     version = str(trainer.state.global_step)
     fitting = [one for one in requests if len(one.prompt_ids) < context]
@@ -120,7 +121,7 @@ def generate(trainer: Any, requests: Sequence[Request]) -> list[Response]:
 
 
 def _sample(trainer: Any, requests: Sequence[Request], context: int) -> Iterator[tuple[list[int], list[float], str]]:
-    """Samples responses as one batch. Yields token ids, log-probabilities, and the reason for the end."""
+    """Samples all responses as one batch. Yields token ids, log-probabilities and stop reason of each response."""
     import torch
     from transformers import GenerationConfig, LogitsProcessorList
 

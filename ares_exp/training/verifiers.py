@@ -1,4 +1,4 @@
-"""An environment for the package verifiers, with a taskset and a harness. Its rollouts are episodes of ares_exp.
+"""A plugin for the package verifiers: an environment, a taskset and a harness that run episodes of ares_exp.
 
 ```
 # file: greetings.py
@@ -11,8 +11,8 @@ __all__ = ["Greetings", "GreetingsHarness", "GreetingsEnv"]
 verifiers finds the plugin by its name: `vf.load_environment(vf.SingleAgentEnvConfig(taskset={"id": "greetings"}, …))`.
 While verifiers serves the environment, one run (`ares_exp.driven`) executes and records all rollouts. Each rollout is
 an episode and gets its reward. The agent sends its LLM calls to the endpoint of the rollout, where verifiers records
-the tokens. The agent's commands run in containers of ares_exp, so that a rollout can use the runtime `subprocess`.
-Requires verifiers 0.4 (`import verifiers.v1`).
+the tokens. The agent's commands run in containers of ares_exp. verifiers itself therefore needs no container, and a
+rollout can use its runtime `subprocess`. Requires verifiers 0.4 (`import verifiers.v1`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ares_exp.training.driver import DrivenEpisode, EpisodeDriver, driven
 
 
 class _ServedRun(Policy):
-    """The run that executes the rollouts. It also is the policy of the run, which calls each rollout's endpoint."""
+    """The run that executes the rollouts. It is also the run's policy, which sends calls to the rollouts' endpoints."""
 
     def __init__(self, overrides: Sequence[str], config_dirs: Sequence[Path]) -> None:
         self._overrides = overrides
@@ -68,7 +68,7 @@ class _ServedRun(Policy):
     async def execute(self, task: str, endpoint: RolloutEndpoint) -> DrivenEpisode | None:
         """Runs one attempt at a task. Returns `None` if the run ended before the attempt did.
 
-        If the caller is cancelled, the containers of the attempt are released first.
+        If the caller is cancelled, the attempt is cancelled, and its containers are released first.
         """
         if self._driver is None:
             raise ConfigError(
@@ -108,16 +108,16 @@ def make_plugin(
     run = _ServedRun(overrides, [Path(folder) for folder in config_dirs])
 
     class EpisodeState(vf.State):  # type: ignore[misc]
-        """The result of a rollout's episode."""
+        """The state of a rollout, which stores the reward of its episode."""
 
         episode_reward: float | None = None
 
     class EpisodeTask(vf.Task[vf.TaskData, EpisodeState]):  # type: ignore[misc]
-        """A task that is identified by its name."""
+        """A task of ares_exp in the taskset."""
 
         @property
         def key(self) -> str:
-            """The name of the task, independent of its position in the taskset."""
+            """The name of the task, which identifies the task independently of its position in the taskset."""
             return str(self.data.name)
 
         @vf.reward  # type: ignore[untyped-decorator]
@@ -126,7 +126,7 @@ def make_plugin(
             return float(trace.state.episode_reward or 0.0)
 
     class EpisodeTaskset(vf.Taskset[EpisodeTask, vf.TasksetConfig]):  # type: ignore[misc]
-        """The tasks of the environment."""
+        """The taskset, which contains the tasks that the overrides of the run select."""
 
         def load(self) -> Iterator[EpisodeTask]:
             """Yields the tasks. The prompt is the task's name, because the agent writes its own prompts."""
@@ -134,7 +134,7 @@ def make_plugin(
                 yield EpisodeTask(vf.TaskData(name=name, prompt=name), self.config.task)
 
     class EpisodeHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
-        """Runs an episode in this process. Code runs in a container of ares_exp."""
+        """The harness, which runs an episode in this process. The agent's commands run in containers of ares_exp."""
 
         EXECUTES_CODE = False
         NEEDS_CONTAINER = False
@@ -154,7 +154,7 @@ def make_plugin(
             return vf.ProgramResult(exit_code=1, stdout="", stderr=told)
 
     class EpisodeEnv(vf.SingleAgentEnv):  # type: ignore[misc]
-        """Keeps one run open while verifiers serves the environment."""
+        """The environment, which keeps one run open while verifiers serves it."""
 
         async def start(self) -> None:
             await run.start()
@@ -175,7 +175,11 @@ class RolloutEndpoint:
     timeout_sec: float
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Responds to one request; raises the errors of `EndpointPolicy.__call__`."""
+        """Responds to one request.
+
+        Raises:
+            PolicyError: The endpoint sent no valid response.
+        """
         body = request_to_body(request, model=self.model, strict=False, report=lambda _: None)
         limit = aiohttp.ClientTimeout(total=self.timeout_sec)
         try:

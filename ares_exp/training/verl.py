@@ -22,11 +22,11 @@ from ares_exp.training.client import Client, Request, Response, sampling_of
 from ares_exp.training.sequences import NO_ROW, Lost, SequenceReport, TrainingSequence
 
 ABORTED = ("aborted", "abort")
-"""Stop reasons of verl for a response that a weight update interrupted."""
+"""Stop reasons that verl reports for a response that a weight update interrupted."""
 
 
 class EpisodeAgentLoop:
-    """An agent loop (`AgentLoopBase`) that samples the tokens of an episode with verl's own server manager.
+    """An agent loop (`AgentLoopBase`) that runs an episode per prompt, and samples with verl's own server manager.
 
     The data set needs a column `task` with the name of a task.
     """
@@ -42,7 +42,7 @@ class EpisodeAgentLoop:
         submission: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Stores the arguments. verl passes the server manager and further arguments, which are ignored.
+        """Stores the arguments. verl also passes further arguments, which are ignored.
 
         Args:
             server_manager: Client of verl's inference servers.
@@ -58,7 +58,7 @@ class EpisodeAgentLoop:
         self._submission: Any = OmegaConf.to_container(OmegaConf.create(dict(submission or {})))
 
     async def run(self, sampling_params: Mapping[str, Any], **row: Any) -> list[Any]:
-        """Runs an episode, and returns one output per row."""
+        """Runs an episode. Returns one `AgentLoopOutput` per training row."""
         from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
         async def sample(request: Request) -> Response:
@@ -82,12 +82,12 @@ class EpisodeAgentLoop:
 
 
 def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_step: int | None = None) -> dict[str, Any]:
-    """Returns the fields of the only output of an episode whose history was not rewritten.
+    """Returns the fields of an `AgentLoopOutput` for an episode with one row, whose history was not rewritten.
 
-    The arguments are described in `agent_loop_outputs`.
+    `agent_loop_outputs` describes the arguments and further errors.
 
     Raises:
-        UntrainableError: The episode has several rows. Use `agent_loop_outputs` for several rows.
+        UntrainableError: The episode has several rows. Use `agent_loop_outputs` instead.
     """
     outputs = agent_loop_outputs(report, lost=lost, global_step=global_step)
     if len(outputs) > 1:
@@ -103,19 +103,19 @@ def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_ste
 def agent_loop_outputs(
     report: SequenceReport, *, lost: Lost = "mask", global_step: int | None = None
 ) -> list[dict[str, Any]]:
-    """Returns the fields of one output per row, for trainers of verl that accept a list from an agent loop.
+    """Returns the fields of one `AgentLoopOutput` per row, for trainers of verl that accept a list of outputs.
 
     Args:
         report: The rows of an episode.
-        lost: Treatment of an episode without a reward. `mask` returns its rows with a mask of zeros; their reward
+        lost: Treatment of an episode without a reward. `mask` returns its rows with a mask of zeros, but their reward
             of 0.0 still counts in the mean of verl's prompt group. `group` raises an error, so that verl drops the
             whole group.
-        global_step: The trainer's step, which replaces a missing policy version. verl computes the age of a row from
-            the policy version.
+        global_step: The trainer's step, which is used if a row has no policy version. verl computes the age of a row
+            from it.
 
     Raises:
-        UntrainableError: The episode has no reward and `lost` is `group`, or a policy version is not an integer, or a
-            trained row has no policy version and `global_step` is `None`.
+        UntrainableError: The episode has no reward and `lost` is `group`, or a policy version is not an integer. Also
+            if a trained row has no policy version and `global_step` is `None`.
     """
     if report.is_lost and lost == "group":
         name = f"Episode {report.rows[0].episode_id} ({report.rows[0].task})" if report.rows else "The episode"

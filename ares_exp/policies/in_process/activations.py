@@ -1,8 +1,11 @@
-"""Hidden states of a model during generation. They can be saved to files, or changed by functions of the user.
+"""Hidden states of a model during generation. They can be saved to files, or changed by the user's functions.
 
-A state is the output of a module at one position. `generated` states are the states from which the tokens of a response
-were sampled, one per token. The first one is at the last position of the prompt. Each state is a row of a float32
-`.npy` file, which numpy can map into memory. A file gets its final name when it is complete.
+A state is the output of a module at one position of the token sequence. The option `positions: generated` saves, for
+each token of a response, the state from which the token was sampled. The first of these states is therefore at the last
+position of the prompt.
+
+Each state is a row of a float32 `.npy` file, which numpy can map into memory. A file gets its final name when it is
+complete.
 """
 
 from __future__ import annotations
@@ -39,12 +42,12 @@ Positions = Literal["generated", "prompt", "all"]
 
 @settings(frozen=True, config={"extra": "forbid"})
 class KeptStates:
-    """Selects states to save: a module, and positions.
+    """The hidden states to save: the outputs of one module, at some positions.
 
     Attributes:
         layer: Index of a decoder layer, starting at 0. Negative indices count from the end. The saved state is the
             residual stream after the layer.
-        module: Name of any module, as an alternative to `layer`: `model.layers.3.mlp`.
+        module: Name of any module, instead of `layer`. For example, `model.layers.3.mlp`.
         positions: `generated`, `prompt`, `all` (both), or a list of indices of generated tokens, starting at 0.
     """
 
@@ -63,8 +66,9 @@ class Hook:
     """A function that receives the states of a module in every forward pass, and may replace them.
 
     Attributes:
-        function: Dotted name of the function, or the function itself in a script. The arguments are the states, with
-            shape (1, positions, width), and a `ForwardPass`. It returns new states, or `None` to leave them unchanged.
+        function: Dotted name of the function, for example `my_module.steer`, or the function itself in a script. It
+            receives the states, with shape (1, positions, width), and a `ForwardPass`. It returns new states, or
+            `None` to leave them unchanged.
         layer: Index of a decoder layer; see `KeptStates`.
         module: Name of a module; see `KeptStates`.
     """
@@ -81,7 +85,7 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
-    """Describes the forward pass in which a hook is called.
+    """The forward pass in which the function of a `Hook` is called.
 
     Attributes:
         module: Name of the module.
@@ -119,12 +123,15 @@ def module_name(model: Any, layer: int | None, module: str | None) -> str:
 
 
 class StateWatcher:
-    """Saves and changes states during the generation of one response at a time."""
+    """Saves and changes the hidden states of a model while it generates one response at a time."""
 
     def __init__(
         self, kept: Sequence[KeptStates], hooks: Sequence[Hook], output_dir: Path | None, max_bytes: int
     ) -> None:
-        """Stores the selections and the hooks. `max_bytes` is an upper bound on the total size of the saved states."""
+        """Stores the arguments, and imports the functions of the hooks.
+
+        `max_bytes` is the maximum total size of the saved states of a run.
+        """
         if kept and output_dir is None:
             raise ConfigError("policy.activations needs a directory for the states: set policy.output_dir.")
         self._kept = kept
@@ -148,7 +155,10 @@ class StateWatcher:
 
     @contextlib.contextmanager
     def watching(self, model: Any, row: Row) -> Iterator[None]:
-        """Saves and changes states while a row is generated: registers hooks on entry, and removes them on exit."""
+        """Saves and changes states while the response `row` is generated.
+
+        Registers hooks in the model on entry, and removes them on exit. Deletes the files of an incomplete response.
+        """
         modules = dict(model.named_modules())
         handles = []
         self._states = None
@@ -169,7 +179,10 @@ class StateWatcher:
                 self._give_back(self._states.drop())
 
     def links(self) -> Mapping[str, Any] | None:
-        """Completes the files of the last row. Returns their locations by module, or `None` if no states were saved."""
+        """Completes the files of the last response. Returns the file and the positions for each module name.
+
+        Returns `None` if no states were saved.
+        """
         states, self._states = self._states, None
         return None if states is None or states.is_dropped else states.complete()
 
@@ -194,7 +207,7 @@ class StateWatcher:
             self._give_back(self._states.drop())
 
     def _take(self, size: int) -> bool:
-        """Reserves `size` bytes of `max_bytes`. Returns `False` if not enough bytes are left."""
+        """Reserves `size` bytes for saved states. Returns `False` if this would exceed `max_bytes`."""
         assert self._directory is not None
         if self._left is None:
             there = sum(file.stat().st_size for file in self._directory.rglob("*.npy"))
@@ -258,7 +271,7 @@ class _States:
 
 @dataclass(slots=True)
 class GrowingArray:
-    """An array of float32 rows in a `.npy` file, to which rows can be appended until it is complete."""
+    """A `.npy` file of float32 rows that is written row by row. Its name ends with `.part` until it is complete."""
 
     path: Path
     count: int = 0
@@ -270,7 +283,7 @@ class GrowingArray:
         return self.path.with_name(f"{self.path.name}.part")
 
     def append(self, rows: np.ndarray[Any, Any]) -> None:
-        """Appends rows."""
+        """Writes rows to the end of the file. `rows` has the shape (rows, width)."""
         if self._file is None:
             self._file = self._part.open("xb")
             self._file.write(bytes(HEADER_BYTES))
@@ -278,7 +291,7 @@ class GrowingArray:
         self.count, self.width = self.count + rows.shape[0], rows.shape[1]
 
     def complete(self) -> None:
-        """Writes the header and renames the file to its final name."""
+        """Writes the header, which contains the number of rows, and renames the file to its final name."""
         assert self._file is not None
         about = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({self.count}, {self.width}), }}"
         with self._file as file:
@@ -288,7 +301,7 @@ class GrowingArray:
         self._part.rename(self.path)
 
     def drop(self) -> int:
-        """Deletes the file, and returns the size of its rows in bytes."""
+        """Deletes the incomplete file. Returns the total size of the appended rows in bytes."""
         if self._file is not None:
             self._file.close()
         self._part.unlink(missing_ok=True)
@@ -316,19 +329,19 @@ def _of_prompt(positions: Any, prompt: Any) -> Any:
 
 
 def _wants(positions: Any, token: int) -> bool:
-    """Returns whether `positions` includes the state from which the generated token number `token` was sampled."""
+    """Returns whether to save the state from which generated token number `token` (starting at 0) was sampled."""
     return token in positions if isinstance(positions, list) else positions in ("generated", "all")
 
 
 def read_activations(run_dir: Path, response: LLMResponse) -> dict[str, np.ndarray[Any, Any]]:
-    """Maps the states of a response into memory, by the names of their modules.
+    """Returns the saved states of a response as memory-mapped arrays. Keys are the names of the modules.
 
     Args:
         run_dir: Directory of the run.
         response: Response from a trajectory.
 
     Raises:
-        ConfigError: A file name in the response is not the path of a file in the run directory.
+        ConfigError: A file of states is missing, or is not in the run directory.
     """
     import numpy as np
 

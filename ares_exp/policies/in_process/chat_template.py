@@ -1,9 +1,9 @@
-"""Prompts of token ids, which a tokenizer's chat template renders completely, or which continue earlier ids.
+"""Conversion of requests to prompts of token ids, with the chat template of a model's tokenizer.
 
-A continued prompt consists of the earlier prompt, the response as it was sampled, and the template's text after that
-response. Each prompt of a conversation therefore starts with the ids of the previous prompt and response, even if the
-template would render the response differently. Reasoning also remains, although some templates remove it from earlier
-turns.
+A prompt is either rendered completely, or *continues* an earlier prompt of the conversation. A continued prompt
+consists of the earlier prompt, the response as it was sampled, and the text that the template adds after that response.
+It therefore starts with exactly the ids of the previous prompt and response, even if the template would render the
+response differently. Reasoning also remains, although some templates remove it from earlier turns.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ares_exp.llms.wire import plain
 from ares_exp.policies.in_process.response_parsing import pieces_of
 
 _MARK = "\u2063ares-exp-mark\u2063"
-"""Placeholder for the text of a response. It marks the position of the response in a rendered template."""
+"""Placeholder for the text of a response. It shows where the template puts the response."""
 
 MAX_TURNS = 64
-"""Number of most recent turns of an episode that are stored."""
+"""Maximum number of turns that are stored for an episode. Older turns are dropped."""
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer of transformers."""
+    """The chat template of a tokenizer of the library transformers. It converts requests to token ids."""
 
     def __init__(self, tokenizer: Any) -> None:
         """Stores the tokenizer, which must have a chat template."""
@@ -45,7 +45,7 @@ class ChatTemplate:
         self._lock = threading.Lock()  # fast tokenizers do not support concurrent calls
 
     def prompt(self, request: LLMRequest) -> list[int]:
-        """Returns the token ids of a complete request.
+        """Returns the token ids of a request. The template renders all of its messages.
 
         Raises:
             UnsendableRequestError: The template cannot represent the request.
@@ -55,7 +55,7 @@ class ChatTemplate:
     def continued(self, turn: Turn, request: LLMRequest) -> list[int] | None:
         """Returns the token ids of a request that continues a turn: the ids of the turn, then the ids of new messages.
 
-        Returns `None` if the text that follows the response cannot be determined from the template.
+        Returns `None` if it is not clear which text the template adds after the response.
 
         Raises:
             UnsendableRequestError: The template cannot represent the request.
@@ -78,7 +78,10 @@ class ChatTemplate:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """Ids of the tokens that end a response: the end token of the template, and the end-of-sequence token."""
+        """Ids of the tokens that end a response.
+
+        These are the special token that the template adds after a response, and the tokenizer's end-of-sequence token.
+        """
         conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = _after_mark(self._render(conversation, LLMRequest([])))
         first = [*(self._ids(after) if after else []), None][0]
@@ -88,11 +91,11 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """Source of the template."""
+        """Source text of the chat template."""
         return str(self.tokenizer.chat_template)
 
     def without_special(self, text: str) -> str:
-        """Returns a text without its special tokens."""
+        """Returns a text without special tokens of the tokenizer, such as `<|im_end|>`."""
         for token in self.tokenizer.added_tokens_decoder.values():
             if token.special:
                 text = text.replace(token.content, "")
@@ -122,14 +125,14 @@ class ChatTemplate:
 
 
 class ChatTemplates:
-    """Loads chat templates of models. Loads each one only once, even if several episodes request it at once."""
+    """The chat templates of models. Each template is loaded only once, even if several episodes need it at once."""
 
     def __init__(self) -> None:
         self._loading = asyncio.Lock()  # the first import of transformers in several threads fails at random
         self._loaded: dict[tuple[str, Path | None, bool], ChatTemplate] = {}
 
     async def of(self, name: str, chat_template: Path | None = None, trust_remote_code: bool = False) -> ChatTemplate:
-        """Returns the chat template of a tokenizer. Takes the arguments and raises the errors of `load_tokenizer`."""
+        """Returns the chat template of a tokenizer. `load_tokenizer` describes the arguments and the errors."""
         key = (name, chat_template, trust_remote_code)
         async with self._loading:
             if key not in self._loaded:
@@ -173,7 +176,7 @@ def load_tokenizer(name: str, *, chat_template: Path | None, trust_remote_code: 
 
 
 def with_template(tokenizer: Any, name: str | None, chat_template: Path | None) -> Any:
-    """Returns the tokenizer with its own chat template, or with the template of a file.
+    """Returns the tokenizer, which keeps its own template, or gets the template in the file `chat_template`.
 
     Raises:
         PreflightError: The tokenizer has no chat template, or the file cannot be read.
@@ -194,7 +197,9 @@ def with_template(tokenizer: Any, name: str | None, chat_template: Path | None) 
 def prompt_of(
     template: ChatTemplate, request: LLMRequest, conversations: Conversations, warn: Callable[[str], None]
 ) -> list[int]:
-    """Returns the token ids of a request. If possible, they continue the ids of an earlier turn.
+    """Returns the token ids of a request: the ids of the turn that it continues, followed by its new messages.
+
+    If the request continues no turn, or the template does not allow it, renders the complete request.
 
     Raises:
         UnsendableRequestError: The template cannot represent the request.
@@ -214,7 +219,10 @@ def prompt_of(
 def response_pieces(
     template: ChatTemplate, request: LLMRequest, *, prompt: Sequence[int], text: str, call_id: str
 ) -> list[Piece]:
-    """Parses the `text` of a response, which may contain special tokens. The ids of tool calls start with `call_id`."""
+    """Parses the `text` of a response to `prompt` into reasoning, text and tool calls. Removes special tokens.
+
+    The ids of tool calls start with `call_id`.
+    """
     pieces = pieces_of(
         text,
         template.text,
@@ -226,7 +234,9 @@ def response_pieces(
 
 
 def messages_of(request: LLMRequest) -> list[dict[str, Any]]:
-    """Converts messages to the format of chat templates: contents are strings, and arguments of calls are objects.
+    """Converts the messages of a request to the format that chat templates expect.
+
+    Contents are strings, and the arguments of tool calls are objects instead of JSON texts.
 
     Raises:
         UnsendableRequestError: A message contains anything except text.
@@ -249,7 +259,10 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tool call. Parses its arguments if possible, because most templates serialise arguments as JSON."""
+    """Returns a tool call with parsed arguments, because most templates convert the arguments to JSON themselves.
+
+    Arguments that are not valid JSON remain a text.
+    """
     function = call.get("function") or {}
     given = function.get("arguments")
     arguments = arguments_object(given) if isinstance(given, str) else given
@@ -263,7 +276,7 @@ class Turn:
     Attributes:
         ids: Token ids of the prompt and of the sampled response.
         num_messages: Number of messages of the request, including the system prompt.
-        digests: Digests of the conversation, including the response.
+        digests: Digest of each message, including the response. They show whether a request continues the turn.
     """
 
     ids: Sequence[int]
@@ -273,7 +286,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Conversations:
-    """The most recent turns of one episode. `of` finds the turn that a request continues."""
+    """The most recent turns of one episode. The method `of` finds the turn that a request continues."""
 
     turns: list[Turn] = field(default_factory=list)
 
@@ -287,7 +300,7 @@ class Conversations:
         del self.turns[:-MAX_TURNS]
 
     def of(self, request: LLMRequest) -> Turn | None:
-        """Returns the longest turn that the request continues; `None` if it continues no turn."""
+        """Returns the longest turn whose messages and response the request starts with; `None` if there is none."""
         asked = canonical(request)
         fitting = [
             turn

@@ -37,7 +37,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The result of a row: the version of the weights, and the locations of saved states (`StateWatcher.links`)."""
+    """The version of the weights of a generated response, and the files of its states (`StateWatcher.links`)."""
 
     version: str | None
     kept: Any
@@ -51,14 +51,14 @@ class _Update:
 
 
 class ModelInProcess:
-    """A model that is loaded at its first use and freed by `close`. Use it on only one event loop.
+    """A model that is loaded at its first use, and freed by `close`. Use each instance on only one event loop.
 
     Attributes:
         version: Version of the weights.
     """
 
     def __init__(self, load: Callable[[], LoadedModel], *, version: str | None, watcher: StateWatcher) -> None:
-        """Stores the arguments. The first use calls `load` in a thread."""
+        """Stores the arguments. The first use of the model calls `load` in a thread."""
         self.version = version
         self._load = load
         self._watcher = watcher
@@ -69,7 +69,7 @@ class ModelInProcess:
         self._is_closed = False
 
     async def loaded(self) -> LoadedModel:
-        """Returns the model.
+        """Returns the model, after loading it if necessary.
 
         Raises:
             AresExpError: The model could not be loaded.
@@ -80,12 +80,13 @@ class ModelInProcess:
             return model
 
     async def generate(self, row: Row, *, timeout_sec: float) -> Ended:
-        """Generates tokens of a row until the row ends. If the caller is cancelled, the row ends at the next token.
+        """Generates the tokens of a response, and appends them to `row`.
 
-        `timeout_sec` includes the wait for other rows.
+        If the caller is cancelled, generation ends at the next token. `timeout_sec` includes the time to wait until
+        other responses are complete.
 
         Raises:
-            PolicyError: The row could not be generated.
+            PolicyError: The response could not be generated.
         """
         try:
             async with asyncio.timeout(timeout_sec), self._turn(row.spec.on_wait) as model:
@@ -103,7 +104,9 @@ class ModelInProcess:
             ) from None
 
     async def update(self, version: str, apply: Callable[[LoadedModel], None]) -> None:
-        """Changes the weights as soon as no row is running. Rows that wait meanwhile use the new weights.
+        """Changes the weights as soon as no response is being generated. `apply` receives the model and changes it.
+
+        Responses that wait for the model meanwhile use the new weights.
 
         Raises:
             AresExpError: `apply` failed.
@@ -116,7 +119,7 @@ class ModelInProcess:
             raise update.error
 
     async def close(self) -> None:
-        """Ends the running row, and frees the model. Idempotent."""
+        """Ends the response that is being generated, and frees the model. Idempotent."""
         self._is_closed = True
         if self._row is not None:
             self._row.given_up.set()
@@ -126,7 +129,7 @@ class ModelInProcess:
 
     @asynccontextmanager
     async def _turn(self, on_wait: OnWait) -> AsyncIterator[LoadedModel]:
-        """Waits until no other caller uses the model, then loads it if necessary and applies waiting updates."""
+        """Gives the caller exclusive use of the model. Loads it if necessary, and applies waiting updates first."""
         with reported(on_wait):
             await self._turns.acquire()
         try:
@@ -176,7 +179,7 @@ def _release() -> None:
 
 
 def generate(loaded: LoadedModel, row: Row, watcher: StateWatcher) -> None:
-    """Generates tokens until the row ends or is abandoned, and appends them to the row.
+    """Generates tokens and appends them to `row`, until the response ends or the caller gives it up.
 
     Raises:
         PolicyError: The model's logits contain NaN, or the memory is insufficient.
@@ -189,7 +192,7 @@ def generate(loaded: LoadedModel, row: Row, watcher: StateWatcher) -> None:
     longest = GenerationConfig(max_new_tokens=row.sampling.max_tokens, do_sample=False, pad_token_id=loaded.pad)
 
     def choose_token(_: Any, logits: Any) -> Any:
-        """Chooses the next token. Returns scores that make the greedy decoding of transformers select this token."""
+        """Chooses the next token. Returns scores that make transformers, which decodes greedily, select this token."""
         token, logprob = choose(logits[0], row)
         if math.isnan(logprob):
             raise PolicyError("The logits of the model contain NaN. Check its weights.")
@@ -220,7 +223,7 @@ def generate(loaded: LoadedModel, row: Row, watcher: StateWatcher) -> None:
 
 @contextmanager
 def as_it_generates(model: Any, pad: int) -> Iterator[None]:
-    """Sets evaluation mode, and disables the sampling defaults of the model, until the context exits."""
+    """Sets evaluation mode, and disables the model's own sampling defaults. Restores both when the context exits."""
     from transformers import GenerationConfig
 
     defaults, is_training = model.generation_config, model.training

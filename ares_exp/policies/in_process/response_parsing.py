@@ -1,7 +1,7 @@
 """Parsing of a model's text into reasoning, text and tool calls, in the format that its chat template uses.
 
-The markers in the template identify the family of the format. Text that cannot be parsed remains text, so that the
-agent sees it.
+The format of tool calls belongs to one of four families, which markers in the template identify. A call that cannot be
+parsed remains text, so that the agent sees it.
 
 | family | format of a tool call |
 |---|---|
@@ -36,20 +36,20 @@ class _Call:
 
 
 Found = tuple[str, list[_Call]]
-"""Function result: the text without tool calls, and the tool calls."""
+"""Result of parsing a text: the text without its tool calls, and the tool calls."""
 
 
 def pieces_of(
     text: str, template: str, tools: Sequence[Mapping[str, Any]] | None, *, call_id: str, starts_thinking: bool
 ) -> list[Piece]:
-    """Returns the pieces of a response.
+    """Parses the text of a response into pieces: reasoning, text and tool calls.
 
     Args:
         text: Generated text without the token that ended it.
         template: Source of the chat template.
-        tools: Tools that the request offers. If it offers no tools, calls are not parsed.
-        call_id: Prefix of the ids of calls.
-        starts_thinking: Whether the prompt ends within a reasoning block.
+        tools: Tools that the request offers. If it offers no tools, the text of tool calls remains text.
+        call_id: Prefix of the ids of tool calls.
+        starts_thinking: Whether the prompt ends with an open reasoning block, so that the text starts with reasoning.
     """
     thinking, said = _thinking(text, template, starts_thinking)
     left, calls = said, list[_Call]()
@@ -63,7 +63,7 @@ def pieces_of(
 
 
 def _thinking(text: str, template: str, starts_thinking: bool) -> tuple[str, str]:
-    """Separates the reasoning from the reply. If the reasoning block is not closed, the complete text is reasoning."""
+    """Returns the reasoning and the rest of the text. An unclosed reasoning block extends to the end of the text."""
     if "</think>" not in template:
         return "", text
     stripped = text.lstrip()
@@ -170,7 +170,10 @@ def _kinds(name: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _typed(value: str, kind: Any) -> Any:
-    """Converts a parameter to the type `kind`. Strings remain unchanged. Parses other values as JSON, if possible."""
+    """Converts the text of a parameter to the type `kind` of its JSON Schema.
+
+    A string remains unchanged. Any other value is parsed as JSON, and remains a text if it is not valid JSON.
+    """
     if kind == "string":
         return value
     try:

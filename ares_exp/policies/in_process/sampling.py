@@ -1,7 +1,7 @@
 """Sampling of one response, with its own random sequence, limits and stop strings.
 
-Tokens are sampled by inverse transform sampling: one uniform random number per token selects the token in the
-cumulative probabilities.
+Tokens are sampled by inverse transform sampling: for each token, one uniform random number is looked up in the
+cumulative probabilities of the vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEUTRAL_SAMPLING: Mapping[str, float] = {
 }
 """Values of sampling parameters that leave the model's distribution unchanged."""
 PROCESSED_LOGPROBS: Mapping[str, str] = {"logprobs_mode": "processed_logprobs"}
-"""Entry in `LLMResponse.sampling` if the log-probabilities were computed at the sampling temperature."""
+"""Entry of `LLMResponse.sampling` which states that the log-probabilities refer to the sampling temperature."""
 DEFAULT_MAX_OUTPUT_TOKENS = 2048
 """Maximum number of tokens of a response if neither the policy nor the agent sets it."""
 
@@ -51,7 +51,7 @@ class Sampling:
     seed: str = "0"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the parameters that are set, under the names that endpoints use, as JSON-ready data."""
+        """Returns the parameters that are set, as JSON-ready data with the names that endpoints use for them."""
         more: dict[str, Any] = {"top_k": self.top_k, "stop": list(self.stop) or None}
         fixed = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
         return fixed | {name: value for name, value in more.items() if value is not None}
@@ -64,8 +64,8 @@ class Row:
     Attributes:
         ids: Token ids sampled so far, including the token that ended the response.
         logprobs: Log-probability of each sampled token over the whole vocabulary, at the row's temperature.
-        finish: Reason why the row ended; `None` while the row is running, or if the row was abandoned.
-        given_up: Event that abandons the row. It is set when the caller no longer waits for the row.
+        finish: Reason why the response ended: `stop` or `length`. `None` while it is incomplete.
+        given_up: Event that stops the generation. It is set when the caller no longer waits for the response.
     """
 
     prompt: Sequence[int]
@@ -86,7 +86,11 @@ class Row:
         return self._draws.random()
 
     def take(self, token: int, logprob: float, ends: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
-        """Appends a token, and sets `finish` if it was the last one."""
+        """Appends a token. Sets `finish` if it ends the response.
+
+        A response ends with a token in `ends`, a stop string, or the maximum number of tokens. `decode` converts token
+        ids to text, to find stop strings.
+        """
         self.ids.append(token)
         self.logprobs.append(logprob)
         if token in ends or self._has_stop(decode):
@@ -95,7 +99,11 @@ class Row:
             self.finish = "length"
 
     def _has_stop(self, decode: Callable[[Sequence[int]], str]) -> bool:
-        """Returns whether the last tokens contain a stop string. Assumes that each token has at least one byte."""
+        """Returns whether the last tokens contain a stop string.
+
+        Decodes only as many tokens as the longest stop string has bytes, and a few more. This assumes that each token
+        has at least one byte.
+        """
         if not self.sampling.stop:
             return False
         longest = max(len(stop.encode()) for stop in self.sampling.stop)
@@ -117,7 +125,7 @@ def choose(logits: Any, row: Row) -> tuple[int, float]:
 
 
 def _truncated(logprobs: Any, sampling: Sampling) -> Any:
-    """Sets the log-probabilities of tokens that `top_k` or `top_p` excludes to minus infinity. Returns all of them."""
+    """Returns the log-probabilities, with minus infinity for each token that `top_k` or `top_p` excludes."""
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
     kept = logprobs[None]
@@ -129,7 +137,7 @@ def _truncated(logprobs: Any, sampling: Sampling) -> Any:
 
 
 def _inverse(logprobs: Any, draw: float) -> int:
-    """Returns the first token whose cumulative probability exceeds the random number."""
+    """Returns the first token whose cumulative probability exceeds `draw`, a random number in [0, 1)."""
     import torch
 
     if logprobs.device.type == "mps":  # mps has no float64

@@ -22,7 +22,7 @@ from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, NEU
 from ares_exp.policies.policy import EpisodeSpec
 
 ABORT, MAX_ABORTED = "abort", 16
-"""Finish reason of a response that the engine aborted, and maximum number of attempts in a row without a new token."""
+"""Finish reason of a response that the engine aborted. Maximum number of consecutive aborts without a new token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TokenRequest:
     Attributes:
         request: Request after the policy's settings were applied.
         name: Name of the request: a digest of the prompt, and the number of earlier requests of the episode with the
-            same prompt. The name is the same in every run.
+            same prompt. The name is the same in every run, so that random seeds can be derived from it.
     """
 
     prompt: Sequence[int]
@@ -49,7 +49,7 @@ class TokenClient:
         spec: Episode of the client.
         load: Function that returns the chat template of the model.
         prepare: Function that applies the policy's settings to a request.
-        sample: Function that samples a response, which contains token ids and one text with special tokens.
+        sample: Function that samples a response. Its only piece is the sampled text, including special tokens.
         warn: Callback for warnings.
         strict: Whether a forced tool call is an error instead of a warning.
         continues: Whether to continue conversations with the token ids of earlier responses.
@@ -74,7 +74,8 @@ class TokenClient:
         """Responds to one request.
 
         Raises:
-            UnsendableRequestError: The chat template cannot represent the request, or the agent forces a tool call.
+            UnsendableRequestError: The chat template cannot represent the request, or the request forces a tool call
+                and `strict` is set.
         """
         request = self._without_forced_call(self.prepare(request))
         template = await self.load()
@@ -94,7 +95,10 @@ class TokenClient:
         return response
 
     async def _sampled(self, template: ChatTemplate, asked: TokenRequest) -> LLMResponse:
-        """Samples a response. Continues an aborted response after its sampled ids, perhaps with newer weights."""
+        """Samples a response. If the engine aborts it, and `continues_aborted` is set, samples the missing rest.
+
+        The rest may be sampled from newer weights.
+        """
         parts, finish = [await self.sample(asked)], None
         limit = asked.request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS
         while self.continues_aborted and parts[-1].finish_reason == ABORT:
@@ -121,7 +125,7 @@ class TokenClient:
         return replace(joined, data=(TextData(sampled_text(template, ids, template.ends, stop)),))
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Stores a response from another source, such as a log, as if this client had sampled the response."""
+        """Stores a response from another source, such as a log, so that later requests can continue its token ids."""
         if response is not None and response.prompt_token_ids is not None:
             self._occurrences[digest_of(response.prompt_token_ids)] += 1
             self._conversations.add(self.prepare(request), response)
@@ -166,7 +170,10 @@ def _joined(parts: Sequence[LLMResponse], finish: str | None) -> LLMResponse:
 
 
 def sampling_of(request: LLMRequest) -> dict[str, Any]:
-    """Returns a value for every sampling parameter, because engines set missing parameters to the model's defaults."""
+    """Returns a value for every sampling parameter of a request.
+
+    Parameters that the request does not set get neutral values, because engines would use the model's defaults.
+    """
     asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     return {**NEUTRAL_SAMPLING, **{name: value for name, value in asked.items() if value is not None}}
 

@@ -1,4 +1,4 @@
-"""The bodies of requests to the rollout service, and of its responses."""
+"""The types of the bodies and queries of requests to the rollout service, and of its responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Body(BaseModel):
 
 
 class TaskName(Body):
-    """A task of the run."""
+    """The name of a task of the run."""
 
     name: Name
 
@@ -37,8 +37,9 @@ class PolicyBody(Body):
     """The endpoint that responds to the LLM calls of a rollout.
 
     Attributes:
-        mode: `endpoint` sends calls to `base_url`. `relay` passes them to the trainer with `GET /v1/requests`.
-        wire: Format of the calls. `ids` continues conversations with token ids.
+        mode: `endpoint` sends calls to `base_url`. `relay` keeps them until the trainer fetches them with
+            `GET /v1/requests` and responds with `POST /v1/responses`.
+        wire: API of the endpoint. `ids` sends prompts as token ids, which continue the token ids of earlier calls.
         base_url: URL of the endpoint, including the version. Required if `mode` is `endpoint`.
         model: Name of the model.
         tokenizer: Directory or hub name of the tokenizer, for `ids`, `relay` and `on_abort: continue`. Defaults to
@@ -65,17 +66,17 @@ class PolicyBody(Body):
 
     @property
     def needs_tokenizer(self) -> bool:
-        """Whether the service renders prompts as token ids."""
+        """Whether the service converts prompts to token ids, for which it needs the model's tokenizer."""
         return self.mode == "relay" or self.wire == "ids" or self.on_abort == "continue"
 
 
 class RolloutLimits(Body):
-    """The limits of an episode. `null` uses the limit of the run.
+    """The limits of an episode.
 
     Attributes:
-        seconds: Time limit of the agent.
-        steps: Maximum number of LLM responses.
-        row_tokens: Maximum length of a row. Longer rows are cut.
+        seconds: Time limit of the agent. `null` uses the limit of the run.
+        steps: Maximum number of LLM responses. `null` uses the limit of the run.
+        row_tokens: Maximum number of tokens of a row. Longer rows are cut. `null` means no limit.
     """
 
     seconds: Seconds | None = None
@@ -93,17 +94,18 @@ class SubmissionBody(Body):
         rollout_ids: Ids of the rollouts, in the order of the tasks. `null` creates ids. If the ids were submitted
             before, the service returns the existing submission.
         policy: Endpoint of all rollouts.
-        policies: Fields that replace fields of `policy` for single rollouts, by rollout id.
+        policies: For single rollouts, fields that replace fields of `policy`, by rollout id.
         want: Content of the episodes, in addition to the reward.
-        conversations: Names or patterns of the conversations in the rows and calls.
-        realign_tokens: Maximum number of sampled tokens that may be removed from a row, so that the row can continue.
+        conversations: Names or patterns of the conversations whose rows or calls the episodes contain.
+        realign_tokens: Maximum number of sampled tokens at the end of a row that the next prompt may replace. If more
+            tokens differ, the next call starts a new row.
         encoding: Encoding of token lists. `packed` is base64 of little-endian int32 (ids), uint8 (mask) and float32.
         limits: Limits of each episode.
         max_staleness: Maximum age of the oldest response of an episode, in versions.
         on_stale: Action if a response exceeds `max_staleness`. `replace` runs another attempt, and `report` returns
             the episode with the state `stale`.
-        replace_failed: Maximum number of further attempts after a failed attempt.
-        seed: Seed of the rollouts. `null` uses the seed of the run.
+        replace_failed: Maximum number of further attempts that replace failed attempts of a rollout.
+        seed: Number from which the seeds of the rollouts are derived. `null` uses the seed of the run.
         lease_sec: Number of seconds without a call from the trainer after which the rollouts are cancelled.
         metadata: Any data, which is copied to each episode.
     """
@@ -128,26 +130,26 @@ class SubmissionBody(Body):
 
 
 class Submitted(Body):
-    """The accepted rollouts."""
+    """The ids of an accepted submission and of its rollouts."""
 
     submission_id: str
     rollout_ids: list[str]
 
 
 class CancelBody(Body):
-    """A cancellation. The episode of a cancelled rollout contains nothing, or the LLM calls until the cancellation."""
+    """A cancellation. With `keep: calls`, the cancelled episodes contain the LLM calls before the cancellation."""
 
     keep: Keep = "nothing"
 
 
 class Cancelled(Body):
-    """The state of each rollout after a cancellation. The containers of the rollouts are released."""
+    """The state of each rollout after a cancellation, by its id. The containers of the rollouts are released."""
 
     states: dict[str, State]
 
 
 class RequestsQuery(Body):
-    """A poll for LLM requests from one submission, or from all. Waits up to `wait` seconds for a request."""
+    """A query for LLM requests of one submission, or of all. Waits up to `wait` seconds if there is no request."""
 
     submission: Name | None = None
     wait: Wait = 0.0
@@ -155,14 +157,14 @@ class RequestsQuery(Body):
 
 
 class TokenRequestFacts(Body):
-    """An LLM request from the relay, as token ids.
+    """An LLM request of a rollout with the policy mode `relay`, as token ids. The trainer samples the response.
 
     Attributes:
         request_id: Id of the request.
         rollout_id: Rollout of the request.
         prompt_ids: Token ids of the prompt.
         sampling: Sampling parameters.
-        deadline: Time in epoch seconds at which the lease ends. If the service has no response by then, the next poll
+        deadline: Time in epoch seconds until which the service waits for the response. After that, the next query
             returns the request again.
     """
 
@@ -174,21 +176,22 @@ class TokenRequestFacts(Body):
 
 
 class TokenRequests(Body):
-    """LLM requests from the relay, from the oldest to the newest."""
+    """LLM requests for which the trainer samples the responses, from the oldest to the newest."""
 
     requests: list[TokenRequestFacts]
 
 
 class SampledBody(Body):
-    """The response to an LLM request from the relay.
+    """The trainer's response to an LLM request of a rollout with the policy mode `relay`.
 
     Attributes:
         request_id: Id of the request.
         ids: Sampled token ids, including the token that ended the response. An empty list with the stop `length` means
             that the prompt is longer than the model's context.
         logprobs: Log-probability of each sampled token.
-        version: Version of the weights. `null` uses the version that was current when the service returned the request.
-        stop: Reason for the end. `abort` means that the engine stopped early. The relay requests the rest.
+        version: Version of the weights. `null` means the version that was current when the request was fetched.
+        stop: Reason why the response ended. `abort` means that the engine stopped early. The service then requests the
+            rest of the response.
     """
 
     request_id: Annotated[str, Field(max_length=100)]
@@ -209,7 +212,7 @@ class SampledBody(Body):
 
 
 class Accepted(Body):
-    """Whether a response was used. The service ignores it if the request has a response or is no longer open."""
+    """Whether a response was used. A response is ignored if its request already has one, or is no longer open."""
 
     accepted: bool
 
@@ -228,7 +231,7 @@ class Acked(Body):
 
 
 class VersionBody(Body):
-    """The version of the weights that generates responses from now on, and its position in the order of versions."""
+    """The version of the weights that generates responses from now on, and its number, from which ages are computed."""
 
     version: Annotated[str, Field(min_length=1, max_length=200)]
     index: Count | None = None
@@ -238,9 +241,9 @@ class PauseBody(Body):
     """A pause of LLM calls, or of the start of episodes.
 
     Attributes:
-        scope: LLM calls, or the start of episodes. The wait for the end of a pause does not count towards the time
-            limits of an episode.
-        drain_sec: Maximum time to wait until no call is in flight.
+        scope: `requests` pauses LLM calls, and `starts` pauses the start of episodes. The time limits of an episode do
+            not include pauses.
+        drain_sec: Maximum time in seconds to wait until no call is in flight.
         for_sec: Number of seconds after which the service resumes automatically.
     """
 
@@ -250,7 +253,7 @@ class PauseBody(Body):
 
 
 class ResumeBody(Body):
-    """The pause to end. `null` ends all pauses."""
+    """The scope of the pause to end. `null` ends all pauses."""
 
     scope: Literal["requests", "starts"] | None = None
 
@@ -264,7 +267,7 @@ class ServiceState(Body):
 
 
 class EpisodesQuery(Body):
-    """A request for episodes after a cursor, of one or all submissions. Waits up to `wait` seconds for new episodes."""
+    """A query for episodes after a cursor, of one or all submissions. Waits up to `wait` seconds for new episodes."""
 
     submission: Name | None = None
     after: Count = 0
@@ -272,7 +275,7 @@ class EpisodesQuery(Body):
 
 
 class TasksQuery(Body):
-    """A page of the tasks."""
+    """A query for a page of tasks: at most `limit` tasks after the task `after`."""
 
     after: Name | None = None
     limit: Annotated[int, Field(ge=1, le=10_000)] = 1000
@@ -299,7 +302,7 @@ class TaskPage(Body):
 
 
 class Capacity(Body):
-    """The numbers of running and waiting rollouts, and the limit of their sum."""
+    """The numbers of running and waiting rollouts, and the maximum of their sum."""
 
     running: int
     waiting: int
@@ -307,7 +310,7 @@ class Capacity(Body):
 
 
 class Info(Body):
-    """Facts about the service."""
+    """Facts about the service: versions, number of tasks, agent, supported policy modes and APIs, and capacity."""
 
     protocol: int
     ares_exp_version: str
@@ -338,7 +341,7 @@ class ErrorFacts(Body):
 
 
 class Loss(Body):
-    """An attempt that was replaced."""
+    """An attempt that another attempt has replaced, because it failed or was stale."""
 
     attempt: int
     state: State
@@ -346,7 +349,15 @@ class Loss(Body):
 
 
 class RolloutFacts(Body):
-    """The state of a rollout."""
+    """The state of a rollout, and of its current attempt.
+
+    Attributes:
+        attempt: Number of the current attempt at the task.
+        stage: What the running episode waits for; `null` if no episode is running.
+        seconds: Seconds since the start of the running episode; 0 if no episode is running.
+        calls: Number of LLM responses in the current attempt.
+        cursor: Position of the rollout's episode in `GET /v1/episodes`; `null` until the episode is available.
+    """
 
     rollout_id: str
     submission_id: str
@@ -362,11 +373,12 @@ class RolloutFacts(Body):
 
 
 class Row(Body):
-    """A row of tokens. `packed` encodes `ids`, `mask` and `logprobs` as base64.
+    """A training row. With the encoding `packed`, `ids`, `mask` and `logprobs` are base64 strings.
 
     Attributes:
         conversation: Name of the conversation.
-        made: `clean`, `realigned` or `forked`.
+        made: `clean` if every call continues where the previous call ended. `realigned` if tokens of a prompt replaced
+            sampled tokens. `forked` if the row starts with a rewritten history.
         ids: All tokens.
         mask: 1 for each token that is trained on, otherwise 0.
         logprobs: Log-probability of each token; 0.0 where the mask is 0.
@@ -392,7 +404,7 @@ class Row(Body):
 
 
 class Call(Body):
-    """One LLM call. `packed` encodes `prompt_ids`, `ids` and `logprobs` as base64."""
+    """One LLM call. With the encoding `packed`, `prompt_ids`, `ids` and `logprobs` are base64 strings."""
 
     step: int
     conversation: str
@@ -404,7 +416,15 @@ class Call(Body):
 
 
 class Times(Body):
-    """Duration of each phase of an episode, in seconds."""
+    """Durations of the phases of an episode in seconds.
+
+    Attributes:
+        queue: From the submission to the start of the episode.
+        start: Start of the container and the agent.
+        engine: LLM calls.
+        tools: Commands of the agent.
+        verify: Verifier and scorers.
+    """
 
     queue: float
     start: float
@@ -414,7 +434,7 @@ class Times(Body):
 
 
 class Tokens(Body):
-    """Token counts of an episode."""
+    """Numbers of prompt tokens and sampled tokens of all LLM calls of an episode."""
 
     prompt: int
     sampled: int
@@ -424,19 +444,19 @@ class Episode(Body):
     """The result of a rollout: one line of `GET /v1/episodes`.
 
     Attributes:
-        cursor: Position of the line.
+        cursor: Position of the line in the order of all lines, starting at 1.
         attempt: Number of the attempt at the task, as in the run directory.
         episode_id: Id of the episode in the run directory; `null` if no episode was started.
-        replaces: Number of the attempt that this attempt replaces.
+        replaces: Number of the attempt that this attempt replaces; `null` if it is the first attempt of the rollout.
         losses: Attempts of the rollout that were replaced.
         state: State of the rollout.
         reward: Reward of the episode; `null` without a reward.
         rewards: Rewards of the verifier and the scorers, by name.
-        trainable: Whether the episode has a reward, is not stale, and has rows or calls if they were requested.
-        error: Error of the episode.
-        versions: Versions of the weights, in order of first use.
-        version_min: Smallest index of these versions; `null` if unknown. `version_max` is the largest index.
-        staleness: Age of the oldest version at the end of the episode.
+        trainable: Whether the episode finished or was truncated, has a reward, and has the requested content.
+        error: Error of the episode; `null` without an error.
+        versions: Versions of the weights that generated its responses, in order of first use.
+        version_min: Smallest number (`index`) of these versions; `null` if unknown. `version_max` is the largest.
+        staleness: Number of versions between the oldest of these versions and the current version.
         finish: `submitted`, or the limit that truncated the episode.
         encoding: Encoding of rows and calls.
         rows: Rows, if requested.

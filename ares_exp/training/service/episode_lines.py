@@ -1,4 +1,4 @@
-"""The lines of `GET /v1/episodes`: finished episodes as JSON."""
+"""Conversion of finished episodes to JSON, for the lines of `GET /v1/episodes`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATES: Mapping[Outcome, State] = {
     Outcome.CANCELLED: "cancelled",
     Outcome.CLOSED: "cancelled",
 }
-"""The state for each outcome of an episode. All other outcomes have the state `failed`."""
+"""The state of a rollout for each outcome of its episode. All other outcomes result in the state `failed`."""
 STAGES: Mapping[Outcome, Stage] = {
     Outcome.POLICY_ERROR: "policy",
     Outcome.VERIFIER_ERROR: "verify",
@@ -32,7 +32,7 @@ Encode = Callable[[str, Sequence[Any]], Any]
 
 
 def state_of(result: EpisodeResult) -> State:
-    """Returns the state of an episode."""
+    """Returns the state of a rollout whose episode has this result."""
     return STATES.get(result.outcome, "failed")
 
 
@@ -47,9 +47,12 @@ def error_of(result: EpisodeResult) -> ErrorFacts | None:
 
 
 def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature: float | None) -> dict[str, Any]:
-    """Returns the fields of a line that depend only on the episode. Needs much CPU time for long episodes.
+    """Returns those fields of a line that depend only on the episode. This takes much CPU time for long episodes.
 
-    `temperature` is the temperature at which the tokens were sampled; `None` if it is unknown.
+    Args:
+        episode: Finished episode.
+        body: Submission of the rollout, which selects the content.
+        temperature: Temperature at which the tokens were sampled; `None` if it is unknown.
     """
     result, error = episode.result, error_of(episode.result)
     content: dict[str, Any] = {}
@@ -83,7 +86,10 @@ def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature:
 
 
 def _content(trajectory: EpisodeTrajectory | None, body: SubmissionBody, temperature: float | None) -> dict[str, Any]:
-    """Returns the requested content; raises `UntrainableError` if the calls cannot be used or were not recorded."""
+    """Returns the content that `body.want` requests: rows, calls or the trajectory.
+
+    Raises `UntrainableError` if the calls cannot be trained on, or were not recorded.
+    """
     if trajectory is None:
         raise UntrainableError("The episode has no trajectory.")
     if body.want == "trajectory":
@@ -99,7 +105,7 @@ def _content(trajectory: EpisodeTrajectory | None, body: SubmissionBody, tempera
 
 
 def row_of(row: TrainingSequence, encoding: str, limit: int | None = None) -> dict[str, Any] | None:
-    """Returns a row, cut to `limit` tokens; `None` if the cut row has no sampled token."""
+    """Returns a row as JSON-ready data, cut to `limit` tokens; `None` if the cut row has no sampled token."""
     encode = ENCODINGS[encoding]
     length = len(row.ids) if limit is None else min(limit, len(row.ids))
     starts = [start for start in row.starts if start < length]

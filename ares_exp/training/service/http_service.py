@@ -1,4 +1,4 @@
-"""The HTTP server of the rollout service. It checks keys, parses bodies, and maps errors to HTTP statuses."""
+"""The HTTP server of the rollout service. It checks API keys, parses bodies, and converts errors to responses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 64 * 2**20
 WRITE_SEC = 60.0
-"""Time limit, in seconds, for a client to receive a part of a response."""
+"""Time limit in seconds to read the body of a request, or to write a part of a response."""
 RETRY_AFTER_SEC = 2
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -50,7 +50,7 @@ class HttpService:
     """Serves the rollouts of a run over HTTP."""
 
     def __init__(self, rollouts: ServedRollouts, run: TrainedRun, key: str | None) -> None:
-        """Stores the arguments. If `key` is `None`, only requests to a loopback address are accepted."""
+        """Stores the arguments. If the API key is `None`, only requests to a loopback address are accepted."""
         self._rollouts = rollouts
         self._run = run
         self._key = key
@@ -71,7 +71,7 @@ class HttpService:
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Checks the key before each request is handled, and returns errors as JSON bodies."""
+        """Checks the API key before each request is handled. Converts exceptions to responses with a JSON body."""
         try:
             self._check(request)
             return await handler(request)
@@ -95,7 +95,10 @@ class HttpService:
             return _error(500, type(error).__name__, str(error))
 
     def _check(self, request: web.Request) -> None:
-        """Raises an `HTTPException` for requests without the key, and for requests that a web page has sent."""
+        """Raises an `HTTPException` for requests without the API key, and for requests from web pages.
+
+        If the service has no key, only requests to a loopback address are accepted.
+        """
         if "Origin" in request.headers:
             raise web.HTTPForbidden(text="Requests from web pages are not accepted. Send the request from a program.")
         if self._key is None:

@@ -25,12 +25,12 @@ class Operation:
 
     Attributes:
         path: Path, with parameters in braces.
-        about: Effect of the operation.
+        about: Summary: what the operation does.
         returns: Type of the response.
         body: Type of the body; `None` if there is no body.
         query: Type of the query; `None` if there is no query.
         status: Status of a successful response.
-        errors: Statuses of errors, in addition to 400, 401 and 403.
+        errors: Statuses of errors that the operation can return, in addition to 400, 401 and 403.
         media: Media type of the response. With `NDJSON`, each line has the type `returns`.
     """
 
@@ -186,7 +186,7 @@ def _ref(kind: type[BaseModel]) -> dict[str, str]:
 
 
 def _describe(schema: dict[str, Any], kind: type[BaseModel]) -> None:
-    """Adds descriptions from the docstring of the type, and removes titles, which only repeat names."""
+    """Adds the descriptions in the docstring of `kind` to its JSON Schema. Removes titles, which only repeat names."""
     schema["description"] = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
     schema.pop("title", None)
     described = documented(f"{kind.__module__}.{kind.__qualname__}")

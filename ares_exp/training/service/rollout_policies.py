@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 ENV = "env:"
 FIELDS = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "stop": "stop_sequences"}
-"""Sampling parameters of the service whose names differ from the arguments of the policies."""
+"""For sampling parameters in submissions that policies name differently, the argument of the policies."""
 
 
 def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
-    """Creates the policy of an endpoint, and checks the settings without connecting to the endpoint. Blocking.
+    """Creates the policy for the endpoint of a submission. Checks its settings, without connecting to the endpoint.
 
     Raises:
         UserError: A setting is missing or invalid.
@@ -96,13 +96,13 @@ class _Shared:
 
 
 class RolloutPolicies(Policy):
-    """Responds to the calls of each rollout with the policy of its submission.
+    """The policy of a service. It sends the calls of each rollout to the endpoint, or the relay, of its submission.
 
-    Rollouts with the same endpoint share its connections. Must be used on one event loop.
+    Rollouts with the same endpoint share its connections. Use an instance on only one event loop.
 
     Attributes:
         in_flight: Number of calls that wait for a response from an endpoint or a trainer.
-        relay: Requests of the rollouts in the mode `relay`.
+        relay: Queue of the requests of rollouts with the policy mode `relay`.
         version: Current version of the weights, for responses without a version.
     """
 
@@ -115,7 +115,7 @@ class RolloutPolicies(Policy):
         self._shared: dict[str, _Shared] = {}
 
     async def check(self, bodies: list[PolicyBody], *, needs_tokens: bool) -> None:
-        """Checks the policies of a submission.
+        """Checks the policies of a submission, and loads the tokenizers that they need.
 
         Raises:
             UserError: A policy cannot be used.
@@ -131,11 +131,11 @@ class RolloutPolicies(Policy):
                 await self.relay.templates.of(body.tokenizer or body.model)
 
     def add(self, slot: tuple[str, int], rollout: Rollout) -> None:
-        """Registers an attempt, whose calls are then sent to the endpoint of its rollout."""
+        """Registers an attempt, so that `for_episode` finds the rollout whose endpoint receives its calls."""
         self._rollouts[slot] = rollout
 
     async def remove(self, slot: tuple[str, int]) -> None:
-        """Removes an attempt, and closes the endpoint of its rollout if no other rollout uses it."""
+        """Removes an attempt that has ended. Closes the connections to endpoints that no other rollout uses."""
         rollout = self._rollouts.pop(slot, None)
         if rollout is None:
             return
@@ -218,7 +218,7 @@ class RolloutPolicies(Policy):
 
 @dataclass(eq=False, slots=True)
 class _Counted:
-    """A client that counts the calls of a rollout, and repeats aborted calls."""
+    """A client that counts the calls of a rollout, and repeats calls that the engine aborted (`on_abort: resample`)."""
 
     policies: RolloutPolicies
     rollout: Rollout
@@ -252,6 +252,6 @@ class _Counted:
 
 
 def _key_of(body: PolicyBody, needs_tokens: bool) -> str:
-    """Returns a digest that is equal for policies that can share connections, even if their headers differ."""
+    """Returns a digest of a policy without its headers. Policies with equal digests can share connections."""
     whole = json.dumps([body.model_dump(exclude={"headers"}), needs_tokens], sort_keys=True, default=str)
-    return hashlib.sha256(whole.encode()).hexdigest()  # without the API key, which must not be in a traceback
+    return hashlib.sha256(whole.encode()).hexdigest()  # a hash, because tracebacks must not show the API key

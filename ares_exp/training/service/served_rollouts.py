@@ -1,7 +1,7 @@
 """The rollouts of a service, from their submission to the acknowledgement of their episodes.
 
-Each rollout has exactly one line of `GET /v1/episodes`. A failed or stale attempt can be replaced by another attempt,
-which belongs to the same rollout.
+A rollout is one requested episode of a task. It results in exactly one line of `GET /v1/episodes`. If an attempt at the
+task fails or is too stale, another attempt of the same rollout can replace it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 LEASE_CHECK_SEC = 1.0
 MAX_REPLACED = 16
-"""Maximum number of times that the attempt of a rollout is replaced."""
+"""Maximum number of attempts of one rollout that are replaced by another attempt."""
 LEASE_EXPIRED = "LeaseExpired"
 CANCELLED = "Cancelled"
 MESSAGES = {
@@ -61,7 +61,7 @@ class FullError(Exception):
 
 
 class ConflictError(Exception):
-    """The ids of a submission belong to other rollouts."""
+    """Some ids of a submission already belong to rollouts with other tasks or ids."""
 
 
 class UnknownError(Exception):
@@ -74,10 +74,10 @@ class ServedSubmission:
 
     Attributes:
         body: The body of the submission. In a resumed run, API keys are masked.
-        waiting: Rollouts that have not been passed to the scheduler.
+        waiting: Rollouts that wait until they are passed to the scheduler.
         ready: Rollouts whose episodes are available and not acknowledged, by cursor, in order.
         given: Number of rollouts with an attempt that is queued or running in the scheduler.
-        open: Number of rollouts without an episode.
+        open: Number of rollouts whose episode is not available yet.
         lease_until: Time at which the lease expires, on the clock of the event loop.
         delivered: Cursor of the last delivered episode.
     """
@@ -94,20 +94,20 @@ class ServedSubmission:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether the responses must contain token ids."""
+        """Whether the responses must contain token ids, because the episodes contain rows or calls."""
         return self.body.want in ("rows", "calls")
 
 
 @dataclass(eq=False)
 class Rollout:
-    """One rollout.
+    """One rollout: an episode of a task that a trainer has requested.
 
     Attributes:
         attempt: Number of the current attempt at the task.
         seed: Seed of the current attempt.
         policy: Endpoint of the rollout's LLM calls.
         submitted_at: Time of the submission, in epoch seconds.
-        planned: Plan that continues the current attempt in a resumed run; `None` for a new attempt.
+        planned: In a resumed run, the plan that continues the current attempt. `None` for a new attempt.
         is_given: Whether the current attempt is queued or running in the scheduler.
         calls: Number of responses in the current attempt.
         cursor: Cursor of the episode; `None` until it is available.
@@ -141,18 +141,18 @@ class Rollout:
 
     @property
     def lacks_key(self) -> bool:
-        """Whether the trainer has to send the API key again, because only an earlier server process had it."""
+        """Whether the trainer has to submit the rollout again, because only an earlier server process had its key."""
         return MASK in (self.policy.key, *self.policy.headers.values())
 
 
 class ServedRollouts:
-    """All rollouts of a service. Must be used on the event loop of the run.
+    """All rollouts of a service. Use it only on the event loop of the run.
 
     Attributes:
         policies: Policy of the run.
         options: Options of the service.
-        changed: Event that is set, and replaced by a new event, when an episode becomes available.
-        failure: Future for the first error in storing an episode. Such an error ends the service.
+        changed: Event that is set when an episode becomes available. A new event then replaces it.
+        failure: Future that gets the first error in storing an episode. Such an error ends the service.
     """
 
     def __init__(
@@ -269,19 +269,19 @@ class ServedRollouts:
             self.policies.version = str(line["version"])
 
     def submission(self, submission_id: str) -> ServedSubmission:
-        """Returns a submission; raises `UnknownError` if it does not exist."""
+        """Returns a submission. Raises `UnknownError` if it does not exist."""
         if (found := self.submissions.get(submission_id)) is None:
             raise UnknownError(f"There is no submission {submission_id!r:.200}.")
         return found
 
     def rollout(self, rollout_id: str) -> Rollout:
-        """Returns a rollout; raises `UnknownError` if it does not exist."""
+        """Returns a rollout. Raises `UnknownError` if it does not exist."""
         if (found := self.rollouts.get(rollout_id)) is None:
             raise UnknownError(f"There is no rollout {rollout_id!r:.200}.")
         return found
 
     def renew(self, submissions: Iterable[ServedSubmission]) -> None:
-        """Renews the leases of submissions."""
+        """Renews the leases of submissions, because their trainer has sent a call."""
         now = asyncio.get_running_loop().time()
         for one in submissions:
             one.lease_until = now + (one.body.lease_sec or self.options.lease_sec)
@@ -335,13 +335,13 @@ class ServedRollouts:
         return await in_thread(lambda: self._record.episode(cursor))
 
     def delivered(self, rollout: Rollout) -> None:
-        """Records that an episode was delivered, so that another rollout of its submission can start."""
+        """Notes that the trainer has received an episode, so that another rollout of its submission can start."""
         submission = rollout.submission
         submission.delivered = max(submission.delivered, rollout.cursor or 0)
         self._fill(submission)
 
     async def acknowledge(self, cursor: int, submission: ServedSubmission | None) -> int:
-        """Deletes the episodes up to a cursor, of one submission or of all. Returns the number of these episodes."""
+        """Deletes all episodes up to a cursor, of one submission or of all. Returns the number of deleted episodes."""
         of = submission.submission_id if submission is not None else None
         freed = self._free(cursor, of)
         if freed:
@@ -363,7 +363,10 @@ class ServedRollouts:
         rollout.ended.set()
 
     async def set_version(self, version: str, index: int | None) -> None:
-        """Sets the version of the weights that generates responses from now on."""
+        """Sets the version of the weights that generates responses from now on, and its number `index`.
+
+        The default of `index` is `version` if it is a number, otherwise the largest known number plus 1.
+        """
         number = index if index is not None else _index(version)
         if number is None:
             number = max(self._indices.values(), default=-1) + 1
@@ -372,7 +375,10 @@ class ServedRollouts:
         self._apply(line)
 
     async def pause(self, scope: PauseScope, *, drain_sec: float, for_sec: float) -> None:
-        """Pauses `scope` for `for_sec` seconds. Waits for at most `drain_sec` until no call is in flight."""
+        """Pauses LLM calls or the start of episodes for `for_sec` seconds.
+
+        Then waits for at most `drain_sec` seconds until no call is in flight.
+        """
         self.resume(scope)
         self._driver.run.pause(scope)
         self._pauses[scope] = asyncio.get_running_loop().call_later(for_sec, self.resume, scope)
@@ -380,7 +386,7 @@ class ServedRollouts:
             await self.policies.drained(drain_sec)
 
     def resume(self, scope: PauseScope) -> None:
-        """Ends a pause, if any."""
+        """Ends the pause of `scope`, if it is paused."""
         if (timer := self._pauses.pop(scope, None)) is not None:
             timer.cancel()
             self._driver.run.resume(scope)
@@ -398,7 +404,7 @@ class ServedRollouts:
         return running, left - running, sum(len(one.ready) for one in self.submissions.values())
 
     async def close(self) -> None:
-        """Cancels running episodes, which a resumed run continues. Waits until ended episodes have been stored."""
+        """Cancels running episodes, and waits until ended episodes are stored. A resumed run continues the others."""
         self._is_closing = True
         for rollout in [one for one in self.rollouts.values() if one.is_given]:
             self._driver.run.cancel(rollout.slot)
@@ -418,7 +424,7 @@ class ServedRollouts:
                 f"The rollout id {known[0].rollout_id} belongs to submission {submission.submission_id}, whose tasks "
                 "or ids differ. Use new rollout_ids, or exactly the tasks and ids of that submission."
             )
-        for one in submission.rollouts:  # the keys, which an earlier process of the server had in memory only
+        for one in submission.rollouts:  # API keys are not recorded, so a new process of the server needs them again
             one.policy = _policy_of(body, one.rollout_id) if one.lacks_key else one.policy
         self.renew([submission])
         self._fill(submission)
@@ -445,7 +451,10 @@ class ServedRollouts:
         self.renew([submission])
 
     def _fill(self, submission: ServedSubmission) -> None:
-        """Starts waiting rollouts until `concurrency` rollouts are in the scheduler or wait for delivery."""
+        """Starts waiting rollouts of a submission, while fewer than `concurrency` are running or not yet delivered.
+
+        Skips rollouts that lack an API key.
+        """
         unread = sum(cursor > submission.delivered for cursor in submission.ready)
         for _ in range(len(submission.waiting)):
             if submission.given + unread >= self._driver.run.concurrency:
@@ -475,7 +484,7 @@ class ServedRollouts:
         return replace(limits, steps=steps, time=time_limits)
 
     async def _settle(self, rollout: Rollout, episode: DrivenEpisode | None) -> None:
-        """Handles the end of an attempt. Starts another attempt if necessary, otherwise stores the episode."""
+        """Handles the end of an attempt. Starts an attempt that replaces it if necessary, else stores the episode."""
         try:
             rollout.submission.given -= rollout.is_given
             rollout.is_given = False
@@ -529,7 +538,7 @@ class ServedRollouts:
         return [one for one in found if one is not None]
 
     async def _publish(self, rollout: Rollout, state: State, episode: DrivenEpisode | None) -> None:
-        """Stores the line of a rollout's episode, and makes the episode available."""
+        """Stores the line of a rollout's episode on disk, and makes the episode available to the trainer."""
         fields = await asyncio.to_thread(self._fields, rollout, state, episode)
         error = fields["error"]
         text = await asyncio.to_thread(dump_json, fields)
@@ -547,7 +556,7 @@ class ServedRollouts:
         self._fill(rollout.submission)
 
     def _fields(self, rollout: Rollout, state: State, episode: DrivenEpisode | None) -> dict[str, Any]:
-        """Returns the fields of a line, except for the cursor. Uses much CPU time for long episodes."""
+        """Returns all fields of a line except the cursor. This takes much CPU time for long episodes."""
         body, made = rollout.submission.body, dict[str, Any]()
         known = self._ages(episode) if episode is not None else []
         if episode is not None:
@@ -600,7 +609,10 @@ def _index(version: str) -> int | None:
 
 
 def _policy_of(body: SubmissionBody, rollout_id: str) -> PolicyBody:
-    """Returns the policy of a rollout; raises `ConfigError` if the rollout's fields in `policies` are invalid."""
+    """Returns the submission's `policy`, with the changes in `policies` for this rollout.
+
+    Raises `ConfigError` if the changes are invalid.
+    """
     own = body.policies.get(rollout_id)
     if own is None:
         return body.policy
@@ -611,7 +623,7 @@ def _policy_of(body: SubmissionBody, rollout_id: str) -> PolicyBody:
 
 
 def _without_keys(body: SubmissionBody) -> dict[str, Any]:
-    """Converts the submission to data. Masks API keys, but not the names of environment variables."""
+    """Converts a submission to data for the record. Masks API keys, but not names of environment variables."""
     data = body.model_dump()
     for policy in (data["policy"], *data["policies"].values()):
         if policy.get("key") and not str(policy["key"]).startswith(ENV):

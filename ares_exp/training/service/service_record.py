@@ -1,8 +1,8 @@
 """The state of a service on disk, in the folder `service` of the run directory.
 
 `record.jsonl` has one line per change: submissions, replaced attempts, cancellations, ends, acknowledgements and
-versions. Keys of endpoints are never written. For each episode that is not acknowledged, the file `<cursor>.json`
-contains the episode's line.
+versions. API keys are never written. For each episode that is not acknowledged, the file `<cursor>.json` contains its
+line of `GET /v1/episodes`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ServiceRecord:
         self._path = folder / "record.jsonl"
 
     def read(self) -> Iterator[Mapping[str, Any]]:
-        """Yields the lines of earlier sessions. Skips an incomplete last line, which a killed process left.
+        """Yields the changes that earlier sessions recorded. Removes an incomplete last line of a killed process.
 
         Raises:
             ConfigError: The record cannot be read.
@@ -48,11 +48,17 @@ class ServiceRecord:
             os.truncate(self._path, whole)
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Appends a line and flushes it to the disk, so that it survives a power cut. Raises `OSError`."""
+        """Appends a change to the record, and flushes it to the disk, so that it survives a power cut.
+
+        Raises `OSError` if it cannot be written.
+        """
         append_durably(self._path, f"{dump_json(line)}\n", flags=os.O_CREAT)
 
     def add_episode(self, cursor: int, text: str, line: Mapping[str, Any]) -> None:
-        """Stores the line of an episode, so that it survives the end of this process. Raises `OSError`."""
+        """Stores the line `text` of an episode, and appends the change `line` to the record.
+
+        Both survive the end of this process, but not a power cut. Raises `OSError` if they cannot be written.
+        """
         with atomic_file(self._folder / f"{cursor}.json", sync=False) as file:
             file.write(text.encode())
         append_text(self._path, f"{dump_json(line)}\n")

@@ -1,4 +1,4 @@
-"""The trainer of `ares-exp serve`, which opens the socket and serves rollouts until the run is interrupted."""
+"""The part of `ares-exp serve` that takes the place of a trainer: it serves rollouts until the run is interrupted."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class ServeOptions(BaseModel):
     Attributes:
         host: Address to listen on. An address other than a loopback address requires `key_env`.
         port: Port to listen on; 0 selects a free port.
-        key_env: Environment variable with the key that each request must contain.
+        key_env: Environment variable with the API key that each request must contain.
         queue: Maximum number of running and waiting rollouts.
-        unacknowledged: Maximum number of finished rollouts without an acknowledgement. The service rejects submissions
-            that could exceed it.
+        unacknowledged: Maximum number of finished episodes that trainers have not acknowledged. The service rejects
+            submissions that could exceed it.
         lease_sec: Number of seconds without a call from a trainer after which its rollouts are cancelled.
     """
 
@@ -46,7 +46,7 @@ class ServeOptions(BaseModel):
 
 
 class Service:
-    """A trainer that runs the rollouts that other processes submit, until the run is interrupted.
+    """The trainer of a run that serves rollouts: it runs the rollouts that other processes submit.
 
     Attributes:
         policy: Policy of the run, which sends the LLM calls of each rollout to the rollout's endpoint.
@@ -61,7 +61,7 @@ class Service:
         self._key: str | None = None
 
     def check(self, policy: Policy, task_names: Sequence[str]) -> None:
-        """Reads the key, and opens the port. Blocking.
+        """Reads the service's API key, and opens the port. Blocking.
 
         Raises:
             UserError: The key is missing, or the port cannot be used.

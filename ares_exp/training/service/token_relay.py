@@ -1,4 +1,4 @@
-"""The relay, which queues LLM requests as token ids. A trainer's sampler polls for requests and posts sampled ids."""
+"""The relay: a queue of LLM requests as token ids. The trainer fetches the requests and posts the sampled ids."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from ares_exp.training.service.bodies import SampledBody
 MAX_CONCURRENCY_PER_EPISODE = 16
 """Maximum number of concurrent requests of one episode."""
 REQUEST_LEASE_SEC = 300.0
-"""Time limit in seconds for a sampler's response to a request."""
+"""Time in seconds after which a request without a response can be fetched again."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """The sampling parameters that the relay applies, and therefore validates."""
+    """The sampling parameters that the relay itself uses, and therefore validates."""
 
     max_tokens: Annotated[int, Field(strict=True, ge=1)] = DEFAULT_MAX_OUTPUT_TOKENS
     stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class _Limits:
 
 @dataclass(eq=False, slots=True)
 class _OpenRequest:
-    """A request that waits for a response. `lease_end` is in seconds of the event loop's clock."""
+    """A request without a response. Until `lease_end`, on the event loop's clock, it is not handed out again."""
 
     rollout_id: str
     prompt: Sequence[int]
@@ -58,10 +58,10 @@ class _OpenRequest:
 
 
 class Relay:
-    """The open token requests of a service. Must be used on the event loop of the run.
+    """The queue of LLM requests that wait for the trainer's responses. Use it only on the event loop of the run.
 
-    Each request that a poll returns has a lease. If no response arrives before the lease ends, another poll returns
-    the request.
+    Each request that the trainer fetches has a lease. If no response arrives before the lease ends, the request can be
+    fetched again.
 
     Attributes:
         templates: Chat templates of the models. Policies that send token ids to endpoints also use them.
@@ -82,7 +82,7 @@ class Relay:
         """Returns open requests as dicts with the fields of `TokenRequestFacts`, from the oldest to the newest.
 
         Args:
-            wait: Maximum wait in seconds for a request. If no request arrives, the list is empty.
+            wait: Maximum time in seconds to wait for a request. If no request arrives, the list is empty.
             limit: Maximum number of requests.
             rollout_ids: Rollouts whose requests are returned. `None` means all rollouts.
         """
@@ -99,10 +99,10 @@ class Relay:
             await happened(self._changed, due - clock())
 
     def respond(self, response: SampledBody) -> bool:
-        """Passes a sampler's response to the episode that waits for it. Returns whether the response was used.
+        """Passes the trainer's response to the episode that waits for it. Returns whether the response was used.
 
         Raises:
-            WireFormatError: The response is longer than requested. The request stays open.
+            WireFormatError: The response has more than `max_tokens` tokens. The request stays open.
         """
         one = self._open.get(response.request_id)
         if one is None or one.response.done():
@@ -151,7 +151,7 @@ class Relay:
     ) -> tuple[SampledBody, str | None]:
         """Adds a request, and waits for the response. Returns the response and the version of the weights.
 
-        The wait until a poll returns the request does not count towards the time limits of the episode.
+        The time until the trainer fetches the request does not count towards the time limits of the episode.
         """
         await spec.may_ask()
         one = _OpenRequest(rollout_id, prompt, sampling, spec)
@@ -180,7 +180,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class _Sampler:
-    """Samples the responses of one rollout by passing its requests to the relay."""
+    """Gets the responses of one rollout by passing its requests to the relay."""
 
     relay: Relay
     rollout_id: str
@@ -214,7 +214,7 @@ class _Sampler:
             finish_reason=sampled.stop,
             model=self.model,
             latency_sec=time.perf_counter() - started,
-            sampling={**sampling, **PROCESSED_LOGPROBS},  # trainers use the sampling temperature for them
+            sampling={**sampling, **PROCESSED_LOGPROBS},  # trainers report logprobs at the sampling temperature
             policy_version=version,
             policy_version_from=None if version is None else "body" if sampled.version else "announced",
         )
