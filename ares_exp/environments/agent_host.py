@@ -1,7 +1,7 @@
 """The agent host, which runs one code agent and is the agent's only connection to the LLM and the container.
 
-All requests from the agent to the LLM or the container go through the runtime's journal. An LLM call becomes a pending
-observation and waits for its action.
+Each LLM call and each container call of the agent is recorded in a journal, so that the agent can be replayed later. An
+LLM call becomes the environment's pending observation. It waits until the policy's response is passed to `respond`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from ares_exp.tasks.task_contract import AgentContext
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """The state of an agent in a snapshot.
+    """The saved state of an agent that has `get_state` and `set_state`, as a snapshot contains it.
 
     Attributes:
         version: The agent's `state_version` when the snapshot was taken.
-        data: Result of the agent's `get_state`.
+        data: Return value of the agent's `get_state`.
     """
 
     version: Any
@@ -58,13 +58,13 @@ class AgentState:
 
 
 class HostedLLM:
-    """The LLM client that the agent uses."""
+    """The LLM client that the agent gets as `llm_client`."""
 
     def __init__(self, runtime: AgentRuntime) -> None:
         self._runtime = runtime
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Sends a request to the policy. Raises `TypeError` if `request` is not a valid `LLMRequest`."""
+        """Sends a request to the policy and returns its response. Raises `TypeError` for an invalid request."""
         example = 'LLMRequest([{"role": "user", "content": text}])'
         if not isinstance(request, LLMRequest):
             raise TypeError(
@@ -81,10 +81,11 @@ class HostedLLM:
 
 
 def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
-    """Restores the agent's state and returns the agent.
+    """Passes a saved state to the agent's `set_state` and returns the agent.
 
     Raises:
-        SnapshotMismatchError: The agent has no `set_state`, its `state_version` differs, or it rejects the state.
+        SnapshotMismatchError: The agent has no `set_state`, its `state_version` differs from the saved version, or
+            `set_state` raises `ValueError`.
     """
     kind = type(agent).__name__
     if not isinstance(agent, StatefulAgent):
@@ -105,21 +106,24 @@ def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
 
 NO_CONTEXT = AgentContext()
 FIRST_REQUEST_GRACE_SEC = 2.0
-"""Additional time in seconds after the time limit for the agent's first request."""
+"""Seconds for which the host still waits for the agent's first request after the agent's time limit has passed."""
 CANCEL_GRACE_SEC = 5.0
-"""Time limit in seconds for a cancelled agent to end, including the time to kill its running command."""
+"""Seconds that a cancelled agent has to end. They include the time to kill its running command."""
 
 
 class TimeIsUpError(Exception):
-    """The agent's time limit has passed."""
+    """The agent's time limit has passed, so its stage ends with the limit `time`."""
 
 
 class AgentHost:
-    """Runs one agent. Concurrent LLM calls become observations one at a time, in the order of the calls.
+    """Runs one agent, and passes its LLM calls to the environment.
+
+    An agent may make several LLM calls at the same time. They become observations one after the other, in the order in
+    which the agent made them.
 
     Attributes:
         agent: The agent; `None` until it is created.
-        runtime: Runtime of the agent.
+        runtime: Runtime that runs the agent and writes its journal.
         observed: LLM call whose request is the pending observation; `None` if no observation is pending.
     """
 
@@ -136,19 +140,20 @@ class AgentHost:
         on_requests: Callable[[], None] = lambda: None,
         background_client: LLMClient | None = None,
     ) -> None:
-        """Prepares the runtime, and the container object for the agent.
+        """Prepares to run an agent in `container`, without creating the agent.
 
         Args:
             container: The started container.
-            journal: Journal of the agent's calls; `None` for an agent that is not deterministic.
+            journal: Journal to which the agent's calls are written; `None` for an agent that is not deterministic.
             user: Default user of the agent's commands.
             shell: Default shell of the agent's commands; `None` means the shell of the container's backend.
-            env: Environment variables that are set for every command, in addition to the variables of the command.
-            limit_commands: Whether the agent's own time limits on single commands apply.
+            env: Environment variables of every command. They override variables that the agent sets for a command.
+            limit_commands: Whether a time limit that the agent sets for a command is applied. If not, commands have no
+                time limit.
             activity: Record to which every call to the container is added.
-            on_requests: Callback that is called if `pending` changes while a request is pending.
-            background_client: LLM client for background requests (`Origin.is_background`); `None` makes all requests
-                observations.
+            on_requests: Callback for changes of `pending` while a request is pending, such as a second LLM call.
+            background_client: LLM client that responds to background requests (`Origin.is_background`). With `None`,
+                these requests also become observations.
         """
         self._background_client = background_client
         self._background_requests: set[asyncio.Task[None]] = set()
@@ -183,7 +188,7 @@ class AgentHost:
 
     @property
     def agent_facts(self) -> AgentFacts | None:
-        """Facts that an installed agent has reported so far; `None` for other agents."""
+        """Facts about the separate program that the agent runs, such as Claude Code; `None` for other agents."""
         return self.agent.facts if isinstance(self.agent, AccountedAgent) else None
 
     def start(
@@ -194,9 +199,10 @@ class AgentHost:
         timeout_sec: float | None,
         context: AgentContext = NO_CONTEXT,
     ) -> None:
-        """Starts the agent with `instruction` and the additional data in `context`.
+        """Creates an agent with `factory` and runs it on `instruction`.
 
-        The agent's time limit starts at this call.
+        `context` contains the parts of the task that the agent gets in addition to the instruction. The time limit
+        `timeout_sec` starts at this call.
         """
         self._timeout_sec = timeout_sec
         self._limit(timeout_sec)
@@ -213,11 +219,13 @@ class AgentHost:
         state: AgentState | None = None,
         originals: Mapping[int, LLMRequest] | None = None,
     ) -> None:
-        """Replays an agent up to the end of its journal, without executing any call. See `start` for the arguments.
+        """Brings an agent back to the point where its snapshot was taken. For the other arguments, see `start`.
 
-        An agent without a journal is restored from its `state` instead. `timeout_sec` is the agent's total time
-        limit, of which it has already used `elapsed_sec`. `originals` contains the recorded requests by call id, which
-        are only needed for error messages.
+        An agent with a journal is replayed: it runs again, and gets the recorded results of its calls. No call is
+        executed. An agent without a journal is restored from its `state` instead.
+
+        `timeout_sec` is the agent's total time limit, of which it has already used `elapsed_sec`. `originals` contains
+        the recorded requests by call id, for error messages.
 
         Raises:
             JournalError: The agent did not reach the end of its journal.
@@ -236,7 +244,9 @@ class AgentHost:
         self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
 
     def rerun_finished_stage(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
-        """Replays an agent that has ended, to recreate its LLM requests. The caller must cancel the replayed agent.
+        """Replays the agent of a finished stage, because its journal in a snapshot contains only digests of requests.
+
+        After the replay, the journal contains the complete LLM requests. The caller must then call `cancel`.
 
         Raises:
             JournalError: The agent acted differently from its journal.
@@ -275,12 +285,13 @@ class AgentHost:
             raise AgentError(f"The code agent called sys.exit({error.code!r}).") from error
 
     async def first_request(self) -> None:
-        """Waits for the agent's first request, for up to `FIRST_REQUEST_GRACE_SEC` after the agent's time limit.
+        """Waits for the agent's first request, at most until `FIRST_REQUEST_GRACE_SEC` after the agent's time limit.
 
-        If the request comes after the agent's time limit, the agent does not get a response; see `respond`.
+        The grace period gives an episode with a short time limit a FIRST observation. An agent whose request comes
+        after its time limit never gets a response, because `respond` then raises `TimeIsUpError`.
 
         Raises:
-            AgentSetupTimeoutError: The agent did not send a request in this time.
+            AgentSetupTimeoutError: The agent sent no request before the end of the grace period.
             AgentError, ContainerError: See `next_request`.
         """
         with suppress(TimeIsUpError):
@@ -293,7 +304,9 @@ class AgentHost:
         raise AgentSetupTimeoutError(f"The code agent sent no LLM request within its limit of {self._timeout_sec:g} s.")
 
     async def next_request(self, *, late: bool = False) -> LLMRequest | None:
-        """Waits for the agent's next LLM call. Returns `None` if the agent has ended. If `late`, ignores the limit.
+        """Waits for the agent's next LLM call and returns its request, or `None` if the agent has ended.
+
+        If `late` is true, the agent's time limit is ignored.
 
         Raises:
             AgentError, ContainerError: The agent raised an exception, or its container failed.
@@ -333,16 +346,19 @@ class AgentHost:
         return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the agent's time limit by the time that the environment needed, unless the limit has passed."""
+        """Extends the agent's time limit by `seconds`, unless the limit has already passed."""
         if self._deadline is not None and self._timer is not None and not self._time_is_up:
             self._timer.cancel()
             self._limit(self._deadline + seconds - self._loop.time())
 
     def respond(self, response: LLMResponse | None) -> None:
-        """Passes the response to the observed LLM call, unless the agent has cancelled the call.
+        """Passes the policy's response to the agent's observed LLM call.
+
+        If the agent has cancelled the call, the response is only recorded in the journal.
 
         Raises:
-            TimeIsUpError: The response is `None`, or came after the agent's time limit, so the agent does not get it.
+            TimeIsUpError: The response is `None`, which means that the policy did not respond in time. Or it came after
+                the agent's time limit, so the agent does not get it.
         """
         if response is None:
             raise TimeIsUpError
@@ -356,7 +372,9 @@ class AgentHost:
             raise TimeIsUpError
 
     async def quiesce(self, timeout_sec: float) -> None:
-        """Waits until no call from the agent is running, and delays new calls until `runtime.release`.
+        """Pauses the agent for a snapshot, after its running commands and other calls have ended.
+
+        LLM calls that wait for the policy may stay open. New calls are delayed until `runtime.release`.
 
         Raises:
             SnapshotBusyError: A call is still running after `timeout_sec`.
@@ -375,7 +393,10 @@ class AgentHost:
         self.runtime.hold()
 
     async def cancel(self) -> None:
-        """Cancels the agent, and waits (at most `CANCEL_GRACE_SEC`) until its commands have ended."""
+        """Cancels the agent and its background requests, and closes its terminal.
+
+        Waits up to `CANCEL_GRACE_SEC` until the agent's commands have ended.
+        """
         if self._timer is not None:
             self._timer.cancel()
         for background_request in self._background_requests:

@@ -1,8 +1,8 @@
 """`env=ares`, a source that runs the presets of the `martian-ares` package.
 
-The package is imported when tasks are loaded, with a time limit, because its import fetches a list of data sets from a
-server. The requests and responses of the package have the same fields as in ares_exp, except for tools (`name`,
-`description`, `input_schema`).
+Importing the package fetches a list of data sets from a server. Therefore, it is imported only when tasks are loaded,
+and with a time limit. The requests and responses of the package have the same fields as in ares_exp. Only tool
+definitions differ: they have the fields `name`, `description` and `input_schema`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class AresEnvironments(SelectingSource[SimpleNamespace]):
-    """A source of the tasks of a preset. Tasks have the same names as in the package, such as `preset:5`."""
+    """A source of the tasks of one preset of `martian-ares`. Tasks have the same names as there, such as `20q:5`."""
 
     needs_container = False  # the package starts its own containers
 
@@ -62,7 +62,8 @@ class AresEnvironments(SelectingSource[SimpleNamespace]):
                 these; `None` for all tasks.
             exclude: Names or globs of tasks to leave out.
             limit: Maximum number of tasks.
-            container: The package's container type: `docker` or `daytona`. The group `container` is not used.
+            container: The package's container type: `docker` or `daytona`. The option `container=…` of ares_exp has no
+                effect, because the package starts its own containers.
             import_timeout_sec: Time limit in seconds for importing the package, which fetches a list of data sets from
                 a hosted registry.
             timeout_sec: Time limit in seconds of one `reset` or `step` of the package's environments.
@@ -75,7 +76,7 @@ class AresEnvironments(SelectingSource[SimpleNamespace]):
         self._ares: Any = None
 
     def load(self, report: Report) -> Sequence[str]:
-        """Imports the package, and selects tasks of the preset."""
+        """Imports `martian-ares`, and selects tasks of the preset."""
         self._ares, name = _import_ares(self._import_timeout_sec), self._ares_preset
         known = {str(one.name): one.num_tasks for one in self._ares.info()}
         count = known.get(name)
@@ -99,7 +100,9 @@ class AresEnvironments(SelectingSource[SimpleNamespace]):
 
 
 def _import_ares(timeout_sec: float) -> Any:
-    """Imports the package in a daemon thread, because the import opens connections, which may hang. Blocking.
+    """Imports `martian-ares`. Blocking, for at most `timeout_sec`.
+
+    The import runs in a daemon thread, because it opens connections, which may hang.
 
     Raises:
         PreflightError: The package is not installed, or its import fails or takes too long.
@@ -131,11 +134,12 @@ def _import_ares(timeout_sec: float) -> Any:
 
 
 class AresEnvironment(EnvironmentBase):
-    """Runs one task of a preset in an environment of the package.
+    """Runs one task of a preset in an environment of `martian-ares`, the wrapped environment.
 
-    The wrapped environment does not report which of its parts failed, so its exceptions propagate unchanged. If a limit
-    of the run ends an episode, the episode has no reward, because the wrapped environment cannot score an unfinished
-    episode. If the wrapped environment itself truncates an episode, the reward is the reward of the last step.
+    The wrapped environment does not report whether its agent, container or tests failed, so its exceptions propagate
+    unchanged. If a limit of the run ends an episode, the episode has no reward, because the wrapped environment cannot
+    score an unfinished episode. If the wrapped environment reaches its own step limit, the episode has the reward of
+    the last step.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -152,8 +156,9 @@ class AresEnvironment(EnvironmentBase):
     ) -> None:
         """Creates the environment, without starting anything.
 
-        `make` creates the wrapped environment. It may block and download the task. `response` converts a response to
-        an action of the wrapped environment. `timeout_sec` limits each `reset` and `step`.
+        `make` creates the wrapped environment. It runs in a thread, because it may block while it downloads the task.
+        `response` converts an `LLMResponse` to an action of the wrapped environment. `timeout_sec` is the time limit of
+        each `reset` and each `step`.
         """
         self._make = make
         self._respond = response
@@ -177,7 +182,7 @@ class AresEnvironment(EnvironmentBase):
         return self.time_step
 
     async def step(self, action: LLMResponse) -> TimeStep[LLMRequest]:
-        """Applies `action` to the wrapped environment.
+        """Passes `action` to the wrapped environment, and returns its next time step.
 
         Raises:
             EpisodeStateError: `step` was called before `reset()` or after LAST.
@@ -215,7 +220,7 @@ class AresEnvironment(EnvironmentBase):
             raise
 
     def report(self) -> EpisodeReport:
-        """Returns the task and the limit that ended the episode. The package reports no other facts."""
+        """Returns the task's name and the limit that ended the episode. `martian-ares` reports no other facts."""
         return EpisodeReport(task_name=self.current_task, truncated_by=self._truncated_by)
 
     async def close(self) -> None:
@@ -236,7 +241,7 @@ async def _leave(wrapped: Any) -> None:
 
 
 def request_from_ares(request: Any) -> LLMRequest:
-    """Converts a request from the package. Missing fields get default values."""
+    """Converts a request of `martian-ares` to an `LLMRequest`. Missing fields get default values."""
     values = {name: getattr(request, name, default) for name, default in REQUEST_DEFAULTS.items()}
     if values["tools"] is not None:
         values["tools"] = [_tool(tool) for tool in values["tools"]]
@@ -249,7 +254,10 @@ def request_from_ares(request: Any) -> LLMRequest:
 
 
 def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Converts a message. A tool call that is a separate message becomes an assistant message."""
+    """Converts a message of `martian-ares`, where a tool call may be a separate message without a role.
+
+    Such a tool call becomes an assistant message.
+    """
     if "role" in message:
         return message
     function = {"name": message["name"], "arguments": message["arguments"]}
@@ -265,7 +273,7 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def response_to_ares(response: LLMResponse, module: Any) -> Any:
-    """Converts the text, cost and usage of a response to types of `module`, which is `ares.llms.response`.
+    """Converts a response to the types of `module`, the imported `ares.llms.response`: text, cost and token usage.
 
     Raises:
         PolicyError: The response calls a tool.

@@ -1,6 +1,6 @@
 """The code environment, which combines a task, a container and a code agent behind `reset`, `step` and `close`.
 
-One long class contains the whole life cycle of an episode, because every part must handle a call to `close`.
+One long class contains the whole life cycle of an episode, because `close` may be called at every point of it.
 """
 
 from __future__ import annotations
@@ -72,25 +72,26 @@ if TYPE_CHECKING:
 class CodeEnvironment(EnvironmentBase):
     """Runs tasks. Each LLM request of the code agent is an observation, and each LLM response is an action.
 
-    An episode starts a container, sets up the task, and runs the agent until its first LLM request. A step passes the
+    `reset` starts a container, sets up the task, and runs the agent until its first LLM request. `step` passes the
     response to the agent and waits for the next request. When the agent returns or a limit is reached, the agent's
-    commands are killed, the verifier scores the container, and the container is removed. Whenever the episode waits for
-    an action, it can be exported, restored in another environment, and forked.
+    commands are killed. The verifier then scores the state of the container, and the container is removed. While the
+    episode waits for an action, you can export it, restore it in another environment, or fork it.
 
     Attributes:
         setup: Factories, limits and other settings from which the episode is made.
         time_step, current_task, activity: See `EnvironmentBase`.
         truncated_by, limit_note, container_image, lineage, edits: See `EpisodeReport`.
         seed: Seed of the random values of the agent.
-        usage: Usage of the steps, including the steps before a snapshot.
+        usage: Steps, tokens and cost of the episode, including the steps before a snapshot.
         verdict: Combined result of the verifiers; `None` until they have run.
         past_stages: The finished stages.
-        ran: Time steps of the replay. The last one is pending: it has no action yet.
+        ran: If the episode started with a replay of recorded responses, the replayed time steps. The last one is the
+            pending step.
         clock: The current phase, and the seconds in each phase.
         seen: The agent's activity in the container since the last time step.
         container: The running container; `None` before and after the episode.
         host: The agent host; `None` before and after the episode.
-        encoder: Encoder of the agent's journal.
+        encoder: Encoder that converts the agent's journal to the lines of a snapshot.
         on_release: Function that is awaited once, after the agent and the container were released.
     """
 
@@ -178,7 +179,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @classmethod
     def for_episode(cls, task: Task, parts: EpisodeParts) -> Self:
-        """Makes the environment of one episode of a run."""
+        """Makes the environment of one episode of a run from its parts."""
         return cls(
             [task],
             container_factory=parts.container_factory,
@@ -195,11 +196,11 @@ class CodeEnvironment(EnvironmentBase):
         """Starts an episode; see `EnvironmentBase.reset`.
 
         Returns:
-            The FIRST step. For an episode that continues from a snapshot, the step at which the snapshot was taken.
+            The FIRST step. If the environment continues a recorded episode, the step from which the episode continues.
 
         Raises:
             AgentError, ContainerError, SnapshotError: The episode could not start. Nothing is left running.
-            ConfigError: The task does not exist.
+            ConfigError: `options` names a task that does not exist, or contains an unknown key.
         """
         with self._calls.during("reset()"):
             self._loop = asyncio.get_running_loop()
@@ -229,10 +230,12 @@ class CodeEnvironment(EnvironmentBase):
             return self.time_step
 
     async def step(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Passes `action` to the agent and waits for its next request. For `None`, see `MinimalEnvironment.step`.
+        """Passes `action` to the agent and waits for its next request.
+
+        The action `None` means that the policy did not respond in time; see `MinimalEnvironment.step`.
 
         Returns:
-            MID step with the next request, or LAST step if the agent has ended (termination) or a limit was reached
+            MID step with the next request. LAST step if the agent has ended (termination) or a limit was reached
             (truncation). If the agent ends in the same step that reaches a limit, the episode terminates.
 
         Raises:
@@ -258,7 +261,10 @@ class CodeEnvironment(EnvironmentBase):
     async def _go_on(
         self, what: str, act: Callable[[], Coroutine[Any, Any, TimeStep[LLMRequest]]]
     ) -> TimeStep[LLMRequest]:
-        """Calls `act` to advance the episode to its next time step. If the call fails, releases the episode."""
+        """Calls `act`, which returns the episode's next time step. If `act` fails, releases the episode.
+
+        `what` is the name of the public method for error messages, such as `step()`.
+        """
         with self._calls.during(what):
             if self._loop is not None and asyncio.get_running_loop() is not self._loop:
                 raise self._on_another_loop(what)
@@ -277,15 +283,16 @@ class CodeEnvironment(EnvironmentBase):
     async def export_state(
         self, output_dir: str | Path, *, snapshot_id: str | None = None, sync: bool = False
     ) -> EnvironmentSnapshot:
-        """Saves an episode that waits for an action to a snapshot store; see `EnvironmentBase.export_state`.
+        """Saves a snapshot of an episode that waits for an action; see `EnvironmentBase.export_state`.
 
-        `sync` makes the snapshot survive a power cut after this call. Every snapshot survives `kill -9`.
+        With `sync=True`, the snapshot also survives a power cut after this call. Without it, the snapshot still
+        survives `kill -9` of this process.
 
         Raises:
             SnapshotTimingError: The environment is not waiting for an action.
             SnapshotUnsupportedError: The agent or the container cannot be captured.
             CaptureError: The container's files could not be read.
-            SnapshotError: The store cannot be written, or already contains a snapshot with this id.
+            SnapshotError: `output_dir` cannot be written, or already contains a snapshot with this id.
             ContainerError: The container no longer exists.
         """
         from ares_exp.environments.exporting import export_episode
@@ -305,22 +312,23 @@ class CodeEnvironment(EnvironmentBase):
         output_dir: Path | None = None,
         start: bool = True,
     ) -> Self:
-        """Makes an environment that continues from a snapshot. `time_step` is pending, so the next call is `step()`.
+        """Makes an environment that continues an episode from a snapshot.
 
-        No LLM call and no command is repeated. The container starts with its captured files, and the agent is replayed
-        from its journal.
+        The container starts with the files in the snapshot, and the agent gets the recorded results of its calls. No
+        LLM call and no command is repeated. Afterwards, `time_step` is the recorded step, so the next call is `step()`.
 
         Args:
             snapshot: The snapshot, its directory, or its snapshot.json.
             container_factory: Factory of the container; by default a factory with the recorded type and options.
                 Required if the recorded factory allowed a network.
-            code_agent_factory: Factory of the agent; by default the recorded factory, if it is an option of `agent`.
+            code_agent_factory: Factory of the agent; by default the recorded factory, if an option of the group `agent`
+                creates it. Otherwise required.
             task: The task; by default read from its recorded path, where it must be unchanged. Required if the episode
-                had the task's solution.
+                ran the task's solution (`policy=oracle`).
             limits: Limits that truncate episodes; by default the recorded limits.
             output_dir: Directory for the verifier's files, or `None`.
-            start: Whether the episode is restored in this call. If not, the first `reset()` restores the episode on its
-                event loop, and returns the pending time step. Use `False` if a wrapper calls `reset()` first.
+            start: Whether the episode is restored in this call. If not, the first `reset()` restores the episode and
+                returns the pending time step. Use `False` for an environment in a wrapper that calls `reset()` itself.
 
         Raises:
             SnapshotError: The snapshot cannot be read or does not match the arguments, or the agent did not reach the
@@ -392,7 +400,11 @@ class CodeEnvironment(EnvironmentBase):
         )
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns the agent's pending LLM calls: first the observation, then the other calls in call order."""
+        """Returns all LLM requests that wait for a response, the observation first.
+
+        The other requests follow in the order in which the agent sent them. There is more than one request only if the
+        agent sends requests concurrently.
+        """
         requests = []
         for call in self.host.pending if self.host is not None and self.time_step is not None else ():
             request = edited(call.arguments, self.edits, self.step_count)
@@ -401,7 +413,7 @@ class CodeEnvironment(EnvironmentBase):
         return tuple(requests)
 
     async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
-        """Waits until the pending LLM calls differ from `known`, and returns them; see `pending_requests`."""
+        """Waits until the pending LLM requests differ from `known`, and returns them; see `pending_requests`."""
         while True:
             self._requests_changed.clear()
             pending = self.pending_requests()
@@ -410,7 +422,10 @@ class CodeEnvironment(EnvironmentBase):
             await self._requests_changed.wait()
 
     def hold_container(self) -> None:
-        """Keeps the container after an episode reaches LAST, until `release_container()`, `reset()` or `close()`."""
+        """Keeps the container after an episode reaches LAST, for example for scorers that run commands in it.
+
+        The container is removed by `release_container()`, `reset()` or `close()`.
+        """
         self._holds_container = True
 
     @property
@@ -430,11 +445,11 @@ class CodeEnvironment(EnvironmentBase):
         return len(self.past_stages) if task is not None and len(task.stages) > 1 else 0
 
     def keeps(self, limits: object) -> bool:
-        """Returns whether `limits` are the limits of this environment."""
+        """Returns whether this environment itself enforces `limits`, so that no wrapper has to."""
         return limits == self._setup.limits
 
     def check_start(self) -> None:
-        """Raises `SnapshotError` if the task or the agent does not match the snapshot to continue from. Blocking."""
+        """Raises `SnapshotError` if the task or agent differs from the episode that `reset` will continue. Blocking."""
         if self._start_from is not None:
             self._start_from.prepare(self, self._tasks)
 
@@ -464,7 +479,10 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
-        """Yields the pending time step. While the block runs, calls to other methods are rejected."""
+        """Yields the pending time step. While the block runs, a concurrent `step()` or similar call is rejected.
+
+        Raises `SnapshotTimingError` if no time step is pending. `what` is the calling method for messages (`fork()`).
+        """
         time_step, busy = self.time_step, self._calls.in_progress
         if busy or self.host is None or time_step is None or time_step.last():
             state = "it has not been reset" if self.current_task is None else "its episode has ended"
@@ -477,7 +495,7 @@ class CodeEnvironment(EnvironmentBase):
                 raise self._on_another_loop(what)
             yield time_step
 
-    # The life of an episode. Public members are for the modules that continue an episode from elsewhere.
+    # The life of an episode. The public members below are for `exporting.py`, `past_stage.py` and `restoring.py`.
 
     @property
     def task(self) -> Task:
@@ -486,7 +504,7 @@ class CodeEnvironment(EnvironmentBase):
         return self.current_task
 
     async def start(self) -> TimeStep[LLMRequest]:
-        """Starts the container and the agent, waits for the agent's first request, and returns the FIRST step.
+        """Starts a new episode: starts the container and the agent, waits for the first request, and returns FIRST.
 
         Raises:
             AgentError, ContainerError: The agent or the container failed. The caller must release the episode.
@@ -506,7 +524,7 @@ class CodeEnvironment(EnvironmentBase):
         return self.task.stages[min(len(self.past_stages), len(self.task.stages) - 1)]
 
     async def _start_stage(self, container: Container) -> AgentHost:
-        """Prepares the container for the next stage, and runs the agent of the stage until its first request."""
+        """Prepares the container for the current stage, and runs a new agent until its first request."""
         self._refuse_if_released()
         self._scoring, stage = None, self.stage
         with self.clock.during("start"), self.seen.timed():
@@ -532,16 +550,20 @@ class CodeEnvironment(EnvironmentBase):
         return host
 
     def _context(self, stage: int) -> AgentContext:
-        """Returns the extra data for the agent of a stage. Only the first stage has the task's initial conversation."""
+        """Returns the parts of the task that the agent of a stage gets in addition to the instruction.
+
+        `stage` is the number of the stage, from 0. Only the agent of stage 0 gets the task's initial conversation.
+        """
         context = AgentContext() if self.setup.provide_solution else self.task.context
         return replace(context, messages=()) if stage else context
 
     async def restore(
         self, changes: StoredChanges, journal: Journal | None, *, elapsed_sec: float, state: AgentState | None
     ) -> None:
-        """Starts the container with its captured files, and restores the agent to its recorded point.
+        """Starts the container with the files in `changes`, and restores the agent.
 
-        After an exception, the caller must release the episode.
+        The agent is replayed from `journal` or, if `journal` is `None`, restored from `state`. `elapsed_sec` is the
+        part of its time limit that it has used. After an exception, the caller must release the episode.
         """
         if self.setup.provide_solution:
             self._solution_env = self.stage.solution_env()
@@ -568,7 +590,10 @@ class CodeEnvironment(EnvironmentBase):
         self._stepped_at = time.perf_counter()
 
     async def _rerun_finished_stages(self, container: Container) -> None:
-        """Replays the agents of past stages to recreate their LLM requests, of which journals store only digests."""
+        """Replays the agents of finished stages, so that `past_steps` can show their LLM requests.
+
+        This is necessary because the journals in a snapshot contain only digests of the requests.
+        """
         for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
             if past.journal is None or not any(past.journal.steps()):
                 continue
@@ -581,7 +606,7 @@ class CodeEnvironment(EnvironmentBase):
                 await host.cancel()
 
     async def apply(self, action: LLMResponse | None) -> TimeStep[LLMRequest]:
-        """Passes `action` to the agent; see `step`. After an exception, the caller must release the episode."""
+        """Does the work of `step`. After an exception, the caller must release the episode."""
         started = time.perf_counter()
         policy_sec = started - self._stepped_at
         host, container, is_over = self.host, self.container, True
@@ -612,7 +637,10 @@ class CodeEnvironment(EnvironmentBase):
         return time_step
 
     async def _release(self) -> None:
-        """Saves the files of an unscored episode, then releases all resources, even if the caller is cancelled."""
+        """Cancels the agent and removes all containers of the episode, even if the caller is cancelled.
+
+        If the stage was not scored, saves its artifacts and the agent's files first.
+        """
         self._is_released = True
         host, self.host = self.host, None
         container, self.container = self.container, None
@@ -656,7 +684,7 @@ class CodeEnvironment(EnvironmentBase):
         return container
 
     def _refuse_if_released(self) -> None:
-        """Raises `EpisodeStateError` if the environment was closed during a call of this episode."""
+        """Raises `EpisodeStateError` if `close()` was called while another call was running."""
         if self._is_released:
             raise EpisodeStateError("The environment was closed while its episode was running.")
 
@@ -684,7 +712,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:
-        """Raises `EpisodeStateError` if the environment was closed during the block, instead of the block's error."""
+        """Raises `EpisodeStateError` if the environment was closed during the block, instead of the resulting error."""
         try:
             yield
         except Exception:
@@ -704,7 +732,7 @@ class CodeEnvironment(EnvironmentBase):
         return self._shown(self.host)
 
     def _note_step(self, time_step: TimeStep[Any], policy_sec: float | None, started: float) -> None:
-        """Appends the time step to the journal, from which a restored episode reads its past steps."""
+        """Appends the time step to the journal, so that a restored episode also knows its earlier steps."""
         host = self.host
         assert host is not None
         assert host.observed is not None
@@ -723,7 +751,10 @@ class CodeEnvironment(EnvironmentBase):
             )
 
     async def _end_stage(self, *, ends_episode: bool = False) -> TimeStep[LLMRequest] | None:
-        """Kills the agent's processes, and scores the stage. Returns LAST; `None` if another stage follows."""
+        """Kills the agent's processes, and scores the stage.
+
+        Returns the LAST step, or `None` if another stage follows. With `ends_episode`, no other stage follows.
+        """
         limits, host, container = self.setup.limits, self.host, self.container
         assert host is not None
         assert container is not None

@@ -24,11 +24,11 @@ from ares_exp.tasks.verification.time_limits import TimeLimits
 
 
 class DeadlinePassedError(Exception):
-    """The time limit of an episode has passed, so it must be truncated."""
+    """The time limit of an episode has passed, so the episode must be truncated."""
 
 
 class Deadline:
-    """The time at which an episode must end."""
+    """The time at which an episode must end. It can be moved while the episode is running."""
 
     def __init__(self, limit_sec: float | None) -> None:
         """Sets the deadline to `limit_sec` from now; `None` means no limit."""
@@ -41,7 +41,7 @@ class Deadline:
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
     def move(self, seconds: float) -> None:
-        """Moves the deadline `seconds` later, unless it has passed. Call it on the event loop of the episode."""
+        """Makes the deadline `seconds` later, unless it has passed. Must be called on the episode's event loop."""
         if self._at is None or not self.left_sec or (self._timer is not None and self._timer.expired()):
             return
         self._at += seconds
@@ -50,7 +50,10 @@ class Deadline:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Cancels the block at the deadline, which may still be moved, and raises `DeadlinePassedError`."""
+        """Cancels the `async with` block at the deadline, and raises `DeadlinePassedError`.
+
+        If `move` is called while the block is running, the new deadline applies.
+        """
         timer = asyncio.timeout_at(self._when())
         try:
             async with timer:
@@ -69,7 +72,7 @@ class Deadline:
 
 
 class PhaseClock:
-    """Measures the phases of an episode, one at a time.
+    """Measures how long the phases of an episode take. Only one phase is measured at a time.
 
     Attributes:
         phase: Name of the current phase, such as `start`, `agent` or `verify`; `None` between phases.
@@ -82,7 +85,7 @@ class PhaseClock:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Measures the wall-clock time of the block, and adds it to a phase."""
+        """Adds the wall-clock time of the `with` block to the seconds of `phase`."""
         started = time.perf_counter()
         self.phase = phase
         try:
@@ -101,7 +104,7 @@ class EpisodeLimits:
         tokens: Maximum number of prompt and generated tokens over all responses.
         cost: Maximum cost in US dollars over all responses.
         time: Wall-clock limits of the phases.
-        verify_on_truncation: Whether a truncated episode is verified. If not, its reward is `None`.
+        verify_on_truncation: Whether the verifier also runs for a truncated episode. If not, its reward is `None`.
     """
 
     steps: int | None = None
@@ -111,7 +114,7 @@ class EpisodeLimits:
     verify_on_truncation: bool = True
 
     def reached(self, usage: EpisodeUsage) -> LimitName | None:
-        """Returns the first limit that `usage` has reached; `None` if it has reached none. Ignores time limits."""
+        """Returns the first of the limits `steps`, `tokens` and `cost` that `usage` has reached; otherwise `None`."""
         used: tuple[tuple[LimitName, float, float | None], ...] = (
             ("steps", usage.num_steps, self.steps),
             ("tokens", usage.tokens, self.tokens),
@@ -134,11 +137,11 @@ class LimitedEnvironment(EnvironmentWrapper):
     """Enforces the limits of a run for an environment that does not enforce them itself.
 
     If a step reaches a limit and does not end the episode, the wrapper calls the environment's `truncate`, which scores
-    the current state. If the environment does not support `truncate`, it is closed: its episode gets a LAST step with
-    discount 1.0, the pending observation and reward `None`.
+    the current state. If the environment does not support `truncate`, the wrapper closes it. The episode then ends with
+    a LAST step with discount 1.0, the pending observation and reward `None`.
 
-    The time limit is the run's limit on the agent (`limits.time`). An environment whose `is_timed` is true enforces the
-    time limit itself. Other environments are closed if the time limit passes during a step.
+    The time limit is the run's limit on the agent (`limits.time`). An environment whose `is_timed` is true enforces its
+    own time limit. The wrapper closes any other environment if the time limit passes during a step.
     """
 
     def __init__(self, env: MinimalEnvironment, limits: EpisodeLimits, *, used: EpisodeUsage | None = None) -> None:
@@ -147,7 +150,8 @@ class LimitedEnvironment(EnvironmentWrapper):
         Args:
             env: The environment.
             limits: The limits of each episode.
-            used: Usage before the first `reset()`, if this `reset()` continues an episode.
+            used: If the first `reset()` continues an earlier episode, the steps, tokens and cost of that episode. They
+                count towards the limits.
         """
         super().__init__(env)
         self._limits = limits
@@ -193,13 +197,16 @@ class LimitedEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any]:
-        """Ends the episode. If the wrapped environment does not support this, closes it, and the reward is `None`."""
+        """Ends the episode with the wrapped environment's `truncate`, which scores it.
+
+        If the environment does not support `truncate`, closes it. The reward is then `None`.
+        """
         if self._pending is None or self._pending.step_type == "LAST":
             raise no_episode(ended=self._pending is not None)
         return await self._cut_short(limit)
 
     async def _cut_short(self, limit: LimitName) -> TimeStep[Any]:
-        """Truncates the wrapped environment. If it does not support this, closes it without a reward."""
+        """Does the work of `truncate`."""
         if (last := await super().truncate(limit)) is None:
             return await self._give_up(limit)
         self._truncated_by, self._pending = limit, last
@@ -222,7 +229,7 @@ class LimitedEnvironment(EnvironmentWrapper):
 
     @property
     def step_count(self) -> int:
-        """Step count of the wrapped environment or, if it does not count, the number of applied steps."""
+        """Step count of the wrapped environment or, if it does not count steps, the count of this wrapper."""
         return super().step_count or self._usage.step_count
 
     @property
@@ -231,12 +238,12 @@ class LimitedEnvironment(EnvironmentWrapper):
         return self._last or super().time_step
 
     def keeps(self, limits: object) -> bool:
-        """Returns whether `limits` are the limits of this environment."""
+        """Returns whether this wrapper enforces `limits`, so that no other wrapper has to."""
         return limits == self._limits
 
     @property
     def is_timed(self) -> bool:
-        """True, because this wrapper enforces the time limit."""
+        """Always true, because this wrapper enforces a time limit even if the wrapped environment has none."""
         return True
 
     @property
@@ -248,6 +255,6 @@ class LimitedEnvironment(EnvironmentWrapper):
         return None if is_over else self._deadline.left_sec
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the time limit."""
+        """Extends the time limit by `seconds`; see `EnvironmentBase.grant_time`."""
         self._deadline.move(seconds)
         super().grant_time(seconds)

@@ -1,4 +1,4 @@
-"""The export of a running episode to a snapshot store, and the forks of an episode."""
+"""Functions that save a running episode as a snapshot, and that fork an episode."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.store import SnapshotStore
 
 
-# Prints one process per line (id and command line), without the process of the script itself.
+# Prints the id and the command line of each left process, one process per line. Skips the script's own process.
 _PROCESSES = f"""
 files=$(grep -sl {EXEC_ID_VARIABLE}= /proc/[0-9]*/environ)
 for file in $(grep -sL "{EXEC_ID_VARIABLE}=${EXEC_ID_VARIABLE}" $files /dev/null); do
@@ -51,13 +51,16 @@ _MAX_PROCESSES = 100
 
 
 async def left_processes(container: Container) -> list[str]:
-    """Lists processes of past commands that still run, as "PID COMMAND". An environment variable identifies them."""
+    """Lists processes that earlier commands started in the container and that are still running.
+
+    Each entry is `PID COMMAND`. The processes are found by an environment variable that `exec` sets for each command.
+    """
     listed = await container.exec(_PROCESSES, cwd="/", user="root", timeout_sec=10.0, shell="sh -c")
     return listed.output.splitlines()[:_MAX_PROCESSES] if listed.exit_code == 0 else []
 
 
 QUIESCE_SEC = 30.0
-"""Time limit in seconds for running calls of the agent to end before its state is captured."""
+"""Seconds for which a capture waits until the running commands and other calls of the agent have ended."""
 
 NOT_CAPTURED = (
     "running processes and their memory",
@@ -76,7 +79,10 @@ async def export_episode(
     *,
     sync: bool = False,
 ) -> EnvironmentSnapshot:
-    """Captures an episode that waits for an action at `time_step`; see `CodeEnvironment.export_state`."""
+    """Writes a snapshot of an episode that waits for an action; see `CodeEnvironment.export_state`.
+
+    `time_step` is the pending time step. If `snapshot_id` is `None`, a new id is generated.
+    """
     from ares_exp.snapshots.store import SnapshotStore
 
     host, container = episode.host, episode.container
@@ -123,9 +129,9 @@ def _writing(
     delta: Delta,
     processes: list[str],
 ) -> Callable[[SnapshotStore, bool], EnvironmentSnapshot]:
-    """Collects the data of a snapshot, and returns a function that writes the snapshot.
+    """Copies the data of an episode for a snapshot, and returns a function that writes the snapshot.
 
-    The function uses copies of the episode's data, so it can run in a thread while the episode continues.
+    The function uses only these copies, so it can run in a thread.
     """
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot, encode_messages
 
@@ -222,7 +228,7 @@ EnvironmentT = TypeVar("EnvironmentT", bound="CodeEnvironment")
 async def fork_episode(
     episode: EnvironmentT, time_step: TimeStep[LLMRequest], n: int, *, diversify: bool
 ) -> list[EnvironmentT]:
-    """Makes environments that wait for an action at the same `time_step`; see `CodeEnvironment.fork`."""
+    """Makes `n` environments that wait for an action at `time_step`, like `episode`; see `CodeEnvironment.fork`."""
     factory = episode.setup.code_agent_factory
     if not factory.can_be_restored:
         raise SnapshotUnsupportedError(

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckedTask(Task, Protocol):
-    """A task that a source can check and identify."""
+    """A task that a source can check before a run, and whose changes it can detect."""
 
     @property
     def digest(self) -> str:
@@ -36,7 +36,10 @@ class CheckedTask(Task, Protocol):
         ...
 
     def check_runnable(self, *, needs_solution: bool, supported: frozenset[str] | None) -> None:
-        """Raises `TaskError` if the task cannot be run. `supported`: `AgentContext` parts that the agent supports."""
+        """Raises `TaskError` if the task cannot be run, for example because of a missing solution that is needed.
+
+        `supported` contains the names of the `AgentContext` parts that the agent supports. `None` skips this check.
+        """
         ...
 
 
@@ -44,7 +47,7 @@ T = TypeVar("T", bound=CheckedTask)
 
 
 class CodeEnvironments(SelectingSource[T]):
-    """A source of tasks that run in a `CodeEnvironment`."""
+    """A base class for sources whose tasks run in a `CodeEnvironment`, that is, in a container with a code agent."""
 
     exports_state = True
 
@@ -54,7 +57,7 @@ class CodeEnvironments(SelectingSource[T]):
         return list(self._selected.values())
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Rejects tasks that cannot be run with these parts. One error message names all rejected tasks."""
+        """Raises `UnsupportedTaskError` if selected tasks cannot be run with `parts`. The message names these tasks."""
         warnings, problems = TaskWarnings(), dict[str, str]()
         for task in self._selected.values():
             try:
@@ -75,7 +78,9 @@ class CodeEnvironments(SelectingSource[T]):
 
 
 def check_task(task: CheckedTask, parts: EpisodeParts) -> list[str]:
-    """Checks that a task can be run with these parts. Returns warnings about its containers.
+    """Checks that a task can be run with the container, the agent and the limits in `parts`.
+
+    Returns warnings about limits that the container backend will not enforce.
 
     Raises:
         TaskError: The task cannot be run.
@@ -111,25 +116,26 @@ class HarborEnvironments(CodeEnvironments[HarborTask]):
 
         Args:
             path: Folder of tasks, or of one task. With `git_url`: folder of the task in the repository. With `repo`:
-                folder of tasks in the repository. With `registry`: folder into which links in the registry's local
-                tasks may point. If no source of tasks is set, the bundled samples are used.
+                folder of tasks in the repository. With `registry`: folder into which symbolic links in the registry's
+                local tasks may point. If neither `path` nor another source of tasks is set, the bundled samples run.
             registry: Path of a `registry.json`; with `repo`, a path in the repository.
             dataset: Data set of the registry, `name[@version]`, such as `terminal-bench@2.0`. Without `registry` and
                 `repo`, Harbor's own registry is used.
             git_url: Git repository of one task, whose folder is `path`.
             git_commit: Commit, branch or tag of `git_url`; `None` for the default branch.
-            repo: Repository of tasks: `org/name[@ref]`, a URL, optionally with `/tree/<ref>/<folder>`, or
-                `git@host:org/name[@ref]`.
+            repo: Repository of tasks: `org/name[@ref]`, `git@host:org/name[@ref]`, or a URL that may end with
+                `/tree/<ref>/<folder>`.
             cache_dir: Cache directory for tasks from repositories; `None` for `~/.cache/ares_exp/tasks`.
             git_timeout_sec: Time limit in seconds of one git command.
             tasks: Tasks to run: a name, glob, index (`5`), slice (`0:10`) or shard (`@2/8`), or a list of these;
                 `None` for all tasks.
             exclude: Names or globs of tasks to leave out.
             limit: Maximum number of tasks.
-            reward_key: Key of the reward in `reward.json`. Only needed if the file has several keys, and none is
-                `reward`.
+            reward_key: Key of the reward in `reward.json`. Required only if this file of the tests has several keys and
+                none of them is `reward`.
             extra_instruction_paths: Files whose contents are appended to every instruction, each after a blank line.
-            extra_instructions: Strings that are appended to every instruction, after the contents of these files.
+            extra_instructions: Strings that are appended to every instruction, after the contents of
+                `extra_instruction_paths`.
         """
         super().__init__("harbor", tasks=tasks, exclude=exclude, limit=limit)
         self._source: TaskFolder | ListedTasks
@@ -169,7 +175,7 @@ class HarborEnvironments(CodeEnvironments[HarborTask]):
         return {name: task.origin for name, task in self._selected.items() if task.origin is not None}
 
     def load(self, report: Report) -> Sequence[str]:
-        """Selects tasks, then fetches and reads them. Invalid tasks in a folder are reported by name."""
+        """Selects tasks, and fetches only these. Passes a warning to `report` about invalid tasks in a folder."""
         chosen = self._source.load(self._choose, report, reward_key=self._reward_key)
         texts = [read_extra_instruction(path) for path in self._extra_instruction_paths]
         files = (str(path.resolve()) for path in self._extra_instruction_paths)
@@ -182,7 +188,7 @@ class HarborEnvironments(CodeEnvironments[HarborTask]):
         self._source.stop()
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Reports warnings about task.toml files, and checks the tasks; see `CodeEnvironments.check`."""
+        """Passes warnings about `task.toml` files to `report`, and checks the tasks; see `CodeEnvironments.check`."""
         own, fetched = TaskWarnings(), TaskWarnings()
         for task in self._selected.values():
             (own if task.origin is None else fetched).add(task.name, task.warnings)

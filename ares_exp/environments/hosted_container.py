@@ -1,4 +1,4 @@
-"""The container object of a code agent, which runs, times and counts its calls, and records them in the journal."""
+"""The container object that a code agent gets, which executes, times and records the calls of the agent."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
 
 class HostedContainer:
-    """The `AgentContainer` of an agent. For an agent that is not deterministic, it is also a `ServingContainer`.
+    """The container as an agent sees it, with the methods of `AgentContainer`.
+
+    An agent that is not deterministic can also forward ports, as with a `ServingContainer`.
 
     Attributes:
-        died: Error of the agent's call that failed because the container had died; `None` if there was no such call.
+        died: Error of a call that failed because the container had died; `None` if no call has failed in this way.
     """
 
     def __init__(
@@ -64,7 +66,10 @@ class HostedContainer:
         return result
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Uploads files; see `AgentContainer.upload`. When the agent is replayed, `source` must be unchanged."""
+        """Uploads files; see `AgentContainer.upload`.
+
+        A replayed agent uploads nothing. If its files in `source` have changed since, the replay fails.
+        """
 
         def compare(recorded: str | None) -> None:
             if digest_of(Path(source)) != recorded:
@@ -73,7 +78,7 @@ class HostedContainer:
         await self._runtime.call("upload", {"target": str(target)}, lambda: self._upload(source, target), compare)
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Downloads files; see `AgentContainer.download`. When the agent is replayed, it gets the recorded files."""
+        """Downloads files; see `AgentContainer.download`. For a replayed agent, writes the recorded files instead."""
         await self._runtime.call(
             "download",
             {"source": str(source)},
@@ -99,7 +104,7 @@ class HostedContainer:
     async def _use_terminal(self, keys: str, seconds: float, columns: int, lines: int) -> TerminalOutput:
         is_new = self._terminal is None or self._terminal.has_ended
         with self._activity.timed():
-            if is_new:  # at the first call, after the shell has ended, and in a restored episode
+            if is_new:  # at the agent's first call, after the shell has ended, or in a restored episode
                 await self.close_terminal()
                 self._terminal = await self._open_terminal(columns, lines)
                 await self._terminal.wait_for_prompt()
@@ -119,11 +124,13 @@ class HostedContainer:
             return TerminalSession(await opened)
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """Opens a forwarded port; see `ServingContainer.forward_port`. Its traffic is not recorded or counted.
+        """Opens a forwarded port; see `ServingContainer.forward_port`.
+
+        The traffic of the port is not recorded in the journal, and does not count as calls of the agent.
 
         Raises:
             PortForwardingError: The backend failed to open the port, or does not support forwarded ports.
-            EpisodeStateError: The agent is deterministic, so all its requests must be in the journal.
+            EpisodeStateError: The agent is deterministic. A replay from its journal would lack the traffic of the port.
             ContainerDiedError: The container has ended.
         """
         if self._runtime.journal is not None:

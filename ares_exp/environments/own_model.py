@@ -1,7 +1,7 @@
-"""Models that environments and scorers query, such as an oracle or a judge.
+"""Models that environments and scorers use themselves, such as an oracle that answers questions or a judge.
 
-The tokens and cost of these models are counted separately from the policy's. Each answer is written to disk before it
-is used, so that an episode that continues an earlier episode does not pay for the answer again.
+Their tokens and cost are counted separately from the policy's tokens and cost. Each answer is written to disk before it
+is used. If a run is resumed, its episodes therefore do not pay for the same answer again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ares_exp.records.results import EnvironmentUsage
 from ares_exp.records.run_storage import RunStorage
 
 MAX_SAID_CHARS = 2_000
-"""Maximum length of a response's text in the record."""
+"""Maximum number of characters of a response that are recorded."""
 MAX_REPEATED_CHARS = 500
-"""Maximum length of the excerpt from an invalid response in the next request to the model."""
+"""Maximum number of characters of an invalid response that are quoted in the next request to the model."""
 
 T = TypeVar("T")
 
@@ -38,15 +38,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[T]):
-    """Functions and messages that convert a model's responses to answers.
+    """Functions that parse a model's response and store the answer, and the texts for invalid responses.
 
     Attributes:
         parse: Function that parses the text of a response into an answer; returns `None` if the text is invalid.
-        expected: Description of a valid response, for messages.
-        again: Message to the model after an invalid response.
-        to_record: Function that serializes an answer, to at most 2,000 characters.
-        from_record: Inverse of `to_record`; returns `None` for an invalid string.
-        tries: Maximum number of requests per question. A request is repeated if the response is invalid.
+        expected: Description of a valid response for error messages, such as `yes, no or don't know`.
+        again: Message that is sent to the model after an invalid response.
+        to_record: Function that converts an answer to a string for the record, of at most 2,000 characters.
+        from_record: Function that converts this string back to the answer; returns `None` for an invalid string.
+        tries: Maximum number of requests per question. After an invalid response, the model is asked again.
     """
 
     parse: Callable[[str], T | None]
@@ -58,31 +58,31 @@ class Reading(Generic[T]):
 
 
 class ModelsElsewhere(Protocol):
-    """Sends requests to models in the run's process, for environments that run in another process."""
+    """A connection to the models in the run's process, for environments in another process, such as on a cluster."""
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
         """Makes an LLM client for one episode, which forwards requests to the model at the config key `key`."""
         ...
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Reads the record of questions in the episode directory `files`; `None` if the episode has no record."""
+        """Reads the recorded questions of the episode whose files are in `files`; `None` if there is no record."""
         ...
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Appends a question to the record in `files`, so that the question survives `kill -9` of either process."""
+        """Appends a question and its answer to the record in `files`, which then survives `kill -9` of any process."""
         ...
 
 
 class OwnModel:
     """A model that the environments or scorers of many episodes share.
 
-    If the LLM client is a `Policy`, each episode gets its own client. Requests always run on the event loop on which
-    the model was opened, because connections belong to one loop.
+    If the LLM client is a `Policy`, each episode gets its own client from it. Network connections belong to one event
+    loop. All requests therefore run on the event loop on which `open` was called.
 
     Attributes:
         policy: The LLM client.
-        name: Name in messages.
-        key: Config key of the model.
+        name: Name in messages, such as `The oracle`.
+        key: Config key of the model, such as `env.oracle`.
         timeout_sec: Time limit in seconds of one question, including retries; `None` if the caller enforces a limit.
         error: Class of the error that is raised if the model returns no valid answer.
     """
@@ -96,7 +96,7 @@ class OwnModel:
         timeout_sec: float | None = None,
         error: type[VerifierError],
     ) -> None:
-        """Creates the model, which owns `client`. Raises `ConfigError` if `client` runs the solutions of tasks."""
+        """Creates the model. Raises `ConfigError` if `client` runs the solutions of tasks instead of answering."""
         self.policy = as_policy(client)
         if self.policy.needs_solution:
             raise ConfigError(
@@ -111,11 +111,14 @@ class OwnModel:
         self._storage: RunStorage | None = None
 
     def record_in(self, storage: RunStorage) -> None:
-        """Sets the run's storage for the records of questions. After a failed write, no further request is sent."""
+        """Makes `storage` write the records of questions.
+
+        After any failed write of the run, no further request is sent, because its answer could not be recorded.
+        """
         self._storage = storage
 
     def ask_elsewhere(self, elsewhere: ModelsElsewhere) -> None:
-        """Makes another process query the model and record the answers. Must be called before `open`."""
+        """Makes the run's process send the requests and record the answers. Must be called before `open`."""
         self._elsewhere = elsewhere
 
     async def open(self) -> None:
@@ -146,14 +149,14 @@ class OwnModel:
     def for_episode(
         self, task_name: str, *, seed: int, attempt: int = 0, files: Path | None, scorer: str | None = None
     ) -> EpisodeModel:
-        """Makes the model of one episode, which runs on the current event loop.
+        """Returns the model for one episode, with its own LLM client and its own record of questions.
 
         Args:
             task_name: Name of the task.
             seed: Seed of the episode, for clients that use it for sampling.
-            attempt: Number of the attempt at the task.
-            files: Directory of the record of questions (`ares_exp.records.environment_responses`); `None` for no
-                record.
+            attempt: Number of the attempt at the task, from 0.
+            files: Directory for the record of questions (see `ares_exp.records.environment_responses`). With `None`,
+                questions are not recorded.
             scorer: Name of the scorer that asks the questions; `None` if the environment asks them.
 
         Raises:
@@ -176,7 +179,9 @@ class OwnModel:
         return await asyncio.to_thread(read_asked, files)
 
     async def append_asked(self, files: Path, asked: Asked) -> None:
-        """Appends a question to the record of an episode, even after Ctrl-C, because its answer was paid for.
+        """Appends a question and its answer to the record of an episode.
+
+        The answer was paid for, so the write is completed even if the caller is cancelled, for example by Ctrl-C.
 
         Raises:
             StorageError: The question could not be written. The run then ends.
@@ -194,7 +199,9 @@ class OwnModel:
             self._storage.write(lambda: append_asked(files, [asked]), files / RECORD)
 
     async def call(self, client: LLMClient, request: LLMRequest) -> LLMResponse:
-        """Sends a request with an episode's client, on the event loop of the model. The client's exceptions propagate.
+        """Sends a request with `client`, the LLM client of one episode, on the event loop of the model.
+
+        Exceptions from the client propagate.
 
         Raises:
             StorageError: The run has already failed to write a record, so the request was not sent.
@@ -215,18 +222,21 @@ class OwnModel:
         return response
 
     def count(self, calls: int, used: EnvironmentUsage) -> None:
-        """Adds the usage of a question to the totals that `close` logs. Thread-safe."""
+        """Adds the requests (`calls`) and the usage of a question to the totals that `close` logs. Thread-safe."""
         with self._lock:
             self._calls, self._used = self._calls + calls, self._used + used
 
     def failed(self, error: BaseException, *, expected: str = "", unread: str | None = None) -> VerifierError:
-        """Creates the error for an exception from the client. `unread` is the text of an earlier invalid response."""
+        """Creates the error for an exception from the client.
+
+        If the model was asked again after an invalid response, `unread` is the text of that response.
+        """
         why = "" if unread is None else f" (an earlier response was invalid: expected {expected}, got {unread[:200]!r})"
         message = f"{type(error).__name__}: {self.message(error)}"
         return self.error(f"{self.name} (`{self.key}`) could not answer: {message}{why}")
 
     def unreadable(self, expected: str, said: list[str]) -> VerifierError:
-        """Creates the error for the texts `said` of invalid responses."""
+        """Creates the error for a question without a valid response. `said` contains the texts of its responses."""
         texts = " and then ".join(repr(text[:200]) for text in said)
         return self.error(
             f"Expected {self._named} to respond with {expected}, got {texts}. Choose another model for `{self.key}`, "
@@ -234,7 +244,7 @@ class OwnModel:
         )
 
     def message(self, error: BaseException) -> str:
-        """Returns the message of an error, with config keys `policy.…` replaced by the keys of this model."""
+        """Returns the message of an error, in which config keys such as `policy.model` become `env.oracle.model`."""
         return str(error).replace("policy.", f"{self.key}.")
 
     @property
@@ -243,7 +253,7 @@ class OwnModel:
 
 
 class EpisodeModel:
-    """The access of one episode to an `OwnModel`.
+    """An `OwnModel` as one episode uses it, with the episode's own LLM client and record of questions.
 
     Attributes:
         used: Tokens and cost of the questions that this object sent to the model.
@@ -257,9 +267,10 @@ class EpisodeModel:
         self.used = EnvironmentUsage()
 
     async def ask(self, question: str, request: LLMRequest, reading: Reading[T]) -> T:
-        """Sends `request` to the model, and records its answer under the label `question`.
+        """Sends `request` to the model, and records and returns its answer.
 
-        If the episode continues an earlier episode that recorded an answer to this question, returns this answer.
+        `question` identifies the question in the record. If this episode continues an earlier episode that recorded an
+        answer to the question, returns the recorded answer without a request.
 
         Raises:
             VerifierError: The client failed, timed out, or returned no valid response.
@@ -313,7 +324,10 @@ class EpisodeModel:
         return None
 
     async def _known(self, question: str, reading: Reading[T]) -> T | None:
-        """Returns the recorded answer from an earlier episode, if any. Each recorded answer is used once."""
+        """Returns an answer that an earlier episode recorded for this question; `None` if no answer is left.
+
+        Each recorded answer is returned only once. If a question is asked twice, it may get two different answers.
+        """
         files = self._files
         if files is None:
             return None
@@ -349,10 +363,10 @@ _REASONING = re.compile(r"\A\s*<think(?:ing)?>.*</think(?:ing)?>", re.S | re.I)
 
 
 def without_reasoning(text: str) -> str:
-    """Removes a model's reasoning, `<think>…</think>`, from the start of its text."""
+    """Removes a model's reasoning (`<think>…</think>` or `<thinking>…</thinking>`) from the start of its text."""
     return _REASONING.sub("", text)
 
 
 def writable(text: str) -> str:
-    """Replaces each lone surrogate with `?`. A model may generate surrogates, but UTF-8 files cannot contain them."""
+    """Replaces lone surrogates with `?`, because a model may generate them, but UTF-8 files cannot contain them."""
     return text.encode(errors="replace").decode()

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 NOT_REACHED = Verdict(0.0, {"reward": 0.0})
-"""Verdict of a stage that did not run because a limit ended the episode."""
+"""Verdict with reward 0 for a stage that did not run, because a limit ended the episode before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastStage:
-    """A finished stage.
+    """A finished stage of an episode. Each stage of a task has its own instruction and tests, and starts a new agent.
 
     Attributes:
         name: Name of the stage.
@@ -38,7 +38,7 @@ class PastStage:
         truncated_by: Limit that ended the stage's agent; `None` if no limit did.
         step_count: Number of time steps from the start of the episode to the end of the stage.
         journal: Journal of the stage's agent; `None` for an agent that is not deterministic.
-        encoder: Encoder of the journal.
+        encoder: Encoder that converts the journal to the lines of a snapshot.
     """
 
     name: str
@@ -49,7 +49,7 @@ class PastStage:
     encoder: JournalEncoder = field(default_factory=JournalEncoder)
 
     def result(self, *, started_at: int) -> StageResult:
-        """Returns the result for the records. `started_at` is the number of time steps before the stage."""
+        """Returns the result for the row of the episode. `started_at` is the number of time steps before the stage."""
         return StageResult(
             name=self.name,
             reward=self.verdict.reward if self.verdict is not None else None,
@@ -68,18 +68,18 @@ def results_of(task: Task, past_stages: Sequence[PastStage]) -> tuple[StageResul
 
 
 def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: LimitName | None) -> Verdict | None:
-    """Computes the verdict on an episode that has ended; `None` if the verifier of a stage did not run."""
+    """Computes the verdict on a whole episode from its stages; `None` if the verifier of a stage did not run."""
     verdicts = [past.verdict for past in past_stages if past.verdict is not None]
     if len(verdicts) < len(past_stages):
         return None
-    if truncated_by not in (None, "time"):  # otherwise, an agent could use up its limits on easy stages
+    if truncated_by not in (None, "time"):  # otherwise, an agent could spend all steps on easy stages and skip the rest
         verdicts += [NOT_REACHED] * (len(task.stages) - len(past_stages))
     return task.reward(verdicts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A stage in a snapshot. `journal` contains the digests of the journal's lines."""
+    """A finished stage as a snapshot contains it. `journal` contains the digests of the journal's lines."""
 
     name: str
     verdict: Verdict | None
@@ -91,7 +91,7 @@ class _Recorded:
 
 
 def recorded_stage(past: PastStage, objects: ObjectStore) -> dict[str, Any]:
-    """Returns the JSON-ready form of a stage, and stores its journal in `objects`. Blocking."""
+    """Converts a stage to a dict that can be written as JSON, and stores its journal in `objects`. Blocking."""
     journal = past.journal
     return asdict(
         _Recorded(
@@ -107,7 +107,7 @@ def recorded_stage(past: PastStage, objects: ObjectStore) -> dict[str, Any]:
 
 
 def read_stage(data: Mapping[str, Any], objects: ObjectStore, where: str) -> PastStage:
-    """Reads the result of `recorded_stage`. Raises `SnapshotMetadataError` if `data` is invalid. Blocking."""
+    """Converts a result of `recorded_stage` to a stage. Raises `SnapshotMetadataError` if it is invalid. Blocking."""
     try:
         recorded = pydantic.TypeAdapter(_Recorded).validate_python(data)
     except pydantic.ValidationError as error:
@@ -139,8 +139,9 @@ def _numbers(recorded: _Recorded) -> Iterator[float]:
 def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
     """Returns all time steps of a running episode, ending with the pending step.
 
-    Returns an empty sequence if a journal is missing or incomplete. The only exception is an episode whose responses
-    were just replayed: its steps (`ran`) are available until the next step.
+    The steps are read from the journals of the agents. Returns an empty sequence if a journal is missing, or lacks the
+    requests because the agent was restored from its state. If recorded responses were just replayed, the replayed steps
+    (`ran`) are returned, but only until the next step.
     """
     if len(episode.ran) == episode.step_count + 1:
         return episode.ran

@@ -1,4 +1,4 @@
-"""Functions that read the facts, container, agent and task of an episode from a snapshot."""
+"""Functions that read from a snapshot what is needed to continue its episode: facts, container, agent and task."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFacts:
-    """The `episode` table of a snapshot.
+    """Facts about an episode when its snapshot was taken, from the table `episode` in `snapshot.json`.
 
     Attributes:
         seed: Seed of the episode.
@@ -42,10 +42,10 @@ class EpisodeFacts:
         unanswered: Number of time steps for which the policy did not respond in time.
         tokens: Number of prompt and generated tokens so far.
         cost: Cost in US dollars so far.
-        elapsed_sec: Seconds that count towards the agent's time limit.
+        elapsed_sec: Seconds of the agent's time limit that the agent has used.
         agent_started_at: Start of the running agent in epoch seconds; `None` for an agent without a journal.
         phase_sec: Seconds of wall-clock time by phase.
-        provide_solution: Whether the episode had the task's solution.
+        provide_solution: Whether the episode ran the task's solution (`policy=oracle`).
         limits: Limits of the episode.
         edits: Changes that were made to the agent's messages before the policy saw them.
         past_stages: The finished stages, each as returned by `recorded_stage`.
@@ -104,10 +104,10 @@ def recorded_setup(
     *,
     is_task_given: bool,
 ) -> EpisodeParts:
-    """Returns the parts of an episode. Arguments that are `None` are replaced by the values in the snapshot.
+    """Returns the parts from which an episode continues. An argument that is `None` is read from the snapshot.
 
-    For security, a snapshot cannot grant access to a network, or to environment variables of this machine (which a
-    task's solution may need). The caller must pass the parts that have such access.
+    A snapshot may come from someone else. It therefore cannot grant access to a network, or to environment variables of
+    this machine, which a task's solution may need. The caller must pass a container factory or task with such access.
 
     Raises:
         SnapshotUnsupportedError: The container factory, the agent factory or the task must be passed.
@@ -130,11 +130,11 @@ def recorded_setup(
 
 
 def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
-    """Creates the container factory that the snapshot records.
+    """Creates a container factory with the type and options that are recorded in the snapshot.
 
     Raises:
-        SnapshotUnsupportedError: The caller must pass a factory, because the snapshot has options that for security
-            are not restored from a file.
+        SnapshotUnsupportedError: The snapshot has options that are not restored from a file for security reasons, or
+            this installation lacks the type. The caller must pass a factory.
         SnapshotMetadataError: The recorded options are invalid.
     """
     name, options = snapshot.container_type, snapshot.container.get("options") or {}
@@ -151,7 +151,7 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 
 def recorded_agent_options(snapshot: EnvironmentSnapshot) -> dict[str, Any]:
-    """Returns the options of the agent in a snapshot."""
+    """Returns the options with which the agent factory in a snapshot was created."""
     return dict(snapshot.agent.get("options") or {})
 
 
@@ -167,13 +167,16 @@ def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
 
 
 def _harmless(factory: Any) -> frozenset[str]:
-    """Returns the names of the factory's options that may be restored from a snapshot file."""
+    """Returns the names of the factory's options that are safe to restore from a snapshot of unknown origin."""
     bases = (ContainerFactoryBase, AgentFactoryBase)
     return factory.harmless_options if isinstance(factory, type) and issubclass(factory, bases) else frozenset()
 
 
 def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mapping[str, Any], argument: str) -> Any:
-    """Creates a factory with its recorded options. If this fails, the error suggests passing `argument`."""
+    """Creates a container or agent factory with its recorded options.
+
+    If this fails, the error suggests that the caller passes a factory as `argument`.
+    """
     if factory is None:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: {name!r:.100} is not available in this installation. Pass `{argument}`."
@@ -191,9 +194,10 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
     """Loads the task from its recorded path. Blocking.
 
     Raises:
-        SnapshotUnsupportedError, UnsafeSnapshotError: The task cannot be read from a path, so the caller must pass it.
-        SnapshotMismatchError: The task no longer exists.
-        SnapshotMetadataError: The recorded data does not name a task.
+        SnapshotUnsupportedError: Tasks of this kind cannot be loaded from a path. The caller must pass the task.
+        UnsafeSnapshotError: The recorded path is relative or inside the snapshot store. The caller must pass the task.
+        SnapshotMismatchError: The task at this path is missing or cannot be run.
+        SnapshotMetadataError: The recorded data has no path of a task, or is malformed.
     """
     from ares_exp.tasks.harbor_task import load_task
 
@@ -211,7 +215,7 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
             f"{snapshot.snapshot_dir}: expected `extra_instructions` in `task_data` to be a list of strings."
         )
     store = snapshot.snapshot_dir.parent.resolve()
-    if not Path(path).is_absolute() or Path(path).resolve().is_relative_to(store):  # a task may request host variables
+    if not Path(path).is_absolute() or Path(path).resolve().is_relative_to(store):  # its env may read host variables
         raise UnsafeSnapshotError(
             f"{snapshot.snapshot_dir}: expected the path of the task to be absolute and outside of the store, got "
             f"{path!r:.200}. Pass `task`."

@@ -1,4 +1,4 @@
-"""The continuation of an episode, from a snapshot or by replaying its recorded responses up to a step."""
+"""The two ways to continue a recorded episode: from a snapshot, or by replaying its responses up to a step."""
 
 from __future__ import annotations
 
@@ -49,20 +49,29 @@ class EpisodeStart(Protocol):
     """The recorded point from which an episode continues: a snapshot (`Continuation`), or a replay (`Rerun`)."""
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Sets the recorded task and state of `episode`. The task is one of `tasks`. Does not start the episode.
+        """Sets the task, the seed and other recorded values of `episode`, without starting the episode.
+
+        The task is chosen by its recorded name from `tasks`, the tasks of the environment.
 
         Raises:
-            SnapshotMismatchError: The task, the agent or the solution is missing or differs from the recording.
+            SnapshotMismatchError: The task or the agent is missing or differs from the recording. Or the policy needs
+                the task's solution, but the recorded container does not contain it.
         """
         ...
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
-        """Continues `episode`, and returns its pending step. After an exception, the caller must release `episode`."""
+        """Starts the container and the agent at the recorded point, and returns the pending time step.
+
+        After an exception, the caller must release `episode`.
+        """
         ...
 
 
 class Rerun:
-    """Replays the recorded responses of an episode up to a step, from its start or from a snapshot."""
+    """Brings an episode to a step by passing the recorded responses to a new agent, which runs its commands again.
+
+    The replay starts at the first step, or at a snapshot of an earlier step.
+    """
 
     def __init__(
         self,
@@ -80,15 +89,15 @@ class Rerun:
 
         Args:
             task_name: Name of the recorded task.
-            exchanges: All recorded exchanges, including later steps, because the order of concurrent conversations may
-                differ in the replay.
+            exchanges: All recorded pairs of a request and its response. They include later steps, because the order of
+                concurrent conversations may differ in the replay.
             step: Number of responses to replay.
             seed: The recorded seed.
-            lineage: Origin of the new episode, for its trajectory.
+            lineage: Ids of the root and parent episode and the step, for the trajectory of the new episode.
             edits: Edits that are applied to messages before the policy sees them. Ignored if `snapshot` is set, because
                 a snapshot contains its own edits.
-            snapshot: Snapshot of an earlier step to start from; by default the replay starts at the first step.
-            report: Called with a message for the user if requests differ from the recorded requests.
+            snapshot: Snapshot of an earlier step from which the replay starts; by default, it starts at the first step.
+            report: Callback for a message to the user if requests of the replay differ from the recorded requests.
         """
         self._task_name = task_name
         self._exchanges = exchanges
@@ -100,11 +109,11 @@ class Rerun:
         self._report = report
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for pickling. In the other process, messages for `report` are logged instead."""
+        """Returns the state for pickling, without `report`. The other process logs the messages for it instead."""
         return {**self.__dict__, "_report": logger.warning}
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Sets the task of an environment; see `EpisodeStart`."""
+        """Sets the task, the seed, the lineage and the edits of `episode`; see `EpisodeStart`."""
         if self._snapshot is not None:
             self._snapshot.prepare(episode, tasks)
             return
@@ -118,7 +127,7 @@ class Rerun:
         """Replays the responses up to the step, and returns the pending time step.
 
         Raises:
-            DivergenceError: The episode ends before the step, or sends more requests than were recorded.
+            DivergenceError: The episode ends before the step, or the agent sends more requests than were recorded.
             AgentError, ContainerError, SnapshotError: The episode could not be started or continued.
         """
         started = time.perf_counter()
@@ -177,7 +186,7 @@ def _past_step(
 
 
 class Continuation:
-    """The start of one episode from a snapshot."""
+    """The continuation of an episode from a snapshot. Unlike a replay, it executes no command again."""
 
     def __init__(
         self,
@@ -194,9 +203,11 @@ class Continuation:
         Args:
             snapshot: The snapshot.
             task: The task; by default read from its recorded path.
-            lineage: Origin of the new episode, for its trajectory; by default the lineage in the snapshot.
+            lineage: Ids of the root and parent episode and the step, for the trajectory of the new episode; by default
+                the lineage in the snapshot.
             edits: Changes to messages before the policy sees them, in addition to the edits in the snapshot.
-            new_seed: Seed for random values of the agent after the snapshot; `None` keeps the agent's random state.
+            new_seed: Seed for the agent's random values after the snapshot. With `None`, the agent gets the same random
+                values as in the original episode.
             on_release: Function that is awaited after the episode was released.
         """
         self.snapshot = snapshot
@@ -207,7 +218,10 @@ class Continuation:
         self._on_release = on_release
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for pickling. The other process reads the task again, and does not call `on_release`."""
+        """Returns the state for pickling, without `task` and `on_release`.
+
+        The other process reads the task from its recorded path, and does not call `on_release`.
+        """
         return {**self.__dict__, "task": None, "_given_task": None, "_on_release": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -215,7 +229,7 @@ class Continuation:
 
     @cached_property
     def task(self) -> Task:
-        """The given task or, by default, the task at its recorded path. Blocking on first access.
+        """The task that the caller passed or, by default, the task at its recorded path. Blocking on first access.
 
         Raises:
             SnapshotMismatchError: The task is missing or has changed.
@@ -224,7 +238,7 @@ class Continuation:
         return _checked_task(self.snapshot, self._given_task or recorded_task(self.snapshot))
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
-        """Restores the recorded state of an environment; see `EpisodeStart`."""
+        """Sets the task, seed, usage, clock, lineage and edits of `episode` from the snapshot; see `EpisodeStart`."""
         snapshot, setup = self.snapshot, episode.setup
         _check_agent(snapshot, setup.code_agent_factory)
         facts = EpisodeFacts.of(snapshot)
@@ -250,7 +264,7 @@ class Continuation:
         episode.edits = (*facts.edits, *self._edits)
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
-        """Starts the container with its captured files, and restores the agent; see `EpisodeStart`."""
+        """Starts the container with the files in the snapshot, and restores the agent; see `EpisodeStart`."""
         snapshot, facts = self.snapshot, EpisodeFacts.of(self.snapshot)
         changes, journal, state = await asyncio.to_thread(self._read)
         names = [stage.name for stage in episode.task.stages]
@@ -271,7 +285,7 @@ class Continuation:
         return TimeStep(recorded["step_type"], recorded["reward"], recorded["discount"], episode.pending_request())
 
     def _check_request(self, request: LLMRequest, factory: AgentFactoryBase) -> None:
-        """Checks that an agent that was restored from its state sends the recorded request. Blocking."""
+        """Raises `DivergenceError` if an agent that was restored from its state sends a different request. Blocking."""
         from ares_exp.snapshots.snapshot import encode_messages
 
         if [json.loads(line) for line in encode_messages(request.messages)] != self.snapshot.agent_messages:
@@ -283,7 +297,7 @@ class Continuation:
             )
 
     def _read(self) -> tuple[StoredChanges, Journal | None, AgentState | None]:
-        """Reads and validates the objects of the snapshot. Blocking."""
+        """Reads and validates the file changes, and the journal or the agent's state, of the snapshot. Blocking."""
         snapshot, objects = self.snapshot, self.snapshot.object_store
         where, facts = str(snapshot.snapshot_dir), EpisodeFacts.of(snapshot)
         _ = snapshot.agent_messages  # a replayed agent does not need them, but the snapshot must be complete
@@ -318,7 +332,7 @@ class Continuation:
 
 
 async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> EnvironmentSnapshot:
-    """Returns a snapshot unchanged, or reads it from a path; see `EnvironmentSnapshot.load_from_file`."""
+    """Reads a snapshot from its path; see `EnvironmentSnapshot.load_from_file`. Returns a snapshot object unchanged."""
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
     if isinstance(snapshot, EnvironmentSnapshot):
@@ -327,7 +341,7 @@ async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> Environme
 
 
 def _checked_task(snapshot: EnvironmentSnapshot, task: Task) -> Task:
-    """Returns the task. Raises `SnapshotMismatchError` if the task has changed since the snapshot was taken."""
+    """Returns `task`. Raises `SnapshotMismatchError` if its name or digest differs from those in the snapshot."""
     was, now = snapshot.task_data, task.describe()
     for key in ("name", "digest"):
         if was.get(key) != now.get(key):

@@ -1,4 +1,4 @@
-"""The contract of environment sources. Each option of the `env` group makes a source."""
+"""The contract of environment sources. Each option of the `env` group, such as `env=harbor`, makes a source."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class EpisodeParts:
         code_agent_factory: Factory of the code agent.
         limits: Limits that truncate the episode.
         seed: Seed of the episode.
-        provide_solution: Whether the policy runs the task's solution. The solution is then put into the container or,
-            without a container, into `metadata["solution"]` of the requests.
+        provide_solution: Whether the policy runs the task's solution (`policy=oracle`). The solution is then put into
+            the container. An environment without a container puts it into `metadata["solution"]` of its requests.
         output_dir: Directory for files of the episode (`verifier/`, `artifacts/`), or `None`.
         start_from: Recorded episode to continue, instead of starting a new one. Requires a source whose `exports_state`
             is true.
         episode_id: Id of the episode in its run; `None` outside of a run.
         attempt: Number of the attempt at the task, from 0.
-        background_client: LLM client that answers the agent's background requests, so that they do not become steps.
-            `None` makes them observations.
+        background_client: LLM client that responds to the agent's background requests, so that they do not become
+            steps. With `None`, they become observations.
     """
 
     container_factory: ContainerFactoryBase
@@ -59,14 +59,16 @@ class EpisodeParts:
     background_client: LLMClient | None = None
 
     def container_specs(self, task: Task) -> list[ContainerSpec]:
-        """Lists the containers that a task needs: the agent's container with its mounts, then verifier containers."""
+        """Lists the containers that a task needs: the agent's container, then separate containers of verifiers."""
         time = self.limits.time
         mounts = () if self.provide_solution else self.code_agent_factory.mounts
         verifiers = (time.verifier_spec(task, stage) for stage in task.stages)
         return [replace(time.container_spec(task), mounts=mounts), *(spec for spec in verifiers if spec is not None)]
 
     def check_containers(self, task: Task) -> list[str]:
-        """Checks that the backend can run every container of a task, and returns its warnings.
+        """Checks that the container backend can run every container of a task.
+
+        Returns the backend's warnings about limits that it will not enforce.
 
         Raises:
             TaskError: The backend cannot run a container of the task.
@@ -83,22 +85,22 @@ class EpisodeParts:
 T = TypeVar("T", bound=Named)
 U = TypeVar("U", bound=Named)
 Report = Callable[[str], None]
-"""Callback for a warning to the user about a problem that does not stop the run."""
+"""Callback that shows the user a warning, for example about an invalid task in a folder."""
 Entry = int | str
-"""A selected task: its index, or a text for `select`."""
+"""One entry of the option `tasks`: an index, or a name, glob, slice or shard as text (see `select`)."""
 
 
 @runtime_checkable
 class EnvironmentSource(Protocol):
     """A task set, and the environments that run its tasks.
 
-    These members are required. `SourceBase` defines the optional members and their defaults. A source may inherit from
-    `SourceBase`, or implement only some of the optional members.
+    A source must have these four members. `SourceBase` defines the optional members and their defaults. Your source may
+    inherit from `SourceBase`, or only implement the members that it needs.
     """
 
     @property
     def path(self) -> Path | None:
-        """Path of the task set, for the provenance of a run; `None` if the task set has no path."""
+        """Path of the task set, which is recorded with a run; `None` if the task set has no path."""
         ...
 
     def load(self, report: Report) -> Sequence[str]:
@@ -126,14 +128,17 @@ class EnvironmentSource(Protocol):
 
 
 class SourceBase(EnvironmentSource):
-    """Defines all members of a source, with defaults for members that are optional in `EnvironmentSource`."""
+    """Defines all members of a source, with defaults for the optional members."""
 
     positions: Mapping[str, int] = MappingProxyType({})
-    """Position of each task in the whole set, by name, set by `load`. Default: unknown."""
+    """Position of each task in the whole task set, by task name. `load` sets it. Default: unknown."""
 
     @property
     def needs_container(self) -> bool:
-        """Whether the environments use a container and a code agent. Otherwise, these are not checked. Default: yes."""
+        """Whether the environments use a container and a code agent. Default: yes.
+
+        If not, a run does not check the options `container` and `agent`.
+        """
         return True
 
     @property
@@ -151,22 +156,25 @@ class SourceBase(EnvironmentSource):
 
     @property
     def loads_offline(self) -> bool:
-        """Whether `load` reads only local files. If not, `load` is never called just to count tasks. Default: no."""
+        """Whether `load` reads only local files. If not, it is never called merely to count tasks. Default: no."""
         return False
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """The selected tasks in order, for task lists. Default: empty, for a source that only knows the task names."""
+        """The selected tasks in order, for task lists. Default: empty, if the source has only names of tasks."""
         return ()
 
     @property
     def origins(self) -> Mapping[str, TaskOrigin]:
-        """Origins of the tasks from git repositories, by task name, for the run's provenance. Default: empty."""
+        """Git repository and commit of each task from a repository, by task name, for the records. Default: empty."""
         return {}
 
     @property
     def spenders(self) -> Sequence[str]:
-        """Names of the components whose model calls count as `environment_usage` of the episodes. Default: empty."""
+        """Names of components that call models themselves, such as `the oracle`. Default: empty.
+
+        The tokens and cost of these calls are recorded as `environment_usage` of the episodes.
+        """
         return ()
 
     @property
@@ -179,14 +187,16 @@ class SourceBase(EnvironmentSource):
         return ()
 
     def digest(self, task_name: str) -> str | None:
-        """Returns a digest that changes if the task changes. Blocking. Default: `None`, which means unknown."""
+        """Returns a digest that changes if the task changes. Blocking. Default: `None`, if no digest is known."""
         return None
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Drops all tasks except these. Default: drops nothing, so `check` checks all tasks that `load` selected."""
+        """Drops all selected tasks except `task_names`, so that `check` skips the others. Default: drops nothing."""
 
     async def preflight(self) -> None:
-        """Checks that the resources of the source are ready. Called after `load`; does not check containers or agents.
+        """Checks that the resources of the source, such as its models, are ready. Called after `load`.
+
+        Containers and agents are checked separately.
 
         Raises:
             PreflightError: A resource is not ready. The message suggests a fix.
@@ -197,7 +207,7 @@ class SourceBase(EnvironmentSource):
 
 
 class SelectingSource(SourceBase, Generic[T]):
-    """A source with the options `tasks`, `exclude` and `limit`, which select tasks from a task set; see `select`."""
+    """A base class for sources whose options `tasks`, `exclude` and `limit` select tasks from a set; see `select`."""
 
     def __init__(self, preset: str, *, tasks: Entries, exclude: str | Sequence[str] | None, limit: int | None) -> None:
         """Stores the options. `preset` is the value of `env`, for messages."""
@@ -214,32 +224,32 @@ class SelectingSource(SourceBase, Generic[T]):
         """Checks the tasks before a run. Default: no check."""
 
     def _choose(self, tasks: Sequence[U]) -> list[U]:
-        """Returns the tasks that are selected from a set, and stores the positions of all tasks in the set."""
+        """Returns the tasks that the options select from `tasks`, the whole set. Stores the positions of all tasks."""
         self.positions = positions_of(tasks)
         return select(tasks, preset=self._preset, **self._selection)
 
     def _hold(self, tasks: Sequence[T]) -> list[str]:
-        """Stores the tasks of the run, and returns their names."""
+        """Stores the selected tasks, and returns their names."""
         self._selected = {task.name: task for task in tasks}
         return list(self._selected)
 
     def keep(self, task_names: Sequence[str]) -> None:
-        """Drops all tasks except these."""
+        """Drops all selected tasks except `task_names`."""
         self._selected = {name: self._selected[name] for name in task_names}
 
 
 def as_source(source: EnvironmentSource) -> SourceBase:
-    """Returns `source`, completed with the defaults of `SourceBase`."""
+    """Returns `source`, with the defaults of `SourceBase` for optional members that it lacks."""
     return completed(source, SourceBase)
 
 
 def make_source(config: DictConfig) -> SourceBase:
-    """Creates the source of the `env` option. Raises `ConfigError` if this fails."""
+    """Creates the source that the `env` option of `config` selects. Raises `ConfigError` if this fails."""
     return as_source(instantiate_group(config, "env"))
 
 
 def make_scored_source(config: DictConfig) -> SourceBase:
-    """Creates the source of the `env` option. If the config has scorers, the source also scores the episodes."""
+    """Creates the source that the `env` option selects. If the config has scorers, they score its episodes."""
     from omegaconf import OmegaConf
 
     source = make_source(config)
@@ -252,12 +262,12 @@ def make_scored_source(config: DictConfig) -> SourceBase:
 
 
 def choose_task(tasks: Sequence[T], options: Mapping[str, Any], generator: random.Random) -> T:
-    """Returns the task that `options["task"]` selects, or a random task; see `choose_index`."""
+    """Returns the task with the name or index `options["task"]`. Without this option, chooses a task at random."""
     return tasks[choose_index([task.name for task in tasks], options, generator)]
 
 
 def choose_index(names: Sequence[str], options: Mapping[str, Any], generator: random.Random) -> int:
-    """Returns the index of the task whose name or index is `options["task"]`. Without this option, chooses at random.
+    """Returns the index of the task with the name or index `options["task"]`; without this option, a random index.
 
     Raises:
         ConfigError: The task does not exist, or `options` has other keys.

@@ -43,9 +43,9 @@ class SweBenchEnvironments(CodeEnvironments[SweBenchTask]):
                 `None` for all tasks.
             exclude: Names or globs of tasks to leave out.
             limit: Maximum number of tasks.
-            hints: Whether agents get the comments on the issue.
+            hints: Whether agents get the comments on the GitHub issue in addition to its text.
             agent_network: Network of the agents: `public` or `no-network`. With a public network, agents can find the
-                fixes. The tests always have a public network.
+                published fixes. The tests always have a public network.
             fetch_timeout_sec: Time limit in seconds for loading the data set.
             test_timeout_sec: Time limit in seconds for the tests of one episode.
 
@@ -69,7 +69,7 @@ class SweBenchEnvironments(CodeEnvironments[SweBenchTask]):
 
     @property
     def loads_offline(self) -> bool:
-        """Whether the rows are in a local file."""
+        """Whether the rows are in a local file, so that `load` needs no network access."""
         return self._dataset.file is not None
 
     def load(self, report: Report) -> Sequence[str]:
@@ -79,5 +79,5 @@ class SweBenchEnvironments(CodeEnvironments[SweBenchTask]):
         return self._hold(self._choose(found))
 
     async def close(self) -> None:
-        """Stops the process that loads rows, if it is still running."""
+        """Stops the child process in which `load` reads the rows, if it is still running."""
         await asyncio.to_thread(self._child.stop)

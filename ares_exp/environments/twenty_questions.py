@@ -1,14 +1,14 @@
 """`env=twenty_questions`, a guessing game between the policy and an oracle, without a container or code agent.
 
 The policy asks questions, and the oracle answers "yes", "no" or "don't know". The policy never sees the oracle's own
-words, because they could reveal the hidden object. A correct guess earns the reward.
+words, because they could reveal the hidden object. A correct guess ends the game with reward 1.0.
 
-A reply of the policy is a question, a guess, or neither:
+A reply of the policy is a question, a guess, or unusable:
 
-- A line `Guess: …` is a guess. `Is it a …?` is a correct guess if only a name of the hidden object follows `Is it`.
-  `Is it bigger than a cat?` and `Is it a cat or a dog?` are not guesses of a cat.
-- Any other text is a question. The reasoning of a model, `<think>…</think>` at the start, is ignored.
-- An empty reply, more than 500 characters, and several questions or guesses in one reply are neither.
+- A line `Guess: …` is a guess. A question such as `Is it a cat?` wins like a guess if only a name of the hidden object
+  follows `Is it`. `Is it bigger than a cat?` and `Is it a cat or a dog?` are only questions.
+- Any other text is a question. A model's reasoning (`<think>…</think>` at the start) is ignored.
+- A reply is unusable if it is empty, has more than 500 characters, or contains several questions or guesses.
 
 A guess is correct if it equals one of the object's names. Case, accents, punctuation, spaces, a leading article and a
 final s are ignored. A list of names is never correct.
@@ -55,12 +55,12 @@ from ares_exp.records.results import EnvironmentUsage
 
 @dataclass(frozen=True, slots=True)
 class HiddenObject:
-    """An object to guess.
+    """An object that the policy has to guess.
 
     Attributes:
         title: Name of the object.
         aliases: Other names, which are also correct guesses.
-        facts: True statements about the object for the oracle. Each has only a few words.
+        facts: True statements about the object, such as `has four legs`. The oracle uses them to answer questions.
     """
 
     title: str
@@ -69,7 +69,7 @@ class HiddenObject:
 
     @property
     def digest(self) -> str:
-        """Digest of all fields."""
+        """Digest of the title, the aliases and the facts, which changes if one of them changes."""
         fields = json.dumps([self.title, self.aliases, self.facts])
         return f"sha256:{hashlib.sha256(fields.encode()).hexdigest()}"
 
@@ -80,19 +80,19 @@ class HiddenObject:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names of the object."""
+        """The title and the aliases."""
         return self.title, *self.aliases
 
 
 def load_objects() -> Sequence[HiddenObject]:
-    """Returns the bundled objects. Blocking."""
+    """Reads the bundled objects from `twenty_questions.yaml`. Blocking."""
     entries = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
     return [HiddenObject(one["name"], tuple(one.get("aliases", ())), tuple(one["facts"])) for one in entries]
 
 
 MAX_ANSWER_CHARS = 500
 TIMEOUT_SEC = 300.0
-"""Time limit in seconds of one question, including retries."""
+"""Time limit in seconds for the oracle's answer to one question, including retries."""
 
 _SYSTEM = """You are the oracle in a game of twenty questions. You know what is hidden; another player asks about it.
 
@@ -115,7 +115,7 @@ _ANSWER = re.compile(
 
 
 class Answer(StrEnum):
-    """An answer from the oracle, with its text for the policy."""
+    """An answer from the oracle. The value is the text that the policy gets."""
 
     YES = "Yes."
     NO = "No."
@@ -123,7 +123,7 @@ class Answer(StrEnum):
 
 
 def oracle_request(hidden: HiddenObject, question: str) -> LLMRequest:
-    """Returns the request that asks a model one question about the hidden object."""
+    """Returns the request that asks the oracle's model to answer one question about the hidden object."""
     facts = "".join(["What is true of it:\n", *(f"- {fact}\n" for fact in hidden.facts)]) if hidden.facts else ""
     also_called = f"Also called: {', '.join(hidden.aliases)}\n" if hidden.aliases else ""
     system = _SYSTEM.format(title=hidden.title, also_called=also_called, facts=facts)
@@ -131,7 +131,10 @@ def oracle_request(hidden: HiddenObject, question: str) -> LLMRequest:
 
 
 def parse_answer(text: str) -> Answer | None:
-    """Parses the answer at the start of a text; `None` if the text is too long or starts with something else."""
+    """Parses the oracle's response, which must start with an answer such as `Yes` or `don't know`.
+
+    Returns `None` if the response starts with something else or is longer than `MAX_ANSWER_CHARS`.
+    """
     if len(text) > MAX_ANSWER_CHARS or (match := _ANSWER.match(text.strip().replace("’", "'"))) is None:
         return None
     return Answer.YES if match[1] else Answer.UNKNOWN if match[2] else Answer.NO
@@ -147,7 +150,7 @@ READING = Reading(
 
 
 def oracle_model(client: Policy | LLMClient) -> OwnModel:
-    """Creates the oracle that all games share. Raises `ConfigError` if the client runs the solutions of tasks."""
+    """Creates the oracle that all games share. Raises `ConfigError` if `client` runs the solutions of tasks."""
     return OwnModel(client, name="The oracle", key="env.oracle", error=OracleResponseError, timeout_sec=TIMEOUT_SEC)
 
 
@@ -162,11 +165,14 @@ _SKIPPED = frozenset({
 
 
 class FactsOracle(Policy):
-    """An oracle without a model. It answers yes or no if facts cover every significant word of a question.
+    """An oracle that answers questions by comparing words with the bundled facts, without a model.
 
-    A fact or a name is false if it belongs to another object but not to the hidden object. If a question contains
-    several facts, the answer is yes only if all of them are true. This oracle does not parse grammar, so use it only
-    for tests and for trying out the game. If the results matter, use a model (`policy@env.oracle=…`).
+    It knows the names and facts of all bundled objects. It looks for names and facts whose words occur in the question.
+    If they do not cover every significant word of the question, the answer is "don't know". Otherwise, the answer is
+    yes if all of them are true of the hidden object, and no if not.
+
+    This oracle does not understand grammar, so use it only for tests and for trying out the game. If the results
+    matter, use a model (`policy@env.oracle=…`).
     """
 
     def __init__(self, objects: Sequence[HiddenObject] = ()) -> None:
@@ -205,7 +211,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _stem(word: str) -> str:
-    """Removes the ending of a word, so that `write`, `writes` and `writing`, or `egg` and `eggs`, are equal."""
+    """Removes the ending of a word, so that different forms such as `write`, `writes` and `writing` become equal."""
     for ending in ("ing", "ies", "es", "s", "ed", "e", "y"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             word = word[: -len(ending)]
@@ -250,12 +256,12 @@ class _Game:
 class TwentyQuestionsEnvironment(EnvironmentBase):
     """Runs twenty questions. An observation is the conversation so far, and an action is a question or a guess.
 
-    The FIRST step asks for a question. Each MID step adds the policy's reply and the answer to it, with reward 0.0.
-    After a correct guess, the episode terminates with reward 1.0. If all questions are used up, or the caller calls
-    `truncate`, the episode is truncated with reward 0.0. The environment has no container and no code agent.
+    The observation of the FIRST step asks for a question. At each MID step, the conversation also contains the policy's
+    reply and the answer to it, and the reward is 0.0. After a correct guess, the episode terminates with reward 1.0. If
+    all questions are used up, or the caller calls `truncate`, the episode is truncated with reward 0.0.
 
-    Only the oracle knows the hidden object. The policy sees "Yes", "No" or "I don't know", but not the oracle's own
-    words.
+    The policy sees only "Yes", "No" or "I don't know", but never the oracle's own words. The environment has no
+    container and no code agent.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -280,8 +286,8 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             verify_on_truncation: Whether a truncated game has the reward 0.0. If not, it has no reward.
             seed: Seed for choosing objects.
             provide_solution: Whether the requests contain the winning reply in `metadata["solution"]`.
-            output_dir: Directory for the record of the oracle's answers (`oracle.jsonl`), or `None`. If an
-                earlier episode recorded answers there, they are reused.
+            output_dir: Directory in which the oracle's answers are recorded (`oracle.jsonl`), or `None`. If this file
+                already contains answers from an earlier episode of the attempt, they are reused.
 
         Raises:
             ConfigError: The list of objects is empty, `questions` is less than 1, or the oracle cannot answer
@@ -305,8 +311,8 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         """Starts a game; see `EnvironmentBase.reset`.
 
         Raises:
-            ConfigError: The object does not exist.
-            OracleResponseError: The oracle does not know the object.
+            ConfigError: `options` names an object that does not exist, or contains an unknown key.
+            OracleResponseError: The oracle has no facts about the object.
         """
         with self._calls.during("reset()"):
             self._give_up()
@@ -319,7 +325,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             return self.time_step
 
     async def step(self, action: LLMResponse) -> TimeStep[LLMRequest]:
-        """Applies the policy's reply.
+        """Applies the policy's reply and returns the next step, which contains the answer to the reply.
 
         Raises:
             EpisodeStateError: `step` was called before `reset()`, after LAST, or during another call, or the
@@ -341,7 +347,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[LLMRequest]:
-        """Ends the game because `limit` was reached before a correct guess. Raises `EpisodeStateError` like `step`."""
+        """Ends a game without a correct guess, because `limit` was reached. Raises `EpisodeStateError` like `step`."""
         with self._calls.during("truncate()"):
             self.time_step = self._cut_short(self._playing(), limit)
             return self.time_step
@@ -353,7 +359,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
 
     @property
     def step_count(self) -> int:
-        """Number of replies in this game."""
+        """Number of replies of the policy in this game."""
         return self._game.replies if self._game is not None else 0
 
     @property
@@ -362,7 +368,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         return self._game.hidden if self._game is not None else None
 
     def report(self) -> EpisodeReport:
-        """Returns facts about the game. `phase` is `oracle` while the oracle answers."""
+        """Returns facts about the game. Their `phase` is `oracle` while the oracle is answering a question."""
         game = self._game
         if game is None:
             return EpisodeReport(environment_usage=EnvironmentUsage())
@@ -416,7 +422,10 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A classified reply. `Is it a cat?` is a question and the guess `a cat`. An invalid reply has a `problem`."""
+    """A reply of the policy, classified as a question, a guess, or unusable.
+
+    `Is it a cat?` is both a question and the guess `a cat`. If the reply is unusable, `problem` is the reason.
+    """
 
     question: str | None = None
     guess: str | None = None
@@ -424,7 +433,7 @@ class Reply:
 
 
 def parse_reply(reply: str) -> Reply:
-    """Classifies a reply of the policy."""
+    """Classifies a reply of the policy by the rules in the docstring of this module."""
     reply = without_reasoning(reply)
     if len(reply) > MAX_CHARS:
         return Reply(problem=f"it has {len(reply):,} characters, and at most {MAX_CHARS} are read")
@@ -441,7 +450,7 @@ def parse_reply(reply: str) -> Reply:
 
 
 def is_one_of(said: str, names: Iterable[str]) -> bool:
-    """Returns whether `said` equals one of the names, ignoring the differences that the module lists."""
+    """Returns whether the guess `said` equals one of the names, except for differences such as case and articles."""
     key = _key(said)
     return bool(key) and key in map(_key, names)
 
@@ -518,12 +527,12 @@ class TwentyQuestionsEnvironments(SelectingSource[HiddenObject]):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """Names the oracle if it is a model; otherwise empty."""
+        """`the oracle` if the oracle is a model; empty if it uses the bundled facts."""
         return () if self._answers_by_facts else ("the oracle",)
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """The oracle of all games."""
+        """The oracle of all games, as the only element."""
         return (self._oracle,)
 
     async def close(self) -> None:

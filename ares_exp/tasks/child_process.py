@@ -1,4 +1,4 @@
-"""Child processes with limits on time and output. They are killed when this process dies."""
+"""Child processes with limits on their time and output. They are killed if this process dies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MAX_ERROR_BYTES = 4096
 
 
 class ChildFailedError(Exception):
-    """The program failed. The message, such as "was stopped", has no subject, so that callers can add the program."""
+    """A program failed. The message is only a predicate, such as "was stopped", to which callers add a subject."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The exit code of a program, its complete stdout, and the last lines of its stderr."""
+    """The result of a program: its exit code, its complete stdout, and the last lines of its stderr."""
 
     exit_code: int
     output: bytes
@@ -33,7 +33,7 @@ class Ended:
 
 
 class ChildProcess:
-    """Runs programs, one after the other.
+    """Runs programs one after the other, until another thread calls `stop`.
 
     Attributes:
         stopped: Event that `stop` sets.
@@ -45,9 +45,9 @@ class ChildProcess:
         self._lock = threading.Lock()
 
     def run(self, command: Sequence[str], *, env: Mapping[str, str], timeout_sec: float) -> Ended:
-        """Runs a program to its end, with an empty stdin and only the variables in `env`. Blocking.
+        """Runs a program to its end, with an empty stdin. Blocking.
 
-        The program's process group is killed after `timeout_sec`.
+        Its environment contains only the variables in `env`. After `timeout_sec`, its process group is killed.
 
         Raises:
             ChildFailedError: The program was stopped, took too long, or printed too much.
@@ -91,13 +91,13 @@ class ChildProcess:
     def run_python(
         self, program: Path, arguments: Sequence[str], *, env: Mapping[str, str], timeout_sec: float
     ) -> None:
-        """Runs a Python file, which must not import this package; see `run`. An exit code other than 0 is an error."""
+        """Runs a Python file that does not import this package; see `run`. A nonzero exit code is also an error."""
         ended = self.run([sys.executable, "-P", str(program), *arguments], env=env, timeout_sec=timeout_sec)
         if ended.exit_code != 0:
             raise ChildFailedError(f"failed: {ended.errors[-1] if ended.errors else f'exit code {ended.exit_code}'}")
 
     def stop(self) -> None:
-        """Kills the running program, and prevents the start of other programs. Call it from another thread."""
+        """Kills the running program, and prevents the start of other programs. To be called from another thread."""
         with self._lock:
             self.stopped.set()
             running = self._running
@@ -105,7 +105,11 @@ class ChildProcess:
             self._kill(running)
 
     def _kill(self, process: subprocess.Popen[bytes], why: threading.Event | None = None) -> None:
-        """Kills the process group, if it was not killed before. While stdin is open, no other group can have the id."""
+        """Kills the program's process group, unless it was killed before. Closing stdin marks it as killed.
+
+        A second kill could hit an unrelated process group to which the system has given the same id. If `why` is an
+        event, sets it.
+        """
         assert process.stdin is not None
         with self._lock:
             if not process.stdin.closed:

@@ -1,4 +1,4 @@
-"""Templates `${NAME}` and `${NAME:-default}` in `env` tables of task.toml, which refer to variables of the host."""
+"""Templates `${NAME}` and `${NAME:-default}` in `env` tables of task.toml, for environment variables of the host."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _MIN_SECRET_LENGTH = 8
 
 
 def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Replaces the values of an `env` table that are templates by host variables. An empty variable counts as set.
+    """Returns an `env` table in which each template is replaced by the value of the host's environment variable.
 
-    `where` is the name of the table in messages, such as `task.toml: [verifier.env]`.
+    A variable with an empty value counts as set, so the default of the template is not used. `where` is the name of the
+    table in messages, such as `task.toml: [verifier.env]`.
 
     Raises:
-        TaskError: An environment variable of the host is missing, or the table contains an invalid name or value.
+        TaskError: A variable without a default is not set on the host, or the table contains an invalid name or value.
     """
     resolved = {}
     for key, value in table.items():
@@ -37,9 +38,10 @@ def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str]
 
 
 def secret_values(tables: Iterable[Mapping[str, str]], *, host: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Returns the values of host variables that the templates in `tables` use under a sensitive name, longest first.
+    """Returns the secrets in `tables`, longest first, so that they can be masked in files.
 
-    Values with fewer than 8 characters are omitted, because other texts may contain them by chance.
+    A secret is the value of a host variable that a template uses, if the key or the variable has a sensitive name such
+    as `API_KEY`. Values with fewer than 8 characters are omitted, because other texts may contain them by chance.
     """
     secrets = set()
     for table in tables:

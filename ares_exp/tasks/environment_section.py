@@ -20,7 +20,7 @@ _CREDENTIAL = re.compile(r"key|secret|token(?!s)|password|credential|auth|^(set-
 
 
 class McpServer(TomlTable):
-    """A tool server that the agent may use."""
+    """An entry of `mcp_servers`: an MCP server whose tools the agent may use."""
 
     name: str
     transport: Annotated[
@@ -45,7 +45,7 @@ class McpServer(TomlTable):
 
 
 def _check_header(name: str, value: str) -> None:
-    """Raises `ValueError` for an invalid header, and for a credential in plain text."""
+    """Raises `ValueError` if an HTTP header is malformed or contains a credential in plain text."""
     if not _HEADER_NAME.fullmatch(name):
         raise ValueError(f"expected a header name of letters, digits and hyphens, got {name!r}")
     if "\n" in value or "\r" in value:
@@ -74,7 +74,9 @@ def _size_mb(key: str, text: str) -> int:
 
 
 def translate_legacy_sizes(table: object) -> object:
-    """Replaces `memory = "2G"` with `memory_mb = 2048`, and similarly `storage`. Drops old keys that are not strings.
+    """Replaces the old keys `memory` and `storage`, such as `memory = "2G"`, with `memory_mb = 2048` and `storage_mb`.
+
+    An old key whose value is not a string is dropped, because it is not a size.
 
     Raises:
         ValueError: The string is not a size, or differs from the value of the new key.
@@ -104,7 +106,7 @@ def _topology(text: str) -> str:
 
 
 class Tpu(TomlTable):
-    """The key `tpu`, which sets the type of an accelerator and the topology of its chips."""
+    """The key `tpu`, which requests TPUs by their type and the topology of their chips, such as `2x4`."""
 
     type: Annotated[str, Field(min_length=1)]
     topology: Annotated[str, AfterValidator(_topology)]
@@ -122,7 +124,7 @@ class HealthCheck(TomlTable):
 
 
 class EnvironmentSection(TomlTable):
-    """The table `[environment]`. `[verifier.environment]` has the same keys."""
+    """The table `[environment]`, which describes the agent's container. `[verifier.environment]` has the same keys."""
 
     docker_image: str | None = None
     os: Annotated[

@@ -1,4 +1,4 @@
-"""`HarborTask`, a task directory in the Harbor format. A multi-step task has one `HarborStage` per step."""
+"""`HarborTask`, a task that is read from a directory in the Harbor format. It has one `HarborStage` per step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ AGENT_DIR = "/logs/agent"
 
 @dataclass(frozen=True, eq=False)
 class HarborStage:
-    """One instruction of a Harbor task. Implements `ares_exp.tasks.task_contract.Stage`.
+    """One instruction of a Harbor task, with its tests. Implements `ares_exp.tasks.task_contract.Stage`.
+
+    A task with `[[steps]]` in its task.toml has one stage per step. Any other task has a single stage.
 
     Attributes:
         root: Absolute path of the task directory.
@@ -87,7 +89,7 @@ class HarborStage:
         instruction: The agent's instruction, without canary lines.
         step: The entry of `[[steps]]`; `None` if the task has no steps.
         reward_key: Key of the reward in `reward.json`; see `choose_reward`.
-        follows_shared: Whether the tests of the previous step were run in the agent's container.
+        follows_shared: Whether there is a previous step whose tests ran in the agent's container.
         is_last: Whether this is the last step.
     """
 
@@ -131,17 +133,17 @@ class HarborStage:
 
     @property
     def agent_shell(self) -> Shell | None:
-        """`None` (the default shell of the container's backend), because the format has no setting for the shell."""
+        """Always `None`: the Harbor format does not set a shell, so the default of the container's backend is used."""
         return None
 
     @property
     def agent_network(self) -> NetworkPolicy:
-        """The network while the agent runs."""
+        """Network policy of the agent's container while the agent runs."""
         return self._agent.network or self.config.agent.network or self.config.environment.network
 
     @property
     def verifier_timeout_sec(self) -> float:
-        """Time limit of the verification in seconds. A step ignores the task's limit; the default of a step is 600."""
+        """Time limit of the verification in seconds. For a step, only the step's own limit counts (default: 600)."""
         return self._verifier.timeout_sec
 
     @property
@@ -152,24 +154,30 @@ class HarborStage:
 
     @property
     def verifier_network(self) -> NetworkPolicy:
-        """The network during verification."""
+        """Network policy of the verifier's container, or of the shared container, while the tests run."""
         base = self._verifier_environment if self.verifier_mode == "separate" else self.config.environment
         return self._verifier.network or self.config.verifier.network or base.network
 
     @property
     def verifier_mode(self) -> VerifierMode:
-        """`shared` if the tests run in the agent's container, otherwise `separate`. A step may override the mode."""
+        """`shared` if the tests run in the agent's container, otherwise `separate`. A step may have its own mode."""
         own = self._verifier
         return own.mode if own.environment_mode or own.environment else self.config.verifier.mode
 
     @property
     def _verifier_environment(self) -> EnvironmentSection:
-        """The table for the verifier's separate container: the step's table, the task's table or `[environment]`."""
+        """The table that configures the verifier's separate container.
+
+        This is the step's `[verifier.environment]`, or otherwise the task's, or otherwise `[environment]`.
+        """
         return self._verifier.environment or self.config.verifier.environment or self.config.environment
 
     @cached_property
     def _verifier_image(self) -> tuple[str | None, Path | None]:
-        """Image or build context of the verifier's separate container; both are `None` if it uses the agent's image."""
+        """Image and build context of the verifier's separate container. At most one of them is set.
+
+        Both are `None` if the container uses the image of the agent's container.
+        """
         for section, tests in ((self._verifier, self.folder / "tests"), (self.config.verifier, self.root / "tests")):
             if section.environment is not None and section.environment.docker_image:
                 return section.environment.docker_image, None
@@ -179,14 +187,14 @@ class HarborStage:
 
     @property
     def brings_tests(self) -> bool:
-        """Whether the verifier's separate container has an image that already contains the tests."""
+        """Whether the verifier's separate container has its own image, which must already contain the tests."""
         return self.verifier_mode == "separate" and self._verifier_image != (None, None)
 
     @property
     def verifier_spec(self) -> ContainerSpec | None:
         """Specification of the verifier's separate container; `None` if the tests run in the agent's container.
 
-        Raises `TaskError` if an environment variable of the host is missing.
+        Raises `TaskError` if task.toml refers to an environment variable that is not set on the host.
         """
         if self.verifier_mode != "separate":
             return None
@@ -216,7 +224,10 @@ class HarborStage:
         return resolve_env(env, where=f"{self.root / TASK_TOML}: [{table}.env]")
 
     def check_runnable(self, *, needs_solution: bool) -> None:
-        """Checks the stage for errors that an episode would otherwise encounter. Does not start anything."""
+        """Raises `TaskError` if a host variable of the stage is not set, or a required solution is missing.
+
+        Called before a run, so that the error does not occur later in an episode.
+        """
         self._verifier_env()
         _ = self.verifier_spec  # resolves its variables
         if needs_solution:
@@ -225,7 +236,7 @@ class HarborStage:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Values of the host variables with sensitive names that the task uses in any step."""
+        """Values of host variables with sensitive names that the task's `env` tables use, in all steps together."""
         verifiers = (self.config.verifier, *(step.verifier for step in self.config.steps))
         tables = [one.env for verifier in verifiers for one in (verifier, verifier.environment) if one is not None]
         return secret_values((self.config.environment.env, self.config.solution.env, *tables))
@@ -239,7 +250,7 @@ class HarborStage:
         return {"DEBIAN_FRONTEND": "noninteractive", **self._resolved("solution", self.config.solution.env)}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Uploads the solution to the container, where `/solution/solve.sh` runs it."""
+        """Uploads the solution to `/solution` in the container; see `Stage.upload_solution`."""
         await upload_solution(container, self.root, self.folder)
         return self.solution_env()
 
@@ -249,7 +260,10 @@ class HarborStage:
         return longest_set_up_sec(self.folder, self.step.healthcheck) if self.step is not None else 0.0
 
     async def start(self, container: Container) -> None:
-        """Prepares the container for a step: empties log directories, copies the step's files, and runs its set-up."""
+        """Prepares the container for a step: empties log directories, copies the step's files, and runs its set-up.
+
+        Does nothing for a task without steps, because `HarborTask.set_up` has already prepared its container.
+        """
         if self.step is None:
             return
         await make_log_dirs(container, AGENT_DIR)
@@ -286,11 +300,14 @@ class HarborStage:
         )
 
     async def clear(self, container: Container) -> Sequence[str]:
-        """Empties `/logs/verifier` and `/tests`. Called before the collect hooks, because hooks may write files there.
+        """Empties `/logs/verifier` and `/tests` in the agent's container, so that the agent cannot fake a result there.
 
-        After this call, only the verifier's user and root can write to `/logs/verifier`. If the task sets
-        `stop_processes = true` in `[metadata]`, all processes of the agent are stopped first. Returns `/tests` if this
-        directory was not empty and the task has no steps.
+        After this call, only the verifier's user and root can write to `/logs/verifier`. Collect hooks run later,
+        because they may write files to these directories. If the task sets `stop_processes = true` in `[metadata]`, all
+        processes of the agent are stopped first.
+
+        Returns `/tests` if this directory was not empty and the task has no steps. The caller then restores the files
+        that the image contains there.
         """
         if self.config.metadata.get("stop_processes") is True:
             await stop_processes(container)
@@ -299,7 +316,7 @@ class HarborStage:
         return (TESTS_DIR,) if had_tests and self.step is None else ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Creates the log directory in the verifier's separate container, and uploads the collected artifacts."""
+        """Creates `/logs/verifier` in the verifier's separate container, and uploads the collected artifacts."""
         await make_log_dirs(container, VERIFIER_DIR)
         if not self.brings_tests:  # the container has the image of the agent's container
             await upload_image_files(container, self.root / "environment", self.config.environment)
@@ -322,7 +339,9 @@ class HarborStage:
         )
 
     async def upload_tests(self, container: Container) -> None:
-        """Uploads the tests to `/tests` in the container. Step files replace task files with the same path.
+        """Uploads the tests to `/tests` in the container, unless the container's image contains them.
+
+        A step's tests are uploaded after the task's tests, and replace files with the same path.
 
         Raises:
             AddTestsDirError: The tests cannot be copied.
@@ -337,7 +356,7 @@ class HarborStage:
                 raise AddTestsDirError(f"The tests in {folder} could not be copied to {TESTS_DIR}: {error}") from error
 
     def goes_on(self, verdict: Verdict) -> bool:
-        """Returns whether the verdict reaches the step's `min_reward`, so that the next step runs."""
+        """Returns whether the next step runs: if the step sets no `min_reward`, or the verdict reaches it."""
         return self.step is None or self.step.min_reward is None or reaches(verdict, self.step.min_reward)
 
 
@@ -346,7 +365,7 @@ LOG_DIRS = "/logs/agent /logs/verifier /logs/artifacts"
 
 @dataclass(frozen=True, eq=False)
 class HarborTask:
-    """One task directory. Implements `ares_exp.tasks.task_contract.Task`.
+    """A task in the Harbor format, read from one directory. Implements `ares_exp.tasks.task_contract.Task`.
 
     Attributes:
         path: Absolute path of the task directory.
@@ -375,7 +394,7 @@ class HarborTask:
 
     @cached_property
     def context(self) -> AgentContext:
-        """The data that the agent gets in addition to the instruction. The first access reads a file."""
+        """The prior conversation, skills and MCP servers for the agent. The first access reads `trajectory.json`."""
         environment = self.config.environment
         return AgentContext(
             messages=read_prior_context(self.stages[0].folder / TRAJECTORY),
@@ -384,13 +403,13 @@ class HarborTask:
         )
 
     def with_extra_instructions(self, texts: Sequence[str]) -> HarborTask:
-        """Returns a copy of the task. `texts` are appended to every step's instruction, each after a blank line."""
+        """Returns a copy of the task with `texts` appended to every instruction, each after a blank line."""
         stages = (replace(stage, instruction="\n\n".join((stage.instruction, *texts))) for stage in self.stages)
         return replace(self, stages=tuple(stages), extra_instructions=(*self.extra_instructions, *texts))
 
     @property
     def container_spec(self) -> ContainerSpec:
-        """Specification of the agent's container. Raises `TaskError` if a variable of the host is missing."""
+        """Specification of the agent's container. Raises `TaskError` if a host variable in task.toml is not set."""
         environment = self.config.environment
         networks = {stage.agent_network for stage in self.stages}
         networks |= {stage.verifier_network for stage in self.stages if stage.verifier_mode == "shared"}
@@ -425,7 +444,7 @@ class HarborTask:
         return content_digest(self.bounds)
 
     def describe(self) -> Mapping[str, Any]:
-        """Returns the JSON-ready identity of the task for records. The first call reads every file."""
+        """Returns the name, path, digest and origin of the task for records. The first call reads every file."""
         package = self.config.task
         return {
             "format": "harbor",
@@ -441,7 +460,7 @@ class HarborTask:
         }
 
     def check_runnable(self, *, needs_solution: bool = False, supported: frozenset[str] | None = None) -> None:
-        """Checks the task for errors that an episode would otherwise encounter. Does not start anything.
+        """Checks the task before a run, so that its errors do not occur later in an episode. Does not start anything.
 
         Args:
             needs_solution: Whether the policy runs the task's own solution.
@@ -449,8 +468,9 @@ class HarborTask:
 
         Raises:
             UnsupportedTaskError: The task uses unsupported features. The message lists the features.
-            TaskError: An environment variable of the host or the required solution is missing, the prior context is not
-                an ATIF document, a service is unknown, or `stop_processes` is not a boolean.
+            TaskError: An environment variable of the host or the required solution is missing, the prior conversation
+                is not an ATIF document, an artifact or hook names a service without a compose file, or `stop_processes`
+                is not a boolean.
         """
         unsupported = refusals(self.config)
         if unsupported:
@@ -487,7 +507,7 @@ class HarborTask:
         return longest_sec(self.config.environment.healthcheck)
 
     async def set_up(self, container: Container) -> None:
-        """Creates the log directories, copies files if the image is prebuilt, and waits for the health check."""
+        """Creates the log directories, copies `environment/` for a prebuilt image, and waits for the health check."""
         await as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}", purpose="create the log directories")
         here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
         if here.exit_code != 0:  # every command of the agent would fail in the same way
@@ -499,7 +519,7 @@ class HarborTask:
             await await_health(self.config.environment.healthcheck, container)
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """Returns the mean of the steps' verdicts or the last verdict; see `multi_step_reward_strategy`."""
+        """Returns the mean of the steps' verdicts or, with `multi_step_reward_strategy = "final"`, the last verdict."""
         if not self.config.steps or self.config.multi_step_reward_strategy == "final":
             return verdicts[-1]
         return overall_verdict(verdicts, reward_key=self.reward_key)
@@ -513,13 +533,13 @@ def _users_of(stage: HarborStage) -> tuple[User | None, ...]:
 def load_task(path: str | Path, *, reward_key: str | None = None, links_within: Path | None = None) -> HarborTask:
     """Loads and validates the task directory `path`.
 
-    Unsupported features are reported by `HarborTask.check_runnable`, not by this function.
+    Does not check for unsupported features, because `HarborTask.check_runnable` reports them.
 
     Args:
         path: The task directory.
         reward_key: Key of the reward in `reward.json`; see `choose_reward`.
-        links_within: Folder of tasks. Links in the task may also point into this folder. `None` only allows links
-            inside the task.
+        links_within: Folder of tasks into which symbolic links in the task may also point. With `None`, links may only
+            point into the task itself.
 
     Raises:
         TaskError: The directory is not a valid task. The message describes the error and its location.

@@ -1,4 +1,4 @@
-"""The instruction of an agent, and the prior conversation that the agent continues."""
+"""Functions that read an agent's instruction, and a prior conversation that the agent continues."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _CANARY = re.compile(r"(?=.*canary)(?:#.*|<!--.*-->)", re.I | re.S)
 def strip_canary(text: str) -> str:
     """Removes canary lines, and then blank lines, from the start of a text.
 
-    A canary line is a one-line HTML comment, or a line that starts with `#`, and contains the word "canary". It marks
-    the file as unsuitable for training, and is not meant for the agent.
+    A canary line marks a file as unsuitable for training data, and is not meant for the agent. It contains the word
+    "canary", and is a one-line HTML comment or starts with `#`.
     """
     lines = text.split("\n")
     while lines and _CANARY.fullmatch(lines[0].strip()):
@@ -29,7 +29,7 @@ def strip_canary(text: str) -> str:
 
 
 def read_instruction(path: Path, bounds: LinkBounds) -> str:
-    """Reads an instruction without its canary lines. Raises `TaskError` if this fails."""
+    """Reads an instruction without its canary lines. Raises `TaskError` if the file is missing or invalid."""
     try:
         return strip_canary(bounds.read_text(path))
     except FileNotFoundError:
@@ -54,8 +54,9 @@ TRAJECTORY = "trajectory.json"
 def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
     """Reads the messages of a prior conversation, oldest first; empty if the file does not exist. Blocking.
 
-    System steps at the start are omitted, because they are the prompt of the recorded agent. A system step may report
-    that the agent replaced its context. Such a step discards all earlier messages, and its results come first.
+    The file is a trajectory in the ATIF format. Its system steps at the start are omitted, because they are the system
+    prompt of the recorded agent. If a system step reports that the agent replaced its context (for example, by a
+    summary), all earlier messages are omitted, and the results of this step come first.
 
     Raises:
         TaskError: The file is not a valid ATIF document, or has no conversation.

@@ -33,9 +33,10 @@ Entries = str | int | Sequence[str | int] | None
 
 
 def parse_position(text: str) -> Callable[[Sequence[Item]], list[Item]]:
-    """Parses an index `5`, a slice `0:10`, `5:`, `:10`, `::2`, or a shard `@2/8` (the third of eight).
+    """Parses an index `5`, a slice such as `0:10`, `5:` or `::2`, or a shard such as `@2/8`.
 
-    A shard consists of consecutive items. The sizes of shards differ by at most one item.
+    `@2/8` is the third of eight shards, because shards are counted from 0. A shard consists of consecutive items. The
+    sizes of the shards differ by at most one item.
 
     Returns:
         A function that selects the items of a list. It raises `LookupError` if no item is selected.
@@ -70,7 +71,7 @@ def _picked(items: Sequence[Item], part: slice, expected: str) -> list[Item]:
 
 
 def positions_of(tasks: Sequence[Named]) -> dict[str, int]:
-    """Returns the position of each task in the set, by name."""
+    """Returns the position of each task in `tasks`, counted from 0, by the task's name."""
     return {task.name: index for index, task in enumerate(tasks)}
 
 
@@ -82,15 +83,16 @@ def select(
     limit: int | None = None,
     preset: str = "harbor",
 ) -> list[T]:
-    """Returns at most `limit` tasks that match an entry and are not excluded, in the order of the set.
+    """Returns the selected tasks in the order of the set: tasks that match an entry and are not excluded.
 
     Args:
         tasks: All tasks of the set.
         tasks_selector: One or several entries: a name or shell-style glob (case-sensitive), or a position (see
-            `parse_position`). The name of a task takes precedence over a position. `None` selects all tasks.
+            `parse_position`). If a task is named like a position, such as `5`, its name takes precedence. `None`
+            selects all tasks.
         exclude: Names or globs of tasks to leave out. A glob without a match causes a warning.
-        limit: Maximum number of tasks. Further tasks are dropped.
-        preset: Value of `env`, for messages.
+        limit: Maximum number of tasks. Only the first `limit` selected tasks are returned.
+        preset: Value of the option `env`, for messages.
 
     Raises:
         ConfigError: An entry is malformed or out of range, no entry matches a task, or no task is left. The message

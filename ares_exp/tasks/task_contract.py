@@ -1,4 +1,4 @@
-"""The protocol `Task`, which describes one problem in any format, and the data for its agent."""
+"""The protocol `Task`, which describes one problem in any task format, and the types that it uses."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class AgentContext:
 
     Attributes:
         messages: A conversation that the agent continues, oldest message first.
-        skills_dir: A directory of skills in the container.
-        mcp_servers: Tool servers.
+        skills_dir: A directory in the container with skills (instructions for the agent).
+        mcp_servers: MCP servers whose tools the agent may use.
     """
 
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -31,7 +31,7 @@ class AgentContext:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Names of the non-empty parts."""
+        """Names of the non-empty parts, which the agent must support."""
         return frozenset(name for name in ("messages", "skills_dir", "mcp_servers") if getattr(self, name))
 
 
@@ -55,8 +55,8 @@ class Verdict:
     """The result of a verifier.
 
     Attributes:
-        reward: The number that becomes the episode's reward.
-        rewards: All numbers from the verifier, by key. `reward` is chosen from them.
+        reward: The number that becomes the reward of the stage or the episode.
+        rewards: All numbers from the verifier, by key. `reward` is one of them.
         note: Reason why the tests could not be run or graded; otherwise `None`.
     """
 
@@ -66,7 +66,9 @@ class Verdict:
 
 
 class Stage(Protocol):
-    """One instruction and its verification. Most tasks have one stage. A multi-step task has one stage per step.
+    """One instruction for an agent, and the tests of its result.
+
+    Most tasks have one stage. A task with several steps has one stage per step, and a new agent for each.
 
     Attributes:
         name: Name of the stage, unique within its task; empty for a single stage.
@@ -80,7 +82,7 @@ class Stage(Protocol):
         verifier_network: Network of the container during verification.
         verifier_spec: Specification of the verifier's separate container; `None` if the verifier runs in the agent's
             container.
-        collect_timeout_sec: Time limit of `collect` in seconds, after which the remaining files are not collected.
+        collect_timeout_sec: Time limit of `collect` in seconds. Files that were not copied by then are not collected.
     """
 
     @property
@@ -124,7 +126,9 @@ class Stage(Protocol):
         ...
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Uploads the solution to the container, where `/solution/solve.sh` runs it. Returns its `solution_env`.
+        """Uploads the stage's reference solution to `/solution` in the container, and returns its `solution_env`.
+
+        The policy `oracle` then makes the agent run `/solution/solve.sh`.
 
         Raises:
             TaskError: The task has no solution.
@@ -133,7 +137,9 @@ class Stage(Protocol):
         ...
 
     async def collect(self, container: Container, target: Path | None) -> None:
-        """Copies the stage's artifacts out of the agent's container. A missing artifact is recorded without an error.
+        """Copies the stage's artifacts, which are files to keep, from the agent's container to the host.
+
+        A missing artifact is not an error, but is recorded.
 
         Args:
             container: The agent's container, in which the agent's processes have ended.
@@ -145,10 +151,12 @@ class Stage(Protocol):
         ...
 
     async def clear(self, container: Container) -> Sequence[str]:
-        """Removes the agent's files from the verifier's directories, if the agent and the verifier share a container.
+        """Empties the verifier's directories in the agent's container, so that the agent cannot fake a result there.
+
+        Called only if the verifier runs in the agent's container.
 
         Returns:
-            Directories that were emptied. The caller must restore the files that the image contains there.
+            Emptied directories in which the caller must restore the files that the image contains there.
 
         Raises:
             VerifierError: Processes of the agent could not be stopped.
@@ -178,7 +186,7 @@ class Stage(Protocol):
         ...
 
     def goes_on(self, verdict: Verdict) -> bool:
-        """Returns whether the next stage is run after this verdict."""
+        """Returns whether the next stage runs after this verdict on the stage."""
         ...
 
 
@@ -205,7 +213,7 @@ class Task(Protocol):
     def set_up_timeout_sec(self) -> float: ...  # noqa: D102
 
     async def set_up(self, container: Container) -> None:
-        """Prepares a started container, for example by making log directories. Called once.
+        """Prepares a started container, for example by making log directories. Called once per container.
 
         Raises:
             ContainerError: The container failed.
@@ -213,9 +221,9 @@ class Task(Protocol):
         ...
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
-        """Computes the verdict on the episode from the verdicts on its stages, of which there is at least one."""
+        """Computes the verdict on the episode from at least one verdict on its stages."""
         ...
 
     def describe(self) -> Mapping[str, Any]:
-        """Returns the JSON-ready identity of the task for records, with its name, source path and content digest."""
+        """Returns the name, source path and content digest of the task, as JSON-ready data for records."""
         ...

@@ -31,9 +31,9 @@ _FILTERED = ("tests", "solution")
 class UploadFilter:
     """The files of a task that a `.harborignore` excludes from uploads, from validation and from the content digest.
 
-    `.harborignore` has the syntax of `.gitignore`. It is read in `tests/`, `solution/`, `steps/*/tests/`,
-    `steps/*/solution/` and their subdirectories. Each file applies to its directory and all subdirectories. Rules
-    in a subdirectory take precedence. The contents of an excluded directory, and links to an excluded path, are also
+    A `.harborignore` has the syntax of a `.gitignore`. It may be in `tests/`, `solution/`, `steps/*/tests/`,
+    `steps/*/solution/` and their subdirectories, and applies to its directory and all subdirectories. Rules in a
+    subdirectory take precedence. The contents of an excluded directory, and links to an excluded path, are also
     excluded.
     """
 
@@ -42,7 +42,7 @@ class UploadFilter:
         self._read: dict[Path, GitIgnoreSpec | None] = {}
 
     def excludes(self, path: Path) -> bool:
-        """Returns whether a path in the task is excluded. Raises `TaskError` for an invalid `.harborignore`."""
+        """Returns whether a path in the task is excluded. Raises `TaskError` if a `.harborignore` is invalid."""
         real = Path(os.path.realpath(path))
         return self._is_ruled_out(path) or (real != path and self._is_ruled_out(real))
 
@@ -81,7 +81,10 @@ class UploadFilter:
 
 
 def _matches(ruling: list[tuple[Path, GitIgnoreSpec]], path: Path, *, is_directory: bool) -> bool:
-    """Returns whether the nearest rule that matches the path excludes it. `ruling` is ordered from the root down."""
+    """Returns whether `path` is excluded by the nearest `.harborignore` with a rule that matches it.
+
+    `ruling` contains the rules of each `.harborignore` above the path, ordered from the root down.
+    """
     for folder, rules in reversed(ruling):
         said = rules.check_file(path.relative_to(folder).as_posix() + "/" * is_directory).include
         if said is not None:
@@ -91,7 +94,10 @@ def _matches(ruling: list[tuple[Path, GitIgnoreSpec]], path: Path, *, is_directo
 
 @asynccontextmanager
 async def uploadable(root: Path, folder: Path) -> AsyncIterator[Path]:
-    """Yields a folder of the task `root` for an upload. If files are excluded, yields a copy without these files."""
+    """Yields `folder` of the task `root` for an upload, without files that a `.harborignore` excludes.
+
+    If `folder` has no `.harborignore`, yields `folder` itself, otherwise a temporary copy.
+    """
     if not await asyncio.to_thread(lambda: any(IGNORE_FILE in names for _, _, names in os.walk(folder))):
         yield folder
         return
@@ -126,15 +132,16 @@ def _kept(folder: Path, chosen: UploadFilter) -> Iterator[Path]:
 _FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")
 _GITIGNORE = ".gitignore"
 TOP_FILES = (*_FILES, _GITIGNORE)
-"""Names of the files that are read from the root of a task directory."""
+"""Names of the files in the root of a task directory that the package reads."""
 _FOLDERS = ("environment", "tests", "solution", "steps")
 _DEFAULT_IGNORES = ("__pycache__/", "*.py[cod]", "*.sw[op]", "*~", ".DS_Store")
 
 
 def content_digest(bounds: LinkBounds) -> str:
-    """Returns the digest of a task: `sha256:` and the hash of the relative paths and contents of `digested_files`.
+    """Returns the digest of a task, which changes if one of its `digested_files` is changed, added or removed.
 
-    File modes and empty directories are ignored.
+    The digest consists of `sha256:` and the hash of the relative paths and contents of these files. File modes and
+    empty directories do not affect it.
     """
     total = hashlib.sha256()
     for relative in digested_files(bounds):
@@ -147,9 +154,9 @@ def content_digest(bounds: LinkBounds) -> str:
 def digested_files(bounds: LinkBounds) -> list[str]:
     """Returns the sorted relative paths of the files that the digest of a task covers.
 
-    Files that the task's `.gitignore` or a `.harborignore` excludes are omitted. Without a `.gitignore`, bytecode
-    caches, editor backups and `.DS_Store` are omitted. Links that leave the bounds are also omitted, because a build
-    context only contains such links, not their targets.
+    Files that the task's `.gitignore` or a `.harborignore` excludes are omitted. If the task has no `.gitignore`,
+    bytecode caches, editor backups and `.DS_Store` are omitted. Links that leave the bounds are also omitted, because
+    an image build copies only the links themselves, not their targets.
 
     Raises:
         OSError: The `.gitignore` of the task cannot be read.
@@ -178,18 +185,21 @@ def _present(root: Path) -> Iterator[str]:
 
 
 def with_files(content: str, texts: Mapping[str, str]) -> str:
-    """Appends digests of additional files to a task's content digest. `texts` maps file names to contents."""
+    """Returns a task's content digest with the digests of additional files, such as extra instructions, appended.
+
+    `texts` contains the contents of these files by file name.
+    """
     digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
     return f"{content} {json.dumps(digests, sort_keys=True)}" if digests else content
 
 
 def content_of(recorded: str | None) -> str | None:
-    """Returns the content digest of a task without the digests that `with_files` appended."""
+    """Returns only the content digest of a task, without the digests that `with_files` has appended to it."""
     return recorded.partition(" ")[0] if isinstance(recorded, str) else recorded
 
 
 def changed_files(before: str | None, now: str | None) -> list[str]:
-    """Returns the names of additional files that both digests cover, but with different contents."""
+    """Returns the names of additional files (see `with_files`) that are in both digests, but with other contents."""
     old, new = _files(before), _files(now)
     return [name for name in old if name in new and old[name] != new[name]]
 
@@ -214,10 +224,11 @@ def compose_file(folder: Path | None) -> Path | None:
 
 
 def check_definition_links(bounds: LinkBounds) -> None:
-    """Checks the links among the files that are read when a task is loaded or its image is built.
+    """Checks the symbolic links that are followed when a task is loaded or its image is built.
 
-    `tests/`, `solution/` and `steps/` are not checked. Other links in `environment/` are either copied into the image
-    as links, or rejected by the backend that builds the image.
+    These are links in the root of the task and the container definition in `environment/`. Links in `tests/`,
+    `solution/` and `steps/` are not checked here. Other links in `environment/` are either copied into the image as
+    links, or rejected by the backend that builds the image.
 
     Raises:
         TaskError: A link leaves the bounds.
@@ -234,7 +245,7 @@ def check_definition_links(bounds: LinkBounds) -> None:
 
 
 def check_files(root: Path, config: TaskToml) -> None:
-    """Checks that the task has all required files, and that no link in uploaded files leaves the task.
+    """Checks that a task has an instruction and a test script, and that no link in uploaded files leaves the task.
 
     Raises:
         TaskError: A file is missing, or a link is not allowed. The message describes the first error.
@@ -260,7 +271,10 @@ def _require(path: Path, meaning: str) -> None:
 def _require_test_script(
     root: Path, config: TaskToml, verifier: VerifierSection, chosen: UploadFilter, *own: Path
 ) -> None:
-    """Checks that the task contains a test script, unless the image for the verifier's container contains the tests."""
+    """Checks that the task contains a test script, which must also be uploaded.
+
+    Does nothing if the verifier's separate container has its own image, because this image contains the tests.
+    """
     name = "test.bat" if config.environment.os == "windows" else "test.sh"
     folders = [*own, root / "tests"]
     own_mode = verifier.environment_mode or ("separate" if verifier.environment else config.verifier.mode)
@@ -283,7 +297,7 @@ def require_uploaded(script: Path, chosen: UploadFilter) -> None:
 
 
 def check_links(folder: Path, bounds: LinkBounds, chosen: UploadFilter) -> None:
-    """Checks all symbolic links in `folder` that are uploaded. A link may point to a missing file inside the bounds.
+    """Checks all symbolic links in `folder` that are uploaded. They may point to missing files inside the bounds.
 
     Raises:
         TaskError: A link points outside of the bounds, or links to directories form a cycle.
@@ -306,7 +320,9 @@ def check_links(folder: Path, bounds: LinkBounds, chosen: UploadFilter) -> None:
 
 
 async def upload_image_files(container: Container, folder: Path, environment: EnvironmentSection) -> None:
-    """Copies the task's `environment/` (`folder`) to the container's working directory, if the image is prebuilt.
+    """Copies the task's `environment/` to the container's working directory, if the task uses a prebuilt image.
+
+    `folder` is the path of `environment/`. Nothing is copied if it contains a Dockerfile or a Docker Compose file.
 
     Raises:
         ContainerStartError: The container has no working directory.

@@ -29,12 +29,12 @@ def load_task_set(path: str | Path, *, reward_key: str | None = None) -> tuple[l
     """Loads the task at `path` if it contains a task.toml, otherwise the tasks in the direct subdirectories of `path`.
 
     Args:
-        path: A directory. `~` is expanded. Links in a task may point to files anywhere in this directory.
+        path: A directory. `~` is expanded. Symbolic links in a task may point to files anywhere in this directory.
         reward_key: Key of the reward in `reward.json`; see `choose_reward`.
 
     Returns:
-        The tasks, sorted by directory name, and a mapping from the names of other directories to the reasons why they
-        are not valid tasks. Plain files, and hidden directories without a task.toml, are ignored.
+        Two values: the tasks, sorted by directory name, and the reasons why other directories are not valid tasks, by
+        directory name. Plain files, and hidden directories without a task.toml, are ignored.
 
     Raises:
         TaskError: The directory does not exist, or the task is invalid.
@@ -72,7 +72,7 @@ class TaskFolder:
     loads_offline = True
 
     def __init__(self, path: Path) -> None:
-        """Sets the path of the folder or the task. Raises `ConfigError` if the path is a URL."""
+        """Stores `path`, a folder of tasks or a single task. Raises `ConfigError` if `path` is a URL."""
         refuse_url("path", path, "for a repository of tasks, use `env.repo=<url>`")
         self.path = path
 
@@ -98,11 +98,11 @@ class TaskFolder:
         return select(tasks)
 
     def stop(self) -> None:
-        """Does nothing, because `load` is fast. In other sources, this method stops a `load` in another thread."""
+        """Does nothing, because `load` is fast. `ListedTasks.stop` stops a `load` that runs in another thread."""
 
 
 def refuse_url(option: str, path: Path | None, remedy: str) -> None:
-    """Raises `ConfigError` if `path`, the value of `env.<option>`, is a URL. `remedy` is the suggested fix."""
+    """Raises `ConfigError` if `path`, the value of `env.<option>`, is a URL. `remedy` is the fix in the message."""
     if path is not None and (found := _URL.match(str(path))) is not None:
         url = f"{found[1]}//{str(path)[found.end() :]}"  # as a path, it has lost a slash
         raise ConfigError(f"Expected `env.{option}` to be a path, got the URL {url}: {remedy}.")

@@ -1,4 +1,4 @@
-"""The tables of `task.toml`, their parser, and the features that are rejected or cause a warning."""
+"""The tables of `task.toml`, their parser, and functions that find unsupported features and keys to warn about."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _destination(path: str) -> str | None:
 
 
 class Artifact(TomlTable):
-    """A file or directory to collect from the container. In task.toml, a string sets only the `source`."""
+    """A file or directory to copy from the container. An entry of `artifacts` may also be a string: its `source`."""
 
     source: Annotated[str, AfterValidator(_source)]
     destination: Annotated[str, AfterValidator(_destination)] | None = None
@@ -82,7 +82,7 @@ class CollectHook(TomlTable):
 TASK_TOML = "task.toml"
 
 VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
-"""The supported versions of the format."""
+"""The supported values of `schema_version`."""
 
 VerifierMode = Literal["shared", "separate"]
 
@@ -112,7 +112,7 @@ class PackageSection(TomlTable):
 
 
 class AgentSection(PhaseTable):
-    """The table `[agent]`, which configures the agent phase. Without `timeout_sec`, the phase has no time limit."""
+    """The table `[agent]`, which sets the agent's time limit, user and network. By default, the time is unlimited."""
 
     timeout_sec: Seconds | None = None
     user: User | None = None
@@ -147,7 +147,7 @@ class SolutionSection(TomlTable):
 
 
 class Step(TomlTable):
-    """An entry of `[[steps]]`."""
+    """An entry of `[[steps]]`: one step of a task, with its own agent, tests and artifacts."""
 
     name: Annotated[str, AfterValidator(check_step_name)]
     agent: AgentSection = Field(default_factory=AgentSection)
@@ -186,14 +186,14 @@ class TaskToml(TomlTable):
 
 @dataclass(frozen=True, slots=True)
 class ParsedToml:
-    """The raw and the validated content of a task.toml."""
+    """The content of a task.toml, both as parsed TOML (`raw`) and validated (`config`)."""
 
     raw: Mapping[str, Any]
     config: TaskToml
 
 
 def parse_task_toml(text: str, *, path: Path) -> ParsedToml:
-    """Parses and validates the text of a task.toml. Raises a `TaskError` that names `path` and each invalid field."""
+    """Parses and validates the text of the task.toml at `path`. Raises a `TaskError` that names each invalid field."""
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -219,7 +219,7 @@ def read_task_toml(path: Path, bounds: LinkBounds) -> ParsedToml:
 
 
 def refusals(config: TaskToml) -> list[str]:
-    """Returns the unsupported features of the task, each with the field that requires it."""
+    """Returns the unsupported features of a task, each with its key, such as `TPUs ([environment].tpu)`."""
     tables: list[tuple[str, EnvironmentSection | None]] = [("environment", config.environment)]
     tables.append(("verifier.environment", config.verifier.environment))
     tables += [(f"steps[{i}].verifier.environment", step.verifier.environment) for i, step in enumerate(config.steps)]

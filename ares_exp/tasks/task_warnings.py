@@ -1,4 +1,4 @@
-"""Warnings about many tasks. Each kind of warning is only reported once, with the number of affected tasks."""
+"""Warnings about tasks. If many tasks have the same warning, it is reported once, with the number of these tasks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 class TaskWarnings:
-    """Collects warnings about tasks, and reports each kind in one sentence.
+    """Collects warnings about tasks, and merges similar warnings into one sentence.
 
-    Two warnings have the same kind if they differ only in the task's name and in numbers, such as limits.
+    Two warnings are similar if they differ only in the task's name and in numbers, such as limits.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,11 @@ class TaskWarnings:
             self._kinds.setdefault(kind, []).append((task_name, text))
 
     def tell(self, report: Callable[[str], None], what: str = "tasks") -> None:
-        """Reports and removes all collected warnings about `what`. If the report omits task names, they are logged."""
+        """Passes the collected warnings to `report`, and removes them.
+
+        `what` is the plural noun in the sentences, such as `tasks`. If a warning affects many tasks, its sentence shows
+        only the first names. All names are then logged.
+        """
         kinds, self._kinds = self._kinds, {}
         for told in kinds.values():
             names = list(dict.fromkeys(name for name, _ in told))
@@ -47,7 +51,10 @@ class TaskWarnings:
 
 
 def refusal(problems: Mapping[str, str], selected: int) -> str:
-    """Returns a message with the problems of tasks, by task name, and with the option that runs the other tasks."""
+    """Returns an error message with the problems of tasks, and with the option that excludes these tasks.
+
+    `problems` contains the problems by task name. `selected` is the number of selected tasks.
+    """
     shown = list(problems.values())[:SHOWN_PROBLEMS]
     if len(problems) > len(shown):
         shown.append(f"… and {len(problems) - len(shown)} more.")
@@ -61,7 +68,7 @@ def _nameless(text: str, name: str) -> str:
 
 
 def _joined(told: list[tuple[str, str]]) -> str:
-    """Merges sentences of one kind into one sentence that shows their numbers, but no task names."""
+    """Merges similar sentences into one sentence without task names. Differing numbers are shown as `60/120`."""
     texts = [_nameless(text, name) for name, text in told]
     numbers = [list(dict.fromkeys(column)) for column in zip(*map(_NUMBER.findall, texts), strict=True)]
     parts = _NUMBER.split(texts[0])

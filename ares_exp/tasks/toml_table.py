@@ -1,4 +1,4 @@
-"""The validation of the tables of task.toml, and the types and error messages that several tables share."""
+"""The base class of the tables of task.toml, and the types and error messages that several tables share."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ EnvVars = dict[str, str]
 class TomlTable(BaseModel):
     """Base class of the tables of task.toml.
 
-    A number may be given as a string, but a string must not be given as a number. Unknown keys have no effect and are
-    listed by `unknown_keys`.
+    A key with a number also accepts a string such as `"60"`, but a key with a string does not accept a number. Unknown
+    keys have no effect. `unknown_keys` returns them for warnings.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     def unknown_keys(self) -> list[str]:
-        """Returns the dotted names of unknown keys in this table and its nested tables."""
+        """Returns the unknown keys in this table and its nested tables, as dotted names such as `verifier.color`."""
         return [*(self.model_extra or {}), *_unknown_below(self)]
 
 
@@ -55,7 +55,10 @@ def _unknown_below(table: TomlTable) -> Iterator[str]:
 
 
 def explain(error: ValidationError, raw: object, *, root: str = "task.toml") -> str:
-    """Describes each invalid field of `raw`: its name, expected value and actual value. `root` is the name of `raw`."""
+    """Describes each invalid field of `raw` for a message: its name, its expected value and its actual value.
+
+    `raw` is the data that failed the validation. `root` is its name in the message, such as `task.toml`.
+    """
     by_field: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False):
         field = _field(item["loc"], raw, missing=item["type"] == "missing") or root
@@ -64,7 +67,10 @@ def explain(error: ValidationError, raw: object, *, root: str = "task.toml") -> 
 
 
 def _field(location: Sequence[str | int], raw: object, *, missing: bool) -> str:
-    """Returns the location of a field as a dotted name, without the names of union members that pydantic appends."""
+    """Returns the dotted name of a field, such as `steps[0].agent.user`, from its `location` in a pydantic error.
+
+    Omits the names of union members, which pydantic appends to the location.
+    """
     parts: list[str] = []
     for key in location:
         is_item = isinstance(raw, list) and isinstance(key, int) and key < len(raw)
@@ -112,7 +118,7 @@ _DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])(
 
 
 def check_step_name(name: str) -> str:
-    """Returns `name` unchanged. Raises `ValueError` if it is not a portable directory name."""
+    """Returns `name` unchanged. Raises `ValueError` if some operating systems do not allow it as a directory name."""
     checks = (
         (not name.strip(), "is blank"),
         (name in (".", ".."), "means another directory"),

@@ -1,8 +1,9 @@
-"""Conformance suites for third-party parts: base classes for tests, and the function `check_agent`.
+"""Conformance suites, which test whether your own agent, container or other part works with ares_exp.
 
-Imports the contracts and the modules that run an episode; only tests import it. The suites need pytest, and the
-container suite also needs pytest-asyncio in `auto` mode. `pytest --ares-exp-part=PACKAGE:NAME` runs the suite for a
-class.
+A suite is a base class for pytest. Inherit from it in a test file and define its fixtures, or run it for a class with
+`pytest --ares-exp-part=PACKAGE:NAME`. The suites for containers also need pytest-asyncio in `auto` mode.
+
+Imports the contracts and the modules that run an episode. Only tests import it.
 
 | suite | fixtures and attributes to define |
 |---|---|
@@ -13,8 +14,8 @@ class.
 | `tracker_contract.TrackerContract` | `tracker` |
 | `agent_contract.AgentContract` | `factory`, and `replies` |
 | `container_contract.ContainerContract` | `factory`, and `spec` |
-| `changes_contract.ChangesContract` | the same, for containers that can be captured |
-| `forwarded_port_contract.ForwardedPortContract` | the same, for containers that support forwarded ports |
+| `changes_contract.ChangesContract` | `factory`, `spec` and `other_base`, for containers that support snapshots |
+| `forwarded_port_contract.ForwardedPortContract` | `factory`, and `spec`, for containers that forward ports |
 
 `python -m ares_exp.testing.demo_server` serves two scripted models for the tutorial.
 """

@@ -1,4 +1,4 @@
-"""Conformance suite for code agents. `check_agent` checks whether their episodes can be snapshotted."""
+"""Conformance suite for code agents. It uses `check_agent` to check whether their episodes support snapshots."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ares_exp.testing.check_agent import Replies, check_agent
 from ares_exp.testing.echo_container import RehearsalContainer
 
 TIMEOUT_SEC = 120.0
-"""Time limit in seconds for an episode in memory, even if the machine is loaded."""
+"""Time limit in seconds for an episode in memory. It is long, because the machine may be busy."""
 
 
 def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
-    """Returns the factory that an option of the `agent` group would create from `part` with the arguments `options`.
+    """Returns the agent factory that an option file with the target `part` and the arguments `options` would create.
 
-    If the part accepts an `llm_client`, such as the class of an agent, it is already a factory and is returned.
+    If `part` accepts an `llm_client`, such as the class of an agent, it is itself a factory and is returned.
     """
     is_factory = "llm_client" in inspect.signature(part).parameters
     made: CodeAgentFactory = part if is_factory else part(**options)
@@ -35,23 +35,23 @@ def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
 
 
 class AgentContract:
-    """The suite for code agents. Define the fixture `factory`, and `replies` with which an agent ends its episode."""
+    """The suite for code agents. Define the fixture `factory`, and `replies` after which the agent ends its episode."""
 
     replies: Replies = (
         "```bash\nls\n```",
         "Hm.",
         "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```",
     )
-    """The responses of the LLM."""
+    """Texts of the LLM responses that the agent gets, in order."""
 
     @pytest.fixture
     def factory(self) -> CodeAgentFactory:
-        """Returns the factory of the agents."""
+        """Returns the agent factory to test."""
         raise NotImplementedError
 
     @pytest.fixture
     def container(self) -> RehearsalContainer:
-        """Returns the container of the agents. By default, `echo` works, and other commands are only printed."""
+        """Returns a simulated container: `echo TEXT` outputs `TEXT`, and any other command outputs itself."""
         return RehearsalContainer(lambda command: command.removeprefix("echo "))
 
     def test_preflight_passes(self, factory: CodeAgentFactory) -> None:

@@ -1,4 +1,7 @@
-"""Conformance suite for `SnapshottableContainer`. The containers of the backend need `python3`."""
+"""Conformance suite for `SnapshottableContainer`, a container whose file changes can be captured for snapshots.
+
+The containers of the backend need `python3`, because the tests run Python programs in them.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ _CANCELLED_AFTER_SEC = (0.0, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.4, 0.8)
 
 
 class CountingStore(ObjectStore):
-    """A store that counts the bytes that a capture passes to it."""
+    """An object store that counts the bytes that are passed to it, to check how much data a capture writes."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -73,28 +76,31 @@ async def capture(box: Container, objects: ObjectStore) -> Delta:
 
 
 async def run(box: Container, command: str) -> str:
-    """Runs a command that must succeed, as root, and returns its output."""
+    """Runs a command as root and returns its output. Fails if the exit code is not 0."""
     result = await box.exec(command, user="root", cwd="/", timeout_sec=SOON_SEC)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 class ChangesContract(ContainerSuite):
-    """The suite for containers whose changes can be captured. Override `factory`, `spec`, `other_base` and `left`."""
+    """The suite for containers whose file changes can be captured.
+
+    Override the fixtures `factory`, `spec` and `other_base`, and the method `left`.
+    """
 
     impossible: frozenset[str] = frozenset()
-    """The `STEPS` that programs in the container are not allowed to execute."""
+    """Names of the `STEPS` (kinds of changes) that programs in the container are not allowed to make."""
 
     lost: frozenset[str] = frozenset()
-    """The `STEPS` whose changes the backend cannot capture. It must report them as lost."""
+    """Names of the `STEPS` whose changes the backend cannot capture. It must report these changes as lost."""
 
     @pytest.fixture
     def other_base(self) -> str:
-        """Returns a `Delta.base` that differs from the base of `spec`."""
+        """Returns a valid `Delta.base` that differs from the base of `spec`, such as the id of another image."""
         raise NotImplementedError
 
     async def left(self) -> list[str]:
-        """Lists the resources that this process has in the backend, such as containers, images and directories."""
+        """Lists resources of this process in the backend, such as containers or images, to find leftovers of a test."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -102,7 +108,7 @@ class ChangesContract(ContainerSuite):
         return CountingStore(tmp_path / "store")
 
     async def nothing_left_but(self, before: list[str]) -> None:
-        """Waits until only the resources in `before` exist, because a backend may still be cleaning up."""
+        """Checks that only the resources in `before` are left. Waits for a backend that is still cleaning up."""
         async with asyncio.timeout(SOON_SEC):
             while (now := await self.left()) != before:  # noqa: ASYNC110 (it happens in the backend)
                 await asyncio.sleep(0.05)
@@ -468,7 +474,10 @@ print(json.dumps(found))
 
 
 async def python(box: Container, source: str, **given: object) -> Any:
-    """Runs a Python program in the container as root. Returns the JSON that it prints, parsed."""
+    """Runs a Python program in the container as root, and returns the parsed JSON that the program prints.
+
+    The program can use the arguments in `given` as variables.
+    """
     imports = "import hashlib, json, os, shutil, socket, stat"
     values = "\n".join(f"{name} = json.loads({json.dumps(value)!r})" for name, value in given.items())
     command = "python3 -c " + shlex.quote("\n".join((imports, values, source)))
@@ -479,10 +488,10 @@ async def python(box: Container, source: str, **given: object) -> Any:
 
 
 async def make_awkward(box: Container, *, leave_out: Collection[str] = ()) -> tuple[list[str], list[str]]:
-    """Makes every kind of change to the files of a container, except the `STEPS` in `leave_out`.
+    """Makes many kinds of unusual changes to the files of a container: all `STEPS` except those in `leave_out`.
 
     Returns:
-        The paths that contain all changes, as `roots` for `listing`, and the names of the `STEPS` that failed.
+        The paths that contain all changes, for the argument `roots` of `listing`. And the names of the failed `STEPS`.
     """
     picked = await python(box, _PICK)
     assert (len(picked["directories"]), len(picked["files"])) == (4, 8)

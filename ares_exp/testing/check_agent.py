@@ -1,24 +1,25 @@
-"""A check whether a code agent can be run again from its journal. Snapshots of its episodes require this.
+"""`check_agent`, which checks whether a code agent can be replayed, so that its episodes support snapshots.
 
-The test of an agent has three lines, and needs no container and no model:
+A test of your agent has two lines, and needs no container and no model:
 
 ```python
 async def test_episodes_of_my_agent_can_be_snapshotted() -> None:
     await check_agent(MyAgentFactory(), replies=["ls /app", "cat /app/main.py", "done"])
 ```
 
-A snapshot contains only the agent's requests and their results. To restore it, a new agent is run, and receives the
-same results in the same order. It must send the same requests. An agent therefore has to follow these rules:
+A snapshot contains the agent's journal: its LLM requests, its commands, and their results. To restore a snapshot,
+ares_exp runs a new agent and gives it the recorded results in the same order. The new agent must make the same
+requests and run the same commands. Agents therefore have to follow these rules:
 
 1. Its only inputs are its `llm_client` and its `container`. It uses no sockets, processes or files of the host. It may
    write logs and metrics, but must not read them.
 2. It waits only for these two inputs, and only with asyncio (tasks, timers, locks, queues, timeouts, in any
    combination). Threads are allowed only as `asyncio.to_thread(function)`. The function must depend only on its
-   arguments, because it is called again. Polling with `asyncio.sleep(0)` is not allowed: no result arrives while the
-   agent runs.
-3. Times, random values and ids come from the modules at the moment of use: `time.time()`, `random.random()`,
-   `uuid.uuid4()`. They do not come from `datetime.now()`, `os.urandom`, `secrets`, `random.Random()` without a seed, or
-   a function that was imported by name (`from time import time`).
+   arguments, because it is called again. Polling with `asyncio.sleep(0)` is not allowed, because no result arrives
+   while the agent runs.
+3. It gets times, random values and ids only by calls such as `time.time()`, `random.random()` and `uuid.uuid4()`. It
+   does not use `datetime.now()`, `os.urandom`, `secrets`, `random.Random()` without a seed, or a function that was
+   imported by name (`from time import time`).
 4. Its requests do not depend on `id()`, `hash()` or the order of a set of strings. Sort, or use dicts, which keep their
    order.
 5. Its construction depends only on its options: no files, environment variables or globals that may change.
@@ -26,22 +27,22 @@ same results in the same order. It must send the same requests. An agent therefo
    `TimeoutError` or another common error of Python. Other errors cannot be recorded.
 7. Episodes share no state: modules and classes contain no mutable data.
 8. The handling of an exception depends only on its class and its arguments, not on the exception object.
-9. Its prompts and commands are part of its identity. Changing them invalidates the snapshots of running episodes.
+9. Its prompts and commands do not change between versions. Otherwise, earlier snapshots can no longer be restored.
 
-A violation of the first two rules raises an error while the agent runs. A second run finds other violations: a second
-agent receives the same results, and the requests of both agents are compared, call by call. The first agent still
-exists, so that the objects of the second agent have different ids. Its random generators return different values, and
-the host's clock has advanced. This check cannot find:
+A violation of the first two rules raises an error while the agent runs. To find other violations, `check_agent` runs a
+second agent, which receives the same results. The calls of both agents are compared one by one. Meanwhile, the host's
+clock has advanced, its random generators return other values, and the first agent still exists, so that objects have
+different ids. The check cannot find:
 
 - the order of a set of strings, and `hash()` of a string: both are the same within one process;
 - a value that does not change during the check, such as a date or an environment variable, and a value that the agent
   reads but does not use in its requests;
 - a blocking socket, or a thread of the agent, if both runs got the same result.
 
-The remaining violations are found when a snapshot is restored: the restore fails at the first differing call.
+Such violations show only when a snapshot is restored: the restore then fails at the first call that differs.
 
-An agent that cannot follow the rules sets `deterministic = False` on its factory. If it has `get_state`, `set_state`
-and `resume`, these are checked instead, after every step.
+If your agent cannot follow the rules, set `deterministic = False` on its factory. To support snapshots nevertheless,
+add `get_state`, `set_state` and `resume` to the agent. `check_agent` then checks these methods after every step.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.testing.echo_container import RehearsalContainer
 
 Replies = Sequence[str | LLMResponse] | Callable[[LLMRequest], str | LLMResponse]
-"""The replies of the LLM: a sequence, or a function of the request."""
+"""The replies of the LLM: a sequence of texts or responses, or a function that returns the reply to a request."""
 
 SEED = 20_240
 
@@ -78,7 +79,7 @@ async def check_agent(
     max_steps: int = 100,
     timeout_sec: float = 60.0,
 ) -> int:
-    """Runs an episode, runs the agent a second time, and compares the requests of both runs.
+    """Runs an episode with scripted replies, replays it with a second agent, and compares the calls of both agents.
 
     Args:
         factory: Factory of the agents.
@@ -95,7 +96,7 @@ async def check_agent(
     Raises:
         DivergenceError: The second run differed. The message describes the difference and the step.
         NondeterministicCallError: The agent used its event loop in a way that cannot be recorded.
-        JournalError: The agent breaks a rule in another way.
+        JournalError: The agent breaks another rule, so that its journal cannot be replayed.
         SnapshotUnsupportedError: The agent received a value that cannot be stored, or the agent is not deterministic
             and has no `get_state`.
         AgentError: The agent failed, sent no LLM request, or did not reach its next step.
@@ -110,7 +111,7 @@ async def check_agent(
 
 
 class _Check:
-    """One episode, and the second run of its agent."""
+    """The work of one `check_agent` call: an episode, and the second run of its agent."""
 
     def __init__(
         self, factory: CodeAgentFactory, instruction: str, container: AgentContainer, timeout_sec: float
@@ -121,7 +122,7 @@ class _Check:
         self.host = AgentHost(cast("Container", container), self._journal)
 
     async def execute(self, replies: Replies, max_steps: int) -> int:
-        """Runs the episode. Returns the number of replies."""
+        """Runs the episode, and returns the number of replies that the agent received."""
         queue = None if callable(replies) else iter(replies)
         self.host.start(self._factory, self._instruction, timeout_sec=None)
         for step in range(max_steps + 1):
@@ -156,12 +157,12 @@ class _Check:
         return request
 
     def _raise_if_refused(self, step: int) -> None:
-        """Raises an error if a call of the agent was rejected, even if the agent ignored the rejection."""
+        """Raises an error if the agent's event loop rejected an operation, even if the agent caught the exception."""
         if (refused := self.host.runtime.refused) is not None:
             raise NondeterministicCallError(f"Step {step}: {refused}") from None
 
     async def run_again(self) -> None:
-        """Runs a new agent up to the end of the journal, and compares its pending calls with those of the first."""
+        """Replays the journal with a second agent, which must end or wait for the same calls as the first agent."""
         journal, first = self._journal, self.host.runtime
         if journal is None:
             return
@@ -190,7 +191,7 @@ class _Check:
             await again.cancel()
 
     async def _check_state(self, step: int, request: LLMRequest) -> None:
-        """Creates an agent from the state of the current agent, and compares the next requests of both agents."""
+        """Restores a second agent from the state of the first agent, and checks that it sends the same `request`."""
         agent, kind = self.host.agent, type(self.host.agent).__name__
         if not isinstance(agent, StatefulAgent):
             raise SnapshotUnsupportedError(
@@ -218,7 +219,7 @@ def _state(has_ended: bool, open_calls: Sequence[int]) -> str:
 
 
 class _NoContainer:
-    """The container for an agent's second run. Every call fails, because the results come from the journal."""
+    """The container for an agent's second run, which must execute nothing. Every call raises an error."""
 
     async def exec(self, command: str, **_: Unpack[ExecOptions]) -> ExecResult:
         raise AssertionError(f"Expected the second run to execute no command, but it executed {command!r}.")

@@ -1,4 +1,4 @@
-"""`check_scorer`, which calls a scorer on an episode as a run would, but needs no run."""
+"""`check_scorer`, which lets you test a scorer without a run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def sample_episode(
     reward: float | None = 1.0,
     rewards: Mapping[str, float] | None = None,
 ) -> ScoredEpisode:
-    """Creates an episode in which the policy returned `responses`, one per request.
+    """Creates a finished episode for tests of scorers.
 
     Args:
-        responses: The texts of the policy's responses.
-        task: Text of the first message.
+        responses: The texts of the policy's responses, one per request.
+        task: Text of the first message in the conversation.
         task_name: Name of the task.
         reward: The verifier's reward; `None` for a truncated episode that was not verified.
         rewards: All rewards of the verifier; by default only `reward`.
@@ -71,10 +71,10 @@ async def check_scorer(
     name: str = "scorer",
     timeout_sec: float = 60.0,
 ) -> dict[str, float]:
-    """Calls a scorer as a run does. Returns the rewards, with the names under which a run records them.
+    """Calls a scorer for one episode as a run does, and returns the rewards as a run would record them, by name.
 
     Args:
-        scorer: A function or another callable object.
+        scorer: The scorer: a function or another callable object.
         episode: Episode to score. By default, an episode with one response and the reward 1.0 (see `sample_episode`).
         container: A started container; `None` for the scorer of an environment without a container.
         name: Name of the scorer.

@@ -15,7 +15,10 @@ from ares_exp.trajectories.records import StepRecord, serialize_llm_request, ser
 
 
 def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -> list[StepRecord]:
-    """Creates the records of an episode with `length` steps, from FIRST to LAST. LAST has the reward `reward`."""
+    """Creates the step records of an episode with `length` steps, from FIRST to LAST.
+
+    `text` is part of every message, so that tests can distinguish episodes. `reward` is the reward of LAST.
+    """
     messages = [{"role": "user", "content": f"{text}: start"}]
     response = serialize_llm_response(LLMResponse.from_text(f"{text}: yes"))
     records = [StepRecord(0, "FIRST", serialize_llm_request(LLMRequest(list(messages))), None, None, None, 1.0)]
@@ -33,16 +36,16 @@ class CollectorContract:
     """The suite for trajectory collectors. Define the fixture `collector`."""
 
     keeps_steps = True
-    """Whether the result of `end_episode` contains the steps."""
+    """Whether the trajectory that `end_episode` returns contains the steps. Override it if your collector has none."""
 
     @pytest.fixture
     def collector(self) -> TrajectoryCollector:
-        """Returns a collector without episodes."""
+        """Returns the collector to test, in which no episode has started."""
         raise NotImplementedError
 
     @pytest.fixture
     def complete(self, collector: TrajectoryCollector) -> CollectorBase:
-        """Returns the collector as a `CollectorBase`."""
+        """Returns the collector with the defaults of `CollectorBase` for missing optional members."""
         return as_collector(collector)
 
     def test_required_members_exist(self, collector: TrajectoryCollector) -> None:

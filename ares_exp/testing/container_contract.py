@@ -1,4 +1,4 @@
-"""Conformance suite for `Container`. The tests of a backend inherit from `ContainerContract` and define `factory`."""
+"""Conformance suite for container backends. To test one, inherit from `ContainerContract` and define `factory`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from ares_exp.errors import ContainerDiedError, ContainerError, TransferError, U
 from ares_exp.testing.host_server import hello_server
 
 SLACK_SEC = 30.0
-"""Time in seconds by which a limit may be exceeded, because the machine may be loaded."""
+"""Seconds by which a container may exceed a time limit, because the machine may be busy."""
 
 WEIRD_NAMES = ["with space", "-dash", "it's", 'quo"te', "$(touch pwned)", "new\nline", "ünïcödé", "back\\slash", "*"]
 
 
 async def alive(box: Container, what: str) -> int:
-    """Counts the processes in the container that have the command line `what`."""
+    """Counts the processes in the container whose command line is `what`, such as `sleep 4331`."""
     pattern = f"^{what} $"
     result = await box.exec(
         f"for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f; echo; done 2>/dev/null | grep -c '{pattern}'"
@@ -44,20 +44,23 @@ async def alive(box: Container, what: str) -> int:
 
 
 async def until_alive(box: Container, what: str, count: int) -> None:
-    """Waits until `count` processes have the command line `what`."""
+    """Waits until the container has `count` processes with the command line `what`."""
     async with asyncio.timeout(SLACK_SEC):
         while await alive(box, what) != count:  # noqa: ASYNC110 (it happens in the container)
             await asyncio.sleep(0.02)
 
 
 def _ask(where: str, what: str) -> str:
-    """Returns a shell command that requests the path `what` from the address `where` (`host/port`) over HTTP."""
+    """Returns a shell command that sends an HTTP GET request for `what` to the address `where` (`host/port`)."""
     return f"exec 3<>/dev/tcp/{where} && printf 'GET {what} HTTP/1.1\\r\\n\\r\\n' >&3 && timeout 50 cat <&3"
 
 
 @contextlib.contextmanager
 def _files(folders: Iterable[Path], name: str, text: str) -> Iterator[list[Path]]:
-    """Creates a file in each folder that this user can write to. Removes the created files and folders at the end."""
+    """Creates a file in each of the folders, and yields the files. Removes all that it created at the end.
+
+    Skips folders to which the user of this process cannot write.
+    """
     with contextlib.ExitStack() as made:
         files = []
         for folder in folders:
@@ -78,18 +81,24 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _needs_isolation(factory: ContainerFactory) -> None:
-    """Skips a test that would harm this machine or needs two containers, if containers are not isolated."""
+    """Skips the test if containers are not isolated.
+
+    Used by tests that need two separate containers, or that would harm this machine without isolation.
+    """
     if not as_container_factory(factory).is_isolated:
         pytest.skip("the backend declares that its containers are not isolated")
 
 
 class ContainerSuite:
-    """Fixtures for the suites for containers. Override `factory`, and `spec` if a container needs more than a name."""
+    """Fixtures that all suites for containers share.
+
+    Override `factory`, and also `spec` if a container needs more than a name, such as an image.
+    """
 
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
     """Network modes that a container supports, and between which it can switch.
 
-    With another mode, the container has no network, or the task is rejected.
+    If a task needs another mode, the backend must reject the task, or start its container without a network.
     """
 
     @pytest.fixture
@@ -108,7 +117,10 @@ class ContainerSuite:
     def with_networks(
         self, factory: ContainerFactory, spec: ContainerSpec, policies: Mapping[str, NetworkPolicy], start: NetworkMode
     ) -> ContainerSpec | None:
-        """Returns a spec that starts with `start` and can switch to all `policies`; `None` if the spec is rejected."""
+        """Returns a spec whose container starts with the network mode `start` and can switch to all `policies`.
+
+        Returns `None` if the backend rejects this spec, which is allowed only if it does not support all modes.
+        """
         asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
         try:
             factory.check(asked)
@@ -119,10 +131,10 @@ class ContainerSuite:
 
 
 class ContainerContract(ContainerSuite):
-    """The test suite for container backends. Override `factory`, and `spec` if containers need more than a name."""
+    """The test suite for container backends. Override `factory`, and `spec` if a container needs more than a name."""
 
     other_user: str | None = "nobody"
-    """A user in the container other than root; `None` if there is only root."""
+    """Name of a user in the container other than root; `None` if the container has no other user."""
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
@@ -273,7 +285,7 @@ class ContainerContract(ContainerSuite):
     # Time limits and cancellation
 
     async def test_time_limit_kills_the_process_tree(self, box: Container) -> None:
-        """Tests many kinds of process trees concurrently."""
+        """Tests many kinds of process trees at the same time, for example with stopped processes or ignored signals."""
         trees = {
             "4331": "sleep 4331",
             "4332": "trap '' TERM INT HUP; sleep 4332; sleep 4332",

@@ -1,9 +1,9 @@
 """A server with two scripted models, for the tutorial: `python -m ares_exp.testing.demo_server`.
 
-The server implements OpenAI's Chat Completions API. It needs no API key and no network. The models can solve one task:
-finding the busiest hour in a log. `demo-small` makes a realistic mistake in every second attempt with the same
-instruction, and `demo-large` makes no mistakes. The models write the hour as two digits only if the instruction asks
-for two digits.
+The server implements OpenAI's Chat Completions API. It needs no API key and no network. The models are scripts that can
+solve only one task: finding the busiest hour in a log. For the same instruction, `demo-small` makes a realistic mistake
+in every second attempt. `demo-large` makes no mistakes. Both write the hour with two digits only if the instruction
+asks for two digits.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ UNKNOWN = f"I follow a script for the tutorial's task, and this is another task.
 
 
 class DemoModels:
-    """The request handlers of the server."""
+    """The models, and the handlers of requests to the server."""
 
     def __init__(self) -> None:
         self._attempts: Counter[tuple[str, str]] = Counter()
 
     async def models(self, request: web.Request) -> web.Response:
-        """Returns the list of models."""
+        """Responds to a request for the list of models."""
         return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in MODELS]})
 
     async def chat(self, request: web.Request) -> web.Response:
-        """Returns the next response of a conversation."""
+        """Responds to a chat request with the next scripted reply in its conversation."""
         body = await request.json()
         model, messages = body.get("model"), body.get("messages")
         if model not in MODELS or not isinstance(messages, list):

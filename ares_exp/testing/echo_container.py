@@ -1,4 +1,4 @@
-"""A container that does not run commands, for checking agents without a backend."""
+"""A simulated container that does not run commands, so that agents can be tested without a container backend."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from ares_exp.errors import TransferError
 
 
 class RehearsalContainer:
-    """An `AgentContainer` in memory. Concurrent commands end in a random order. Terminals only echo their input."""
+    """A simulated `AgentContainer`, which returns scripted results instead of running commands.
+
+    Uploaded files are kept in memory. Concurrent commands end in a random order. Terminals only echo their input.
+    """
 
     def __init__(self, response: Callable[[str], str | ExecResult] | None = None) -> None:
-        """Stores `response`, which returns the output or result of a command. By default, the output is the command."""
+        """Stores `response`, a function that returns the output or the result of a command.
+
+        By default, the output of a command is the command itself, followed by the number of commands so far.
+        """
         self.commands = 0
         self.files: dict[PurePosixPath, bytes] = {}
         self._respond = response
         self._random = random.Random(0)
 
     async def exec(self, command: str, **_: Unpack[ExecOptions]) -> ExecResult:
-        """Returns the result of a command without running the command. Options have no effect."""
+        """Returns the scripted result of a command, without running the command. Options have no effect."""
         self.commands += 1
         output = f"{command}\n{self.commands}\n" if self._respond is None else self._respond(command)
         for _turn in range(self._random.randrange(4)):
@@ -36,11 +42,11 @@ class RehearsalContainer:
         return _EchoTerminal()
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Reads files from the host into memory, like `AgentContainer.upload`."""
+        """Reads files of the host into memory, from which `download` gets them."""
         self.files |= await asyncio.to_thread(_read, Path(source), PurePosixPath(target))
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Writes uploaded files to the host, like `AgentContainer.download`."""
+        """Writes files to the host that `upload` has read before. Raises `TransferError` if there are none."""
         top = PurePosixPath(source)
         found = {path: data for path, data in self.files.items() if path == top or top in path.parents}
         if not found:
@@ -49,7 +55,7 @@ class RehearsalContainer:
 
 
 class _EchoTerminal:
-    """A terminal that echoes its input and prints a prompt."""
+    """A terminal that echoes its input and then prints a prompt, without running anything."""
 
     def __init__(self) -> None:
         self._printed: asyncio.Queue[bytes] = asyncio.Queue()

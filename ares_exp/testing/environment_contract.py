@@ -24,24 +24,24 @@ T = TypeVar("T")
 Use = Callable[[MinimalEnvironment], Awaitable[T]]
 
 TIMEOUT_SEC = 200.0
-"""Time limit in seconds for two episodes, even if the machine is loaded."""
+"""Time limit in seconds for one test, with up to two episodes. It is long, because the machine may be busy."""
 
 QUIET_SEC = 0.05
-"""Duration in seconds for which a test checks that an environment does not change."""
+"""Seconds for which a test waits to check that the pending requests of an environment do not change."""
 
 GRACE_SEC = 10.0
-"""Time limit in seconds within which tasks that the environment has started must end after `close()`."""
+"""Seconds after `close()` within which asyncio tasks that the environment has started must end."""
 
 
 class EnvironmentContract:
     """The suite for environments.
 
-    Define the fixture `environment`, and `replies` for an episode, preferably until its end. Tests of optional members
-    are skipped if the environment does not have these members.
+    Define the fixture `environment`, and `replies` that the policy gives in an episode, preferably until its end. Tests
+    of optional members are skipped if the environment does not have these members.
     """
 
     replies = ("Hm.",)
-    """The policy's responses. After the last response, the policy starts again with the first."""
+    """Texts of the policy's responses. After the last response, the policy starts again with the first."""
 
     max_steps = 40
     """Maximum number of steps in an episode with these replies. A longer episode is closed before its end."""
@@ -292,7 +292,7 @@ class EnvironmentContract:
         _with(environment, execute)
 
     async def _execute(self, env: MinimalEnvironment) -> list[TimeStep[Any]]:
-        """Runs an episode, and returns the steps after FIRST."""
+        """Runs an episode with `replies`, and returns the steps after FIRST."""
         await env.reset()
         steps: list[TimeStep[Any]] = []
         for reply in islice(cycle(self.replies), self.max_steps):
@@ -310,7 +310,7 @@ class EnvironmentContract:
 
 
 def _with(environment: MinimalEnvironment, use: Use[T]) -> T:
-    """Calls `use` with an environment and then closes the environment, on one event loop."""
+    """Calls `use` with the environment, and then closes the environment, both on a new event loop."""
 
     async def run() -> T:
         try:

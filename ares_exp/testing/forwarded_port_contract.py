@@ -1,7 +1,7 @@
-"""Conformance suite for `ServingContainer`. The containers need bash and `perl`.
+"""Conformance suite for `ServingContainer`, a container with forwarded ports. The containers need bash and `perl`.
 
-The tests of a backend inherit from `ForwardedPortContract`, or from `RelayedForwardedPortContract` if a process in the
-container relays connections.
+To test a backend, inherit from `ForwardedPortContract`. If a process in the container relays the connections to the
+host, inherit from `RelayedForwardedPortContract` instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ares_exp.errors import ContainerDiedError, ContainerError
 from ares_exp.testing.container_contract import ContainerSuite
 
 SLACK_SEC = 60.0
-"""Time limit in seconds for operations that end by themselves, even if the machine is loaded."""
+"""Time limit in seconds for operations that should end soon. It is long, because the machine may be busy."""
 
 CONNECT = "my $s = IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $ARGV[0]) or die qq($!\\n); "
 _PUT = (
@@ -38,20 +38,23 @@ COPY = (
     "if (!$child) { while (sysread(STDIN, my $b, 65536)) { put($s, $b) } shutdown($s, 1); exit; } "
     "while (sysread($s, my $b, 65536)) { put(*STDOUT, $b) } waitpid($child, 0);"
 )
-"""A Perl client that sends its stdin, and prints the received data until the server closes the connection."""
+"""Perl program: sends its stdin to the server, and prints the received data until the server closes the connection."""
 
 CONNECT_MANY = f"my @all; {{ {CONNECT} push @all, $s; redo if @all < {MAX_CONNECTIONS}; }} "
 _MANY = f"{CONNECT_MANY}syswrite($all[$_], qq($_\n)) for 0..$#all; print scalar readline($_) for @all;"
-"""A Perl client that opens the maximum number of connections, sends a number over each, and prints the responses."""
+"""Perl program: opens the maximum number of connections, sends a number over each, and prints the responses."""
 
 _HOLD = f"{CONNECT_MANY}select(undef, undef, undef, 0.05) until -e '/tmp/enough'; print qq(held\n);"
-"""A Perl client that keeps the maximum number of connections open until the file `/tmp/enough` exists."""
+"""Perl program: keeps the maximum number of connections open until the file `/tmp/enough` exists."""
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Server:
-    """Serves the connections of a forwarded port with a coroutine. Counts them, and collects their exceptions."""
+    """Serves each connection of a forwarded port with the coroutine function `handler`.
+
+    Counts the connections (`served`), and collects the exceptions of `handler` (`errors`).
+    """
 
     def __init__(self, handler: Handler) -> None:
         self.served = 0
@@ -61,7 +64,7 @@ class Server:
         self._changed = asyncio.Event()
 
     async def __call__(self, connection: socket.socket) -> None:
-        """Serves a connection; see `Serve`."""
+        """Serves one connection; see the type `Serve`."""
         self.served += 1
         self._changed.set()
         reader, writer = await asyncio.open_connection(sock=connection)
@@ -97,7 +100,7 @@ class Server:
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Sends all received data back until the client stops sending."""
+    """Sends all received data back to the client, until the client stops sending."""
     while data := await reader.read(65536):
         writer.write(data)
         await writer.drain()
@@ -114,7 +117,7 @@ def greet(port: int) -> str:
 
 
 def greet_at_last(port: int) -> str:
-    """Returns a shell command like `greet` that retries until it receives a line."""
+    """Returns a shell command that repeats `greet` until it receives a line."""
     return f'until said=$(exec 2>/dev/null; {greet(port)}) && [ "$said" ]; do sleep 0.05; done; echo "$said"'
 
 
@@ -129,10 +132,10 @@ class ForwardedPortContract(ContainerSuite):
     """The suite for forwarded ports. Override `factory`, and `spec` if a container needs more than a name."""
 
     large_bytes = 4 * 2**20
-    """Number of bytes that is larger than the buffers of a connection."""
+    """Number of bytes for tests with much data. It is larger than the buffers of a connection."""
 
     own_network = True
-    """Whether each container has its own loopback interface, so that the requested ports are free."""
+    """Whether each container has its own loopback interface. If not, a requested port may already be in use."""
 
     @pytest.fixture
     def spec(self) -> ContainerSpec:
@@ -140,7 +143,7 @@ class ForwardedPortContract(ContainerSuite):
 
     @contextlib.asynccontextmanager
     async def opened(self, box: Container, handler: Handler = echo) -> AsyncIterator[tuple[int, Server]]:
-        """Opens a forwarded port and yields its port number and its server. Closes both at the end."""
+        """Opens a forwarded port to a `Server` with `handler`. Yields both, and closes them at the end."""
         server = Server(handler)
         forwarded_port = await self.open(box, server)
         try:
@@ -150,18 +153,18 @@ class ForwardedPortContract(ContainerSuite):
             await server.close()
 
     async def open(self, box: Container, serve: Serve, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """Opens a forwarded port."""
+        """Opens a forwarded port, whose connections `serve` receives."""
         assert isinstance(box, ServingContainer)
         return await box.forward_port(serve, port=port)
 
     async def run(self, box: Container, command: str) -> str:
-        """Runs a command that must succeed, and returns its output."""
+        """Runs a command and returns its output. Fails if the exit code is not 0."""
         result = await box.exec(command, timeout_sec=SLACK_SEC)
         assert result.exit_code == 0, result.output
         return result.output
 
     async def refused(self, box: Container, port: int) -> bool:
-        """Returns whether no process listens on a port of the container."""
+        """Returns whether connections to a port in the container are refused, because no process listens there."""
         result = await box.exec(f"exec 3<>/dev/tcp/127.0.0.1/{port}", timeout_sec=SLACK_SEC)
         return "Connection refused" in result.output
 
@@ -362,11 +365,11 @@ class ForwardedPortContract(ContainerSuite):
 
 
 RELAYS = "grep -l '[T]he relay in' /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3"
-"""A shell command that prints the process ids of the relays in a container."""
+"""A shell command that prints the ids of the relay processes in a container."""
 
 
 class RelayedForwardedPortContract(ForwardedPortContract):
-    """The suite for forwarded ports if a process in the container relays the connections."""
+    """The suite for backends in which a process in the container, the relay, passes on connections to the host."""
 
     async def test_killed_relay_is_restarted_once(self, box: Container) -> None:
         server = Server(echo)

@@ -14,7 +14,10 @@ HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nhello
 
 
 def host_address() -> str:
-    """Returns this machine's outgoing address. Sends no data. Skips the test if the machine has no such address."""
+    """Returns an address of this machine that containers may reach, without sending any data.
+
+    Skips the test if the machine has only loopback addresses.
+    """
     for anywhere in ("192.0.2.1", "172.17.0.2"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((anywhere, 9))
@@ -24,7 +27,7 @@ def host_address() -> str:
 
 @asynccontextmanager
 async def hello_server(address: str | None = None) -> AsyncIterator[tuple[str, int]]:
-    """Starts an HTTP server that responds `hello` to every request at `address`, by default `host_address`."""
+    """Starts an HTTP server that responds `hello`, by default on `host_address()`. Yields its address and port."""
     connections: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

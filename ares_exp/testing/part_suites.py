@@ -1,4 +1,4 @@
-"""Test classes for the parts that `pytest --ares-exp-part` names."""
+"""Creates the test classes for the parts that the user names with `pytest --ares-exp-part`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ METHODS: Mapping[str, Sequence[str]] = {
     "container": ("preflight", "check", "__call__"),
     "policy": ("__call__",),
 }
-"""Methods that identify the kind of a part. A class whose constructor accepts an `llm_client` is an agent."""
+"""Methods by which the kind of a part is recognised. A class that accepts an `llm_client` is an agent instead."""
 FIXTURES = {"agent": "factory", "container": "factory"}
-"""Name of the fixture that returns the part in its suite, if the name differs from the kind of the part."""
+"""For each kind of part, the fixture of its suite that returns the part. By default, it is named like the kind."""
 
 
 def suites_of(parts: Sequence[str], options: Sequence[str]) -> ModuleType:
     """Returns a module with a test class for each part (`package:Name` or `package.Name`).
 
-    `options` are arguments of the classes, in the form `name=value`. A value is YAML. In a value, `{tmp}` is replaced
-    with the path of the test's temporary directory.
+    `options` are arguments for the constructor of each part, in the form `name=value`. A value is YAML. In a value,
+    `{tmp}` is replaced with the path of the test's temporary directory.
 
     Raises:
         ConfigError: A part cannot be imported, its kind is not recognised, or a required package is missing.

@@ -1,6 +1,7 @@
 """A pytest plugin: `pytest --ares-exp-part=my_package:MyContainer` runs the conformance suite for a part.
 
-pytest loads the plugin whenever this package is installed. The plugin therefore imports nothing until a part is named.
+pytest loads the plugin whenever this package is installed. To keep other test runs fast, the plugin imports the rest of
+the package only if a part is named.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from types import ModuleType
 import pytest
 
 SUITES = Path(__file__).with_name("part_suites.py")
-"""Path that pytest reports for the test module of the parts. The module exists only in memory."""
+"""Path that pytest shows for the tests of the parts. Their module is created in memory, and not read from this file."""
 _SUITES = pytest.StashKey[ModuleType]()
 _ASYNCIO = ("asyncio", "pytest_asyncio.plugin")
 
@@ -38,7 +39,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    """Adds the suites to the collected tests, including tests with marks, and enables tests that are coroutines."""
+    """Adds the suites to the arguments of pytest, if a part is named.
+
+    Also selects tests with any mark, and makes pytest-asyncio run `async` tests.
+    """
     if early_config.known_args_namespace.ares_exp_part:
         args += [str(SUITES), "-m", ""]
         if any(map(early_config.pluginmanager.hasplugin, _ASYNCIO)):
@@ -61,7 +65,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Returns the module that contains the suites, instead of importing the file at its path."""
+    """Returns the module in memory that contains the suites, if pytest asks for the path `SUITES`."""
     if module_path != SUITES or _SUITES not in parent.config.stash:
         return None
     module: pytest.Module = pytest.Module.from_parent(parent, path=module_path)

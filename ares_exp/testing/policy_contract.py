@@ -19,7 +19,7 @@ from ares_exp.trajectories.records import serialize_llm_request, serialize_llm_r
 T = TypeVar("T")
 
 TIMEOUT_SEC = 120.0
-"""Time limit in seconds for a few responses, even if the machine is loaded."""
+"""Time limit in seconds for one test, with a few responses. It is long, because the machine may be busy."""
 
 
 class PolicyContract:
@@ -30,16 +30,16 @@ class PolicyContract:
 
     @pytest.fixture
     def policy(self) -> LLMClient:
-        """Returns a policy that has not been opened."""
+        """Returns a policy whose `preflight` has not been called."""
         raise NotImplementedError
 
     @pytest.fixture
     def question(self) -> LLMRequest:
-        """Returns a request to which the policy can respond repeatedly, even as the first request of an episode."""
+        """Returns a request to which the policy can respond, several times and also as the first of an episode."""
         return LLMRequest([{"role": "user", "content": "Say something."}])
 
     def episode(self, attempt: int = 0) -> EpisodeSpec:
-        """Returns the spec of an episode."""
+        """Returns the `EpisodeSpec` of an attempt at the task `task_name`."""
         return EpisodeSpec(self.task_name, attempt, seed=attempt)
 
     def test_policy_returns_a_response(self, policy: LLMClient, question: LLMRequest) -> None:
@@ -134,7 +134,7 @@ class PolicyContract:
 
 
 def _with(policy: LLMClient, use: Callable[[Policy], Awaitable[T]]) -> T:
-    """Opens the policy, uses it and closes it, as a run does."""
+    """Calls the policy's `preflight`, then `use`, and then its `close`, as a run does."""
 
     async def run() -> T:
         opened = as_policy(policy)

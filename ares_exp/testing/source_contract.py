@@ -14,13 +14,14 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EnvironmentSource, EpisodeParts, SourceBase, as_source
 
 TIMEOUT_SEC = 120.0
-"""Time limit in seconds for the start of one episode, even if the machine is loaded."""
+"""Time limit in seconds for the start of one episode. It is long, because the machine may be busy."""
 
 
 class SourceContract:
     """The suite for environment sources.
 
-    Define the fixture `source`, and also `parts` if its tasks cannot use local containers. No test calls an LLM.
+    Define the fixture `source`. If its tasks cannot run in local containers (`container=local`), also define `parts`.
+    No test calls an LLM.
     """
 
     @pytest.fixture
@@ -30,7 +31,7 @@ class SourceContract:
 
     @pytest.fixture
     def parts(self, tmp_path: Path) -> EpisodeParts:
-        """Returns the other parts of an episode: container factory, agent factory and limits."""
+        """Returns the parts from which the source makes an episode: container factory, agent factory and limits."""
         limits = EpisodeLimits()
         return EpisodeParts(LocalContainerFactory(), ShellAgentFactory(), limits, seed=0, output_dir=tmp_path / "files")
 
@@ -41,7 +42,7 @@ class SourceContract:
 
     @pytest.fixture
     def loaded(self, source: EnvironmentSource, names: list[str]) -> Iterator[SourceBase]:
-        """Yields the loaded source as a `SourceBase`."""
+        """Yields the loaded source with the defaults of `SourceBase`, and closes it after the test."""
         complete = as_source(source)
         yield complete
         asyncio.run(complete.close())

@@ -18,13 +18,13 @@ from ares_exp.trackers.tracker import RunInfo, Tracker
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 AT_ONCE_SEC = 10.0
-"""Time limit in seconds for 200 calls that should return immediately, even if the machine is loaded."""
+"""Time limit in seconds for 200 calls that should return immediately. It is long, because the machine may be busy."""
 
 SAMPLE = {"system/loop_lag_sec": 0.01, "system/episodes": 2.0}
 
 
 def episode_result(index: int, reward: float | None = 1.0) -> EpisodeResult:
-    """Returns the result of an episode. If `reward` is `None`, it is the result of a failed episode."""
+    """Returns the result of an episode, or of a failed episode if `reward` is `None`. `index` is part of its names."""
     return EpisodeResult(
         episode_id=f"task-{index}__0__0000000{index}",
         task_name=f"task-{index}",
@@ -55,14 +55,14 @@ class TrackerContract:
 
     @pytest.fixture
     def run_info(self, tmp_path: Path) -> RunInfo:
-        """Returns the description of the run that the tracker receives."""
+        """Returns the information about a run that is passed to the tracker's `start`."""
         config = {"seed": 3, "policy": {"model": "m", "temperature": None}, "tasks": ["a", "ü"]}
         (tmp_path / "run").mkdir()
         return RunInfo(tmp_path / "run", "a name", "0badcafe", config=config, provenance={"argv": ["ares_exp"]})
 
     @pytest.fixture
     def watched(self, tracker: Tracker) -> Iterator[SeveralTrackers]:
-        """Yields the tracker, wrapped as in a run. Checks at the end that the tracker had no failure."""
+        """Yields the tracker in the same wrapper as in a run. After the test, checks that no call of it has failed."""
         watched = SeveralTrackers({"tracker": tracker})
         yield watched
         assert watched.failures == 0

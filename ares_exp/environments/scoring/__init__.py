@@ -1,1 +1,1 @@
-"""Scorers: functions and judges that add rewards to the verifier's rewards of finished episodes."""
+"""Scorers, which add rewards to the verifier's rewards of finished episodes: user functions, or a model as a judge."""

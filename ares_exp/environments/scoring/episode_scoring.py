@@ -1,4 +1,4 @@
-"""Scoring of a finished stage, which collects the artifacts and runs the verifier."""
+"""The scoring of a finished stage: collects its artifacts (files to keep) and runs the verifier."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ARTIFACTS_FOLDER = "artifacts"
 STEPS_FOLDER = "steps"
 AGENT_FOLDER = "agent"
 AGENT_FILES_SEC = 120.0
-"""Time limit in seconds for copying the agent's files."""
+"""Time limit in seconds for copying the agent's files to the host."""
 MAX_AGENT_FILE_KB = 16 * 1024
 """Size limit in KiB of an agent's file. A larger file is shortened to its start and its end, each a quarter of the
 limit."""
@@ -41,20 +41,23 @@ _logger = logging.getLogger(__name__)
 
 
 def stage_dir(stage: Stage, output_dir: Path) -> Path:
-    """Returns the directory of the stage in `output_dir`, the directory of its episode."""
+    """Returns the directory of a stage on the host, where `output_dir` is the directory of its episode.
+
+    This is `output_dir/steps/NAME`, or `output_dir` itself for a task with a single, unnamed stage.
+    """
     return output_dir / STEPS_FOLDER / stage.name if stage.name else output_dir
 
 
 def artifacts_of(stage: Stage, output_dir: Path) -> Path:
-    """Returns the directory of the stage's artifacts."""
+    """Returns the directory of a stage's artifacts on the host. `output_dir` is the directory of its episode."""
     return stage_dir(stage, output_dir) / ARTIFACTS_FOLDER
 
 
 async def keep_agent_files(container: Container, files_dir: str | None, target: Path | None) -> None:
-    """Copies the agent's own files, such as its logs, from `files_dir` to the stage's directory `target` on the host.
+    """Copies the agent's own files, such as its logs, from `files_dir` in the container to `target/agent` on the host.
 
-    Does nothing if `files_dir` or `target` is `None`. Copies only the start and the end of large files
-    (`MAX_AGENT_FILE_KB`). A failure is only logged, unless the container has died.
+    Does nothing if `files_dir` or `target` is `None`. Copies only the start and the end of files that are larger than
+    `MAX_AGENT_FILE_KB`. A failure is only logged, unless the container has died.
     """
     if files_dir is None or target is None:
         return
@@ -80,9 +83,10 @@ def _cut_dir(files_dir: str) -> str:
 
 
 def _cut_script(files_dir: str) -> str:
-    """Returns a script that copies files to a second directory, shortens large files there, and prints their names.
+    """Returns a script for the container that makes a copy of `files_dir` in which large files are shortened.
 
-    Small files are hard links. If there are no large files, the script copies and prints nothing.
+    The script prints the names of the shortened files. In the copy, small files are hard links. If no file is large,
+    the script makes no copy and prints nothing.
     """
     source, cut, part = shlex.quote(files_dir), shlex.quote(_cut_dir(files_dir)), MAX_AGENT_FILE_KB * 256
     copy = f'{{ head -c {part} "$0"; printf "\n[cut by ares_exp]\n"; tail -c {part} "$0"; }} >{cut}/"$0"; echo "$0"'
@@ -114,7 +118,8 @@ class Scoring:
             stage: The finished stage.
             container_factory: Factory of the verifier's separate container.
             agents_spec: Specification of the agent's container.
-            verifier_spec: Specification of the verifier's separate container; `None` to use the agent's container.
+            verifier_spec: Specification of the verifier's separate container. With `None`, the verifier runs in the
+                agent's container.
             timeout_sec: Time limit of the verifier in seconds; `None` for no limit.
             output_dir: Directory of the episode on the host, or `None`.
             agent_files_dir: See `keep_agent_files`.
@@ -138,12 +143,13 @@ class Scoring:
 
         Args:
             agents: The agent's container, in which the agent's processes have ended.
-            network_between: Network for this container while neither the agent nor the verifier is running.
-            verify: Whether the verifier is run. If not, the verdict is `None`.
-            is_last: Whether the agent's container is not used again, and may be stopped before the verifier starts.
+            network_between: Network for the agent's container while neither the agent nor the verifier is running.
+            verify: Whether the verifier runs. If not, only the artifacts are collected, and the verdict is `None`.
+            is_last: Whether the agent's container is no longer needed after the artifacts are collected. It is then
+                stopped before a separate verifier container starts.
 
         Raises:
-            VerifierError: The verifier wrote no usable reward.
+            VerifierError: The verifier wrote no usable reward, or did not finish in time.
             ContainerError: A container failed.
             EpisodeStateError: `release` was called before the verifier's separate container was made.
         """
@@ -173,7 +179,7 @@ class Scoring:
 
     @asynccontextmanager
     async def _started(self, spec: ContainerSpec) -> AsyncIterator[Container]:
-        """Starts a container in addition to the agent's container."""
+        """Starts a second container next to the agent's container, and removes it after the `async with` block."""
         self._refuse_if_released()
         container = self._container = self._container_factory(spec)
         try:
@@ -183,7 +189,11 @@ class Scoring:
             await finish(container.stop())  # also if `release` was called during the start
 
     async def _clear(self, agents: Container) -> None:
-        """Removes the agent's files from the verifier's folders, and restores the files that the image has there."""
+        """Restores the verifier's folders in the agent's container to their content in the image.
+
+        This prevents an agent from placing files there that change the result of the tests. The original files come
+        from a new container of the same image.
+        """
         cleared = await self._stage.clear(agents)
         if self._container_factory.max_containers == 1:
             return  # no second container can start; such a backend rejects tasks whose image fills these folders
@@ -214,7 +224,7 @@ class Scoring:
             yield directory
 
     async def _verify(self, container: Container, network_between: NetworkPolicy) -> Verdict:
-        """Runs the verifier with its network and time limit. Afterwards, sets the network `network_between`."""
+        """Runs the verifier with its own network and time limit. Afterwards, sets the network to `network_between`."""
         limit = asyncio.timeout(self._timeout_sec)
         try:
             async with limit:
@@ -233,7 +243,7 @@ class Scoring:
 
 
 async def _raise_if_lost(container: Container) -> None:
-    """Raises `ContainerLostError` if the container is lost. In this case, the tests did not cause the timeout."""
+    """Raises `ContainerLostError` if the container is lost, which then explains a timeout of the tests."""
     try:
         await container.exec("true", user="root", cwd="/", timeout_sec=60, shell=PLAIN_SHELL)
     except ContainerLostError:
@@ -244,15 +254,16 @@ async def _raise_if_lost(container: Container) -> None:
 
 COLLECT_SEC = 60.0
 INTERRUPTED_COLLECT_SEC = 5.0
-"""Time limit in seconds if the caller is being cancelled, for example by Ctrl-C."""
+"""Time limit in seconds of `collect_on_abort` if the caller is being cancelled, for example by Ctrl-C."""
 
 
 async def collect_on_abort(
     stage: Stage, host: AgentHost, container: Container, output_dir: Path, *, agent_files_dir: str | None = None
 ) -> None:
-    """Stops the agent, and collects the artifacts of its stage (with its hooks), unless this was already done.
+    """Saves the files of an episode that ended before it was scored, for example after an error or Ctrl-C.
 
-    Failures and timeouts are only logged. If the caller is cancelled again, the collection stops.
+    Stops the agent, and copies the agent's files and the stage's artifacts to the host. Failures and timeouts are only
+    logged. If the caller is cancelled again, the collection stops.
     """
     target = artifacts_of(stage, output_dir)
     task = asyncio.current_task()

@@ -1,10 +1,11 @@
-"""The judge, a scorer that makes a model grade an episode, with a custom prompt or a rubric.
+"""The judge, a scorer that asks a model to grade an episode, with a custom prompt or a rubric.
 
-The model's response is parsed as follows. Reasoning at the start (`<think>…</think>`) is ignored. For each graded
-aspect, the last line of the form `NAME: N` or `NAME: N/HIGHEST` counts. Case, emphasis and list markers are ignored.
-`NAME` is `Score`, or the name of a criterion. `N` is a decimal number between `lowest` and `highest`. The score is
-(N - lowest) / (highest - lowest), from 0 to 1. If a line is missing or a number is out of bounds, the model is asked
-again, with a message about the expected form.
+The model's response must contain a line such as `Score: 7` or `Score: 7/10`, where 10 is `highest`. With a rubric, it
+must contain one such line per criterion, with the criterion's name instead of `Score`. If several lines fit, the last
+one counts. Case, emphasis (`**`), list markers, and reasoning at the start (`<think>…</think>`) are ignored.
+
+A grade N becomes the score (N - lowest) / (highest - lowest), which is between 0 and 1. If a line is missing or a grade
+is out of bounds, the model is asked again, with a message about the expected form.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.trajectories.episode_printer import message_text
 
 SCORE = "Score"
-"""The graded aspect if no criteria are set."""
+"""Name of the single grade of a judge without criteria."""
 
 PROMPT = """The task was:
 
@@ -38,7 +39,7 @@ This is what the agent did:
 {transcript}
 
 Grade how well the work does what the task asks for."""
-"""Default prompt."""
+"""Default prompt of a judge."""
 
 COMMAND_TIMEOUT_SEC = 60.0
 
@@ -57,7 +58,7 @@ Amount = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Judge(ScorerBase):
-    """Makes a model grade each episode with one score, or with the mean of one score for each criterion of a rubric."""
+    """Asks a model to grade each episode. With a rubric, the reward is the mean score of its criteria."""
 
     @validate_call
     def __init__(
@@ -75,7 +76,7 @@ class Judge(ScorerBase):
         """Validates the options.
 
         Args:
-            policy: The model: a policy, or any `LLMClient`.
+            policy: The model that grades: a policy, or any `LLMClient`.
             prompt: Prompt for the model, with at least one placeholder: `{task}` for the instruction, `{transcript}`
                 for the conversation at the end of the episode, `{answer}` for the last reply, `{reward}` for the
                 verifier's reward, or `{output}` for the output of `command`. To use another word in braces, put spaces
@@ -90,8 +91,8 @@ class Judge(ScorerBase):
             max_chars: Maximum number of characters of each text in the prompt. The middle of a longer text is left out.
 
         Raises:
-            ConfigError: `lowest` is not below `highest`, the name of a criterion is invalid, the policy cannot grade,
-                or the prompt has invalid placeholders.
+            ConfigError: `lowest` is not below `highest`, the name of a criterion is invalid, the policy cannot grade
+                because it runs the solutions of tasks, or the prompt has invalid placeholders.
         """
         if not lowest < highest:
             raise ConfigError(f"Expected `highest` of a judge to be above lowest={lowest:g}, got {highest:g}.")
@@ -111,16 +112,16 @@ class Judge(ScorerBase):
 
     @property
     def uses_container(self) -> bool:
-        """Whether the judge has a `command`."""
+        """Whether the judge runs a `command` in the container."""
         return self._command is not None
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """The model of the judge."""
+        """The model that grades, as the only element."""
         return (self._model,)
 
     def set_name(self, name: str, key: str) -> None:
-        """Sets the name and the config key of the model for messages."""
+        """Sets the name of the judge and its config key, which messages about its model contain."""
         self._model.name, self._model.key = f"The judge `{name}`", f"{key}.policy"
 
     async def preflight(self) -> None:
@@ -213,7 +214,10 @@ class Judge(ScorerBase):
         )
 
     def _recorded(self, text: str) -> Mapping[str, float] | None:
-        """Parses recorded grades, which are untrusted; `None` if they do not match the judge's criteria and bounds."""
+        """Parses grades from the record of an earlier episode.
+
+        Returns `None` if they are malformed or do not match this judge's criteria and bounds.
+        """
         try:
             grades = json.loads(text)
         except (ValueError, RecursionError):
@@ -248,7 +252,10 @@ def _check_prompt(prompt: str, command: str | None) -> None:
 
 
 def read_grades(said: str, names: tuple[str, ...], *, lowest: float, highest: float) -> dict[str, float] | None:
-    """Parses the grades in a response; `None` if a grade is missing or out of bounds. See the module for the format."""
+    """Parses the grades in a response `said`. The docstring of the module describes the format.
+
+    Returns the grades by name, or `None` if a grade is missing or out of bounds.
+    """
     text = without_reasoning(said)
     grades: dict[str, float] = {}
     for name in names:

@@ -44,7 +44,8 @@ class ScoringEnvironment(EnvironmentWrapper):
 
     The reward of the LAST step becomes the weighted sum of the verifier's reward and the scores. `report().rewards`
     contains each of these numbers by name. The container is kept until the last scorer has returned. If a scorer fails,
-    the step raises an error, as if the verifier had failed. A truncated episode is only scored if it is verified.
+    the step raises an error, as if the verifier had failed. With `verify_on_truncation=false`, truncated episodes are
+    not scored.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class ScoringEnvironment(EnvironmentWrapper):
     ) -> None:
         """Scores the episodes of `env`, which was made from `parts`.
 
-        By default, `task_name` is the name that `env` reports or, without such a name, the name of its class.
+        `task_name` is the task's name for scorers. By default, it is the name that `env` reports or, if `env` reports
+        no name, the name of the class of `env`.
         """
         self._collected = TrajectoryCollectingEnvironment(
             limited(env, parts.limits),
@@ -89,12 +91,15 @@ class ScoringEnvironment(EnvironmentWrapper):
         return await self._scored(time_step) if time_step.step_type == "LAST" else time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
-        """Makes the environment end its episode, and scores the episode. Raises `ScorerError` like `step`."""
+        """Truncates the episode with the environment's `truncate`, and scores it.
+
+        Returns `None` if the environment does not support `truncate`. Raises `ScorerError` like `step`.
+        """
         last = await super().truncate(limit)
         return await self._scored(last) if last is not None else None
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[ScoringEnvironment]:
-        """Forks the environment. The episode of each fork is scored separately."""
+        """Forks the environment. Each fork also scores its episode."""
         forks = await super().fork(n, diversify=diversify)
         parts = replace(self._parts, episode_id=None)
         return [ScoringEnvironment(fork, self._rules, parts, task_name=self._task_name) for fork in forks]
@@ -170,7 +175,7 @@ _FORMS = "`env.scorers=[package.module.function]`, or by name `env.scorers={tidy
 
 
 def make_scoring_rules(config: DictConfig) -> ScoringRules:
-    """Makes the scorers of a config, and reads their weights. Raises `ConfigError` if this fails."""
+    """Makes the scorers in `scorer` and `env.scorers` of a config. Raises `ConfigError` if one of them is invalid."""
     from omegaconf import OmegaConf, open_dict
 
     defaults = added_defaults(SCORER)
@@ -230,7 +235,7 @@ def _nodes(config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _as_made(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds `_partial_` to the config of a function, because Hydra would otherwise call the function."""
+    """Adds `_partial_: true` to the config of a function, so that Hydra does not call the scorer when creating it."""
     is_class = inspect.isclass(import_target(node["_target_"]))
     return dict(node) if is_class or "_partial_" in node else {**node, "_partial_": True}
 
@@ -259,10 +264,10 @@ def _number(key: str, value: Any) -> float:
 
 
 class ScoredSource(StandIn):
-    """Wraps another source, and scores each episode at its end. This class also checks and closes the scorers."""
+    """Wraps another source so that its episodes are scored. Also checks the scorers before the run, and closes them."""
 
     def __init__(self, source: SourceBase, rules: ScoringRules) -> None:
-        """Wraps `source`. Members that this class does not define are delegated to it."""
+        """Wraps `source`. Members that this class does not define are members of `source`."""
         super().__init__(source)
         self._rules = rules
 
@@ -275,13 +280,13 @@ class ScoredSource(StandIn):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """Names of the parts that call models: parts of the wrapped source, and scorers."""
+        """Names of the components that call models: those of the wrapped source, and the judges."""
         asking = [f"the judge `{one.name}`" for one in self._rules.scorers if one.scorer.asks_model]
         return [*self._part.spenders, *asking]
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
-        """The models of the source, then the models of the scorers."""
+        """The models that the source itself calls, then the models of the scorers."""
         return [*self._part.own_models, *(model for one in self._rules.scorers for model in one.scorer.own_models)]
 
     async def preflight(self) -> None:

@@ -16,7 +16,10 @@ from ares_exp.records.results import EnvironmentUsage, Outcome
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_response
 
 Scores = float | Mapping[str, float]
-"""A number, or several numbers by name. The entry `reward`, or the only entry, counts in the episode's reward."""
+"""Return value of a scorer: a number, or several numbers by name.
+
+Of several numbers, only `reward` counts towards the episode's reward. A single number always counts.
+"""
 
 
 @runtime_checkable
@@ -33,22 +36,22 @@ class _Staged(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredEpisode:
-    """An episode that has reached LAST and was verified. It is the argument of scorers.
+    """A finished episode, which is passed to scorers. It has reached LAST, and its verifier has run.
 
     Attributes:
         trajectory: The trajectory before any scorer was called, with steps, outcome and limit. In `ares-exp score`, the
             trajectory that the run recorded.
         task: The task that the environment exposes: a `Task` of Harbor's format or of SWE-bench, the task object of
             another environment, or a name; `None` if the environment exposes no task.
-        reward: Reward of the environment at LAST, given by the verifier; `None` if there is no reward.
+        reward: Reward of the LAST step, which usually comes from the verifier; `None` if there is no reward.
         rewards: All rewards from the verifier, by key; `{"reward": reward}` for an environment without a verifier.
         seed: Seed of the episode.
         attempt: Number of the attempt at the task, from 0.
         output_dir: Directory on this machine with the saved files of the episode (`verifier/`, `artifacts/`), or
             `None`.
-        scorer: Name of the called scorer.
-        spend: Function that reports the scorer's tokens and cost, which count towards `environment_usage` and the
-            budget.
+        scorer: Name of the scorer to which this object is passed.
+        spend: Function that a scorer calls to report the tokens and cost of its own model calls. They count towards
+            `environment_usage` and the budget.
     """
 
     trajectory: EpisodeTrajectory
@@ -68,7 +71,7 @@ class ScoredEpisode:
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
-        """All time steps, including FIRST. Observations and actions are JSON-ready mappings."""
+        """All time steps, including FIRST. Their observations and actions are dicts, as in a trajectory file."""
         return self.trajectory.steps
 
     @property
@@ -90,12 +93,12 @@ class ScoredEpisode:
 
     @property
     def responses(self) -> tuple[str, ...]:
-        """The text of each of the policy's responses, in order."""
+        """The texts of all responses of the policy, in order."""
         return tuple(_said(step.action) for step in self.steps if step.action is not None)
 
     @property
     def conversation(self) -> tuple[Mapping[str, Any], ...]:
-        """Messages of the last request, followed by the last response."""
+        """Messages of the last request and, if the policy responded to it, the last response."""
         requests = [step.observation for step in self.steps if step.observation is not None]
         messages = tuple(requests[-1].get("messages") or ()) if requests else ()
         responses = self.responses
@@ -105,7 +108,7 @@ class ScoredEpisode:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Scores finished episodes. A plain function is a valid scorer. `ScorerBase` defines the optional members."""
+    """Scores finished episodes. A function with these arguments is a scorer. `ScorerBase` adds optional members."""
 
     def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> Scores | Awaitable[Scores]:
         """Returns the rewards of an episode.
@@ -122,7 +125,8 @@ class Scorer(Protocol):
             A finite number, or several numbers by name.
 
         Raises:
-            Exception: Any exception ends the episode with the outcome `verifier_error` and the name of this scorer.
+            Exception: Any exception ends the episode with the outcome `verifier_error`. The error of the episode names
+                this scorer.
         """
         ...
 
@@ -141,7 +145,7 @@ class ScorerBase(Scorer):
 
     @property
     def uses_container(self) -> bool:
-        """Whether the scorer uses the container, so that `ares-exp score` restores the container. Default: yes."""
+        """Whether the scorer uses the container. If so, `ares-exp score` restores it from a snapshot. Default: yes."""
         return True
 
     @property
@@ -150,10 +154,10 @@ class ScorerBase(Scorer):
         return ()
 
     def set_name(self, name: str, key: str) -> None:
-        """Sets the scorer's name in the run and its config key. Called before other methods. Default: does nothing."""
+        """Receives the scorer's name and config key for messages, before other calls. Default: does nothing."""
 
     async def preflight(self) -> None:
-        """Checks that episodes can be scored. Called before any episode starts. Default: does nothing.
+        """Checks that the scorer is ready, before a run starts its first episode. Default: does nothing.
 
         Raises:
             PreflightError: The scorer is not ready. The message suggests a fix.
@@ -177,7 +181,7 @@ def as_scorer(scorer: object) -> ScorerBase:
 
 
 def _said(action: Mapping[str, Any]) -> str:
-    """Returns the text of a response. Other kinds of actions are formatted with `str`."""
+    """Returns the text of a recorded action. An action that is not an LLM response is formatted with `str`."""
     try:
         return deserialize_llm_response(action).text
     except (TypeError, KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""The call to one scorer, with a time limit, errors that name the scorer, and a validated result."""
+"""The call to one scorer. It has a time limit, its errors name the scorer, and its result is validated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ares_exp.errors import ContainerError, ScorerError, ScorerTimeoutError
 from ares_exp.records.recorded_results import MAX_NUMBER
 
 REWARD = "reward"
-"""Key of the verifier's reward in a row, and of the main number if a scorer returns several numbers."""
+"""Key of the verifier's reward in an episode's rewards, and of the number that counts in a scorer's return value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Score:
     Attributes:
         name: Name of the scorer.
         weight: Weight in the episode's reward. With 0, the score is only recorded.
-        value: Number that counts towards the episode's reward. `None` if the scorer returned several numbers, but none
-            with the name `reward`; the weight must then be 0.
+        value: Number that counts towards the episode's reward. `None` if the scorer returned several numbers and none
+            of them is named `reward`, which is allowed only with weight 0.
         rewards: All numbers from the scorer, by the names under which they are recorded.
     """
 
@@ -42,13 +42,13 @@ class Score:
 def checked_score(name: str, weight: float, returned: Any) -> Score:
     """Validates the return value of a scorer, and makes a score from it.
 
-    A single number is recorded under the scorer's name. If there are several numbers, `reward` is recorded under the
-    scorer's name, and every other number as `name.key`. The entry `reward`, or the only number, counts in the episode's
-    reward.
+    For example, if the scorer `style` returns `{"reward": 0.5, "length": 80}`, the numbers are recorded as `style` and
+    `style.length`, and 0.5 counts towards the episode's reward. A plain number is recorded as `style`, and it counts. A
+    mapping with one number needs no key `reward`: its number counts.
 
     Raises:
-        ScorerError: The value is neither a finite number nor a mapping of names to finite numbers, or the number that
-            counts is ambiguous.
+        ScorerError: The value is neither a finite number nor a mapping of names to finite numbers. Or it has several
+            numbers without the key `reward`, and `weight` is not 0.
     """
     if not isinstance(returned, Mapping):
         number = _number(name, returned)
@@ -71,7 +71,7 @@ def checked_score(name: str, weight: float, returned: Any) -> Score:
 
 
 def combined_reward(reward: float | None, verifier_weight: float, scores: Sequence[Score]) -> float | None:
-    """Returns the weighted sum of the rewards; `None` if the verifier's reward has a weight but is missing."""
+    """Returns the weighted sum of the verifier's reward and the scores; `None` if this reward counts but is missing."""
     if reward is None and verifier_weight:
         return None
     total = verifier_weight * reward if reward is not None and verifier_weight else 0.0
@@ -79,7 +79,10 @@ def combined_reward(reward: float | None, verifier_weight: float, scores: Sequen
 
 
 def named_rewards(reward: float | None, verified: Mapping[str, float], scores: Sequence[Score]) -> dict[str, float]:
-    """Returns all rewards by name. Raises `ScorerError` if two rewards have the same name."""
+    """Returns all rewards of an episode by name: the rewards of the verifier (`verified`) and of the scorers.
+
+    If `verified` is empty, the dict contains `reward`. Raises `ScorerError` if two rewards have the same name.
+    """
     found = dict(verified) if verified or reward is None else {REWARD: reward}
     for score in scores:
         if taken := sorted(found.keys() & score.rewards.keys()):
@@ -122,19 +125,19 @@ class ConfiguredScorer:
 
     @property
     def scorer(self) -> ScorerBase:
-        """The scorer, completed with defaults for missing members."""
+        """The scorer, with the defaults of `ScorerBase` for missing members."""
         return as_scorer(self.part)
 
     @property
     def uses_container(self) -> bool:
-        """Whether a call may use the container. A function that is not `async` cannot use it."""
+        """Whether the scorer may use the container. A scorer that is not `async` cannot: it runs in a thread."""
         return _is_async(self.part) and self.scorer.uses_container
 
     async def score(self, episode: ScoredEpisode, container: Container | None) -> Score:
-        """Calls the scorer.
+        """Calls the scorer for an episode, and validates the returned numbers.
 
         Raises:
-            ScorerError: The scorer raised, took too long, or returned an invalid reward. The message names the scorer.
+            ScorerError: The scorer raised, took too long, or returned an invalid value. The message names the scorer.
             ContainerError: The container failed during the call.
         """
         limit = asyncio.timeout(self.timeout_sec)

@@ -1,4 +1,7 @@
-"""A program that writes a data set to a JSON Lines file. Arguments: name, split, source file or "", target file."""
+"""A program that writes a data set to a JSON Lines file, with the library `datasets`.
+
+Its arguments are the name, the split, the source file (or an empty string), and the target file.
+"""
 
 from __future__ import annotations
 

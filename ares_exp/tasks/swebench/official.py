@@ -1,4 +1,4 @@
-"""Grading of test runs with the official harness, the package `swebench`."""
+"""Grading of test runs with the official SWE-bench harness, which is the package `swebench`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
 from ares_exp.tasks.swebench.rows import SweBenchRow
 
 TIMEOUT_SEC = 300.0
-"""Time limit in seconds for grading one log."""
+"""Time limit in seconds for grading one log, which is the output of one test run."""
 
 _PROGRAM = Path(__file__).with_name("official_report.py")
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "PYTHONPATH")
@@ -27,11 +27,16 @@ _DEFAULT_PARSER = "parse_log_pytest_v2"
 
 
 Report = dict[str, Any]
-"""The harness's report on a test run. Also contains `reason` (`None` if the run was graded) and `grader`."""
+"""The harness's report on a test run, with two additions: `grader`, the version of the harness, and `reason`, the
+reason why the run could not be graded (`None` if it was graded)."""
 
 
 def rewards(report: Report) -> dict[str, float]:
-    """Returns `reward` (1 if the issue is resolved, otherwise 0), and `f2p` and `p2p` (fractions of passed tests)."""
+    """Returns the rewards that follow from a report.
+
+    `reward` is 1 if the issue is resolved, otherwise 0. `f2p` and `p2p` are the fractions of passed tests among the
+    row's `FAIL_TO_PASS` and `PASS_TO_PASS`.
+    """
     f2p, p2p = (_part(report["tests_status"][name]) for name in _TESTS)
     return {"reward": float(report["resolved"]), "f2p": f2p, "p2p": p2p}
 
@@ -42,7 +47,7 @@ def _part(tests: Mapping[str, Sequence[str]]) -> float:
 
 
 def ungraded(row: SweBenchRow, reason: str, *, patch_applied: bool = True) -> Report:
-    """Returns the report on a test run that cannot be graded. All tests count as failed."""
+    """Returns a report in which all tests have failed, for a test run that cannot be graded because of `reason`."""
     tests = zip(_TESTS, (row.fail_to_pass, row.pass_to_pass), strict=True)
     return {
         "patch_is_None": False,
@@ -56,7 +61,7 @@ def ungraded(row: SweBenchRow, reason: str, *, patch_applied: bool = True) -> Re
 
 
 def official_version() -> str | None:
-    """Returns the version of the harness; `None` if it is not installed or older than 5. Does not import it."""
+    """Returns the version of the installed harness, without importing it; `None` if it is missing or older than 5."""
     if importlib.util.find_spec("swebench") is None:
         return None
     try:
@@ -68,7 +73,7 @@ def official_version() -> str | None:
 
 
 async def official_report(row: SweBenchRow, log: str) -> Report:
-    """Makes the harness grade the output of a row's test script.
+    """Grades `log`, the output of a row's test script, with the harness in a child process.
 
     Raises:
         VerifierError: The harness failed, or took too long.

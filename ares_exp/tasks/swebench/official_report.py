@@ -1,7 +1,8 @@
-"""A program that grades a log with the official harness. Arguments: paths of the request (JSON), log and report.
+"""A program that grades the output of a test run (the log) with the official harness.
 
-The harness runs in a separate process. Its import takes a second and reads `.env` files, and a log can make a regular
-expression run indefinitely.
+Its arguments are the paths of the request (JSON), the log, and the report to write. The harness runs in this separate
+process because its import takes a second and reads `.env` files. In addition, a log can make one of its regular
+expressions run indefinitely.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 
 def main(request_path: str, log_path: str, report_path: str) -> None:
-    """Writes the harness's report on the log."""
+    """Grades the log at `log_path`, and writes the harness's report to `report_path` as JSON."""
     from swebench.harness.grading import get_eval_report
     from swebench.types import TestSpec
 

@@ -1,6 +1,6 @@
-"""Operations on the git repository in a container: set-up, reading the agent's changes, and applying a patch.
+"""Operations on the git repository in a SWE-bench container, which use the `git` of the container.
 
-All operations are shell scripts that run as root and use the `git` of the container.
+They set up the repository, read the agent's changes, and apply a patch. All of them are shell scripts that run as root.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _ENV: Mapping[str, str] = {
 }
 
 _START = "refs/ares_exp/start"
-"""Git ref of a tree with all files before the agent started, including untracked files."""
+"""Name of a git ref to the files as they were before the agent started, including untracked files."""
 
-# A separate git directory for the repository's files and objects. The repository's own configuration, hooks, attributes
-# and indexes, and its owner, then cannot start programs or change contents, even if they are broken. Ignored files stay
-# ignored.
+# Defines `ours`: git with a new, separate git directory for the repository's files and objects. The agent may have
+# changed or broken the repository's own configuration, hooks, attributes, index or owner. With `ours`, these cannot
+# start programs or change file contents. Files that the repository ignores stay ignored.
 _OURS = """
 clean=$(mktemp -d)  # where a HOME is that has nothing in it either
 trap 'rm -rf "$clean"' EXIT
@@ -52,8 +52,8 @@ add_all() {
 }
 """
 
-# Refs and objects that are newer than the base commit may contain the fix. Searching for unreachable commits takes a
-# second in a repository of 400,000 objects. The repository is repacked only if some are found.
+# Removes refs and objects that are newer than the base commit, because they may contain the fix. Searching for
+# unreachable commits takes a second in a repository of 400,000 objects. It is repacked only if such commits are found.
 _SET_UP = f"""set -eu
 git merge-base --is-ancestor "$BASE" HEAD || {{ echo "HEAD does not come from $BASE"; exit 3; }}
 git remote | while read -r remote; do git remote remove "$remote"; done
@@ -102,17 +102,18 @@ git apply --verbose --whitespace=nowarn --3way "$PATCH"
 
 @dataclass(frozen=True, slots=True)
 class AgentPatch:
-    """An agent's changes in the format of `git diff --binary`, or the reason why no patch could be created."""
+    """An agent's changes as a patch (`git diff --binary`). If no patch could be created, `problem` is the reason."""
 
     data: bytes = b""
     problem: str | None = None
 
 
 async def set_up_repository(container: Container, base_commit: str) -> None:
-    """Removes everything from the history that is newer than the base commit, and records the current files.
+    """Prepares the repository for an agent: removes history that may contain the fix, and records the current files.
 
-    Remotes, newer branches and tags, the reflog, and unreachable objects are removed. Commits that the creator of the
-    image added on top of the base commit are kept.
+    Remotes, branches and tags that are newer than the base commit, the reflog, and unreachable objects are removed.
+    Commits that the creator of the image added on top of the base commit are kept. `agent_patch` later compares the
+    agent's files with the recorded files.
 
     Raises:
         ContainerStartError: The image has no repository, or the repository lacks the commit.
@@ -127,7 +128,7 @@ async def set_up_repository(container: Container, base_commit: str) -> None:
 
 
 async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
-    """Returns the agent's changes since `set_up_repository`, including new files, but without ignored files."""
+    """Returns the agent's changes since `set_up_repository`, including new files, but not files that git ignores."""
     result = await _git(
         container, _PATCH, timeout_sec=_GIT_TIMEOUT_SEC, max_output_bytes=2 * MAX_PATCH_BYTES, BASE=base_commit
     )
@@ -140,7 +141,7 @@ async def agent_patch(container: Container, base_commit: str) -> AgentPatch:
 
 
 async def apply_patch(container: Container, path: str) -> ExecResult:
-    """Applies a patch file in the container to the repository. Exit code 1 means that the patch does not apply."""
+    """Applies the patch file at `path` in the container. Exit code 1 of the result means that it does not apply."""
     return await _git(container, _APPLY, timeout_sec=_GIT_TIMEOUT_SEC, PATCH=path)
 
 
@@ -160,7 +161,7 @@ async def _git(
 
 
 def told(result: ExecResult) -> str:
-    """Returns a sentence with the exit code of a command and the end of its output."""
+    """Returns the exit code of a command and the end of its output as one sentence, for messages."""
     ended = "it took too long" if result.timed_out else f"exit code {result.exit_code}"
     said = " ".join(f"{result.stderr or ''} {result.output if result.exit_code else ''}".split())[-_LOG_CHARS:]
     return f"{ended}: {said}." if said else f"{ended}."

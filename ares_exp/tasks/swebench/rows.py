@@ -1,8 +1,8 @@
 """Functions that find SWE-bench data sets, read their rows, and validate them.
 
-Rows may come from any file. They must have the columns of the data set `SWE-bench/SWE-bench` and its subsets (Verified,
-Lite) on the Hugging Face hub. The columns `image`, `eval_script`, `log_parser` and `eval_type` exist since version
-5 of the harness.
+Rows may come from the Hugging Face hub or from a file. They must have the columns of the data set `SWE-bench/SWE-bench`
+on the hub. The columns `image`, `eval_script`, `log_parser` and `eval_type` exist since version 5 of the official
+harness.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _encodable(text: str) -> str:
 
 
 def _from_json(value: Any) -> Any:
-    """Parses a value that a data set stores as JSON text. Returns values that are not strings unchanged."""
+    """Parses a list that some data sets store as JSON text. Returns a value that is not a string unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -76,8 +76,8 @@ class SweBenchRow(BaseModel):
         image: Name of the container image; empty if unknown.
         eval_script: Script that applies the test patch and runs the tests.
         log_parser: Name of the harness's function that parses the output of the script.
-        eval_type: `fail_only` if the output lists only failures.
-        image_assets: Binary files in a row of the multimodal data set, which a patch cannot contain.
+        eval_type: `fail_only` if the output lists only failed tests, otherwise `pass_and_fail`.
+        image_assets: Image files that belong to the row, only in the multimodal data set. A patch cannot contain them.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
@@ -101,7 +101,7 @@ class SweBenchRow(BaseModel):
 
     @property
     def is_multimodal(self) -> bool:
-        """Whether the row has files that a patch cannot contain."""
+        """Whether the row needs binary files in addition to its patches. Such rows are not supported."""
         return any((self.image_assets or {}).values())
 
     @cached_property
@@ -111,7 +111,7 @@ class SweBenchRow(BaseModel):
 
 
 def parse_row(data: Any, where: str) -> SweBenchRow:
-    """Validates a row. Raises a `TaskError` that names the location `where` and every invalid column."""
+    """Validates one row, which is at the location `where`. Raises a `TaskError` that names every invalid column."""
     if not isinstance(data, dict):
         raise TaskError(f"{where}: expected a table with the columns of SWE-bench, got a {type(data).__name__}.")
     if isinstance(data.get("instance_id"), str):
@@ -123,7 +123,7 @@ def parse_row(data: Any, where: str) -> SweBenchRow:
 
 
 def parse_rows(found: Iterable[tuple[int, Any]], source: str) -> list[SweBenchRow]:
-    """Validates the rows of a data set. `found` contains each row with its number.
+    """Validates the rows of a data set. `found` contains pairs of a row's number and its content.
 
     Raises:
         TaskError: A row is invalid, two rows have the same name, or the data set is empty or too large.
@@ -165,15 +165,15 @@ def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 FILES = {".jsonl": "", ".json": "json", ".parquet": "parquet"}
-"""Suffixes of files of rows, with the name of the reader in the library `datasets`. The name is empty for files that
-this package reads itself."""
+"""Suffixes of files of rows, with the name of the reader in the library `datasets`. The name is empty for `.jsonl`,
+because this package reads such files itself."""
 
 NAMES = {
     "verified": "SWE-bench/SWE-bench_Verified",
     "lite": "SWE-bench/SWE-bench_Lite",
     "full": "SWE-bench/SWE-bench",
 }
-"""Short names of data sets on the hub. Full names with the original owner, `princeton-nlp`, are also accepted."""
+"""Short names of data sets on the hub. Full names are also accepted, such as `princeton-nlp/SWE-bench`."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _FETCH_ROWS = Path(__file__).with_name("fetch_rows.py")
@@ -195,12 +195,12 @@ class Dataset:
 
     @property
     def source(self) -> str:
-        """Name of the data set in messages."""
+        """Name of the data set in messages: the path of its file, or `owner/name:split`."""
         return str(self.file) if self.file is not None else f"{self.hub_name}:{self.split}"
 
 
 def find_dataset(dataset: str, split: str) -> Dataset:
-    """Returns the data set that `env.dataset` and `env.split` name, without reading it.
+    """Returns the data set for the options `env.dataset` and `env.split`, without reading it.
 
     Raises:
         ConfigError: A name is invalid, or the data set is multimodal.
@@ -221,8 +221,9 @@ def find_dataset(dataset: str, split: str) -> Dataset:
 def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> list[SweBenchRow]:
     """Reads and validates all rows. Blocking.
 
-    The library `datasets` loads data sets on the hub (from its cache if possible), and files that are not JSON Lines.
-    The library runs in the process `child`, which the caller can stop, for at most `timeout_sec`.
+    A JSON Lines file is read directly. The library `datasets` loads other files, and data sets on the hub (from its
+    cache if possible). The library runs in the child process `child`, which the caller can stop, for at most
+    `timeout_sec`.
 
     Raises:
         TaskError: A row or the file is invalid.

@@ -1,7 +1,7 @@
-"""`SweBenchTask`, a task made from a row of SWE-bench. Its `SweBenchStage` grades the agent's changes.
+"""`SweBenchTask`, a task made from a row of SWE-bench, and `SweBenchStage`, which grades the agent's changes.
 
-The agent's changes are copied out of its container as a patch. They are graded in a fresh container with the same
-image, as in the official harness. Other changes in the agent's container have no effect on the tests.
+The agent's changes to the repository are copied out of its container as a patch. As in the official harness, the patch
+is graded in a fresh container with the same image. Other changes in the agent's container have no effect on the tests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REWARDS = "reward.json"
 
 MAX_LOG_BYTES = 64 * 2**20
 _GRADING_SEC = 900.0
-"""Additional time limit in seconds of the verification, for applying patches and for grading."""
+"""Seconds that the verification may take in addition to the tests, for applying patches and for grading."""
 
 END_MARKER = ">>>>> End Test Output"
 EXIT_MARKER = ">>>>> Test Exit Code"
@@ -59,8 +59,8 @@ class SweBenchStage:
     """The only stage of a row's task. Implements `ares_exp.tasks.task_contract.Stage`.
 
     Attributes:
-        row: The row.
-        hints: Whether the instruction includes the comments on the issue.
+        row: Row of the data set, which describes the problem.
+        hints: Whether the instruction includes the comments on the GitHub issue.
         agent_network: Network of the agent.
         test_timeout_sec: Time limit of the tests in seconds.
         verifier_spec: Specification of the container for the tests, which has the same image as the agent's container.
@@ -83,7 +83,7 @@ class SweBenchStage:
 
     @property
     def instruction(self) -> str:
-        """The problem statement, followed by the hints if `hints` is set."""
+        """The text of the issue and, if `hints` is true, the comments on it."""
         statement = self.row.problem_statement.rstrip()
         hints = self.row.hints_text.strip() if self.hints else ""
         where = (
@@ -98,14 +98,14 @@ class SweBenchStage:
         return self.test_timeout_sec + _GRADING_SEC
 
     async def start(self, container: Container) -> None:
-        """Does nothing, because the container is ready."""
+        """Does nothing, because `SweBenchTask.set_up` has already prepared the container."""
 
     def solution_env(self) -> Mapping[str, str]:
         """Returns an empty mapping, because the solution needs no variables."""
         return {}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
-        """Uploads the row's fix to the container, with a `/solution/solve.sh` that applies it."""
+        """Uploads the row's fix and a script `/solution/solve.sh`, which applies the fix, to the container."""
         self.check_solution()
         await _upload(container, {"gold.patch": _ended(self.row.patch), SOLVE_SCRIPT: _SOLVE}, SOLUTION_DIR)
         await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}", purpose="make the solution executable")
@@ -117,7 +117,7 @@ class SweBenchStage:
             raise TaskError(f"{self.row.instance_id}: `patch` contains no fix. Use another policy.")
 
     async def collect(self, container: Container, target: Path | None) -> None:
-        """Writes the agent's changes to `model.patch` or, if no patch can be made, the reason to `no_patch.txt`."""
+        """Writes the agent's changes to `model.patch`. If no patch can be made, writes the reason to `no_patch.txt`."""
         if target is None:
             return
         patch = await agent_patch(container, self.row.base_commit)
@@ -138,21 +138,21 @@ class SweBenchStage:
         return ()
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
-        """Uploads the files that `collect` wrote to the fresh container."""
+        """Uploads `model.patch` or `no_patch.txt`, which `collect` wrote, to the verifier's fresh container."""
         for name in (MODEL_PATCH, NO_PATCH):
             if await asyncio.to_thread((artifacts / name).is_file):
                 await container.upload(artifacts / name, f"{TESTS_DIR}/{name}")
 
     async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
-        """Applies the agent's patch to a fresh repository, and runs and grades the tests.
+        """Applies the agent's patch to a fresh repository, runs the tests, and grades their output.
 
-        The row's `eval_script` restores the test files and applies the test patch. Writes `test_output.txt`,
-        `report.json` and `reward.json` to `output_dir`. If the tests run longer than `test_timeout_sec`, raises
-        `VerifierTimeoutError`, as in the official harness.
+        The tests run with the row's `eval_script`, which restores the test files and applies the test patch. Writes
+        `test_output.txt`, `report.json` and `reward.json` to `output_dir`. If the tests run longer than
+        `test_timeout_sec`, raises `VerifierTimeoutError`, as in the official harness.
         """
         row = self.row
         try:
-            # The script ends with `git checkout`, so it must print the exit code of the tests.
+            # The script ends with `git checkout`. It must therefore print the tests' exit code, which would be lost.
             marked = rf'ares_exp_exit_code=$?\n\g<0>\necho "{EXIT_MARKER}: $ares_exp_exit_code"'
             script = re.sub(rf"^.*{END_MARKER}.*$", marked, row.eval_script, count=1, flags=re.M)
             await _upload(container, {"eval.sh": script}, TESTS_DIR)
@@ -181,7 +181,7 @@ class SweBenchStage:
         return Verdict(scores["reward"], scores, report["reason"])
 
     async def _apply_patch(self, container: Container) -> str | None:
-        """Applies the agent's patch. Returns the reason if this fails; otherwise `None`."""
+        """Applies the agent's patch. Returns `None` or, if the patch cannot be applied, the reason."""
         patch, no_patch = f"{TESTS_DIR}/{MODEL_PATCH}", f"{TESTS_DIR}/{NO_PATCH}"
         missing = await container.exec(f"cat {no_patch}", user="root", timeout_sec=60, shell="bash -c")
         if missing.exit_code == 0:
@@ -209,7 +209,7 @@ class SweBenchStage:
 
 
 async def _upload(container: Container, files: Mapping[str, str], target: str) -> None:
-    """Writes text files to a directory in the container, without changing line ends."""
+    """Writes text files, given by name, to a directory in the container. Keeps their line breaks (LF or CRLF)."""
     async with working_directory("verifier") as folder:
         for name, text in files.items():
             await in_thread(partial((folder / name).write_text, text, encoding="utf-8", newline=""))
@@ -230,10 +230,10 @@ LOG_DIRS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 
 @dataclass(frozen=True, eq=False)
 class SweBenchTask:
-    """A task made from a row. Implements `ares_exp.tasks.task_contract.Task`.
+    """A task made from a row of SWE-bench. Implements `ares_exp.tasks.task_contract.Task`.
 
     Attributes:
-        row: The row.
+        row: Row of the data set, which describes the problem.
         source: Name or path of the data set.
         hints: Whether the instruction includes the comments on the issue.
         agent_network: Network of the agents.
@@ -260,7 +260,10 @@ class SweBenchTask:
 
     @cached_property
     def fresh_spec(self) -> ContainerSpec:
-        """Specification of a container with the row's image or, if the row has none, with the published image."""
+        """Specification of a new container with the row's image.
+
+        If the row names no image, the image that SWE-bench publishes for this row is used.
+        """
         published = IMAGE.format(id=self.name.lower().replace("__", "_1776_"))  # registries reject `__`
         return ContainerSpec(
             name=self.name,
@@ -283,12 +286,12 @@ class SweBenchTask:
 
     @cached_property
     def digest(self) -> str:
-        """`sha256:` and the hex digest of the row, the hints option and the image."""
+        """`sha256:` and the hex digest of the row, the option `hints` and the name of the image."""
         how = [self.hints, self.fresh_spec.docker_image, self.row.digest]
         return f"sha256:{hashlib.sha256(json.dumps(how).encode()).hexdigest()}"
 
     def describe(self) -> Mapping[str, Any]:
-        """Returns the JSON-ready identity of the task for records."""
+        """Returns the name, data set, digest, repository and commit of the task, as JSON-ready data for records."""
         return {
             "format": "swebench",
             "name": self.name,
@@ -299,7 +302,9 @@ class SweBenchTask:
         }
 
     def check_runnable(self, *, needs_solution: bool, supported: frozenset[str] | None = None) -> None:
-        """Checks the task for errors that an episode would otherwise encounter. Every agent supports SWE-bench tasks.
+        """Checks the task before a run, so that its errors do not occur later in an episode.
+
+        `supported` is ignored, because every agent supports SWE-bench tasks.
 
         Raises:
             UnsupportedTaskError: The row is from the multimodal data set, or the official harness is not installed.
@@ -321,7 +326,7 @@ class SweBenchTask:
             self.stages[0].check_solution()
 
     async def set_up(self, container: Container) -> None:
-        """Creates the log directories, and removes everything from the history that is newer than the base commit."""
+        """Creates the log directories, and prepares the git repository with `set_up_repository`."""
         await make_log_dirs(container, *LOG_DIRS)
         await set_up_repository(container, self.row.base_commit)
 

@@ -1,4 +1,4 @@
-"""Names of git repositories and of the tasks in them. All names are untrusted, and are validated before use."""
+"""Functions and types for URLs, refs and paths of git repositories of tasks, which are untrusted and are validated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_CHARACTERS = 1000
 
 
 def is_commit(ref: str | None) -> bool:
-    """Returns whether `ref` is the full hash of a commit. The files of a commit never change."""
+    """Returns whether `ref` is the full hash of a commit, and not a branch or tag, which may move."""
     return ref is not None and _COMMIT.fullmatch(ref) is not None
 
 
@@ -28,8 +28,8 @@ def check_git_url(url: str) -> str:
     """Validates the URL of a repository, and returns it unchanged.
 
     Raises:
-        ValueError: The text is not a URL with a supported protocol, or contains a password, which would be written to
-            every record of a run.
+        ValueError: The text is not a URL with a supported protocol. Or it contains a password or an HTTP user name,
+            which may be a token, and would be written to every record of a run.
     """
     scheme, separator, _ = url.partition("://")
     if url.startswith("-") or _UNPRINTABLE.search(url) or len(url) > _MAX_CHARACTERS:
@@ -91,7 +91,7 @@ def check_inner_path(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GitTask:
-    """A reference to a task in a git repository. The task may not have been fetched yet.
+    """The location of a task in a git repository. The task's files may not have been fetched yet.
 
     Attributes:
         url: URL of the repository.
@@ -105,7 +105,7 @@ class GitTask:
 
     @property
     def name(self) -> str:
-        """Base name of the folder. If the repository itself is the task, the repository's name without `.git`."""
+        """Name of the task: the base name of its folder or, if the repository is the task, the repository's name."""
         if self.path != ".":
             return posixpath.basename(self.path)
         return re.split(r"[/:]", self.url.rstrip("/"))[-1].removesuffix(".git").strip(".") or "repository"
@@ -127,7 +127,7 @@ class RepositoryReference:
 
     @classmethod
     def parse(cls, text: str) -> RepositoryReference:
-        """Parses a value of one of the `FORMS`. Raises `ValueError` for other values."""
+        """Parses `env.repo`. Raises `ValueError` if it has none of the `FORMS`, such as `org/name@ref`."""
         if not text or text.startswith((".", "/", "~", "-")):
             raise ValueError(
                 f"expected a repository ({FORMS}), got {text!r:.100}. For a local folder of tasks, use "

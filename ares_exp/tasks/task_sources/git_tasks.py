@@ -1,8 +1,9 @@
-"""Git repositories of tasks. The cache contains one clone per commit, in which the requested tasks are checked out.
+"""Git repositories of tasks, and their cache, which contains one clone per commit.
 
-A clone contains no history. If the server supports partial clones, it only contains the files that are checked out. It
-consists of the bare repository `<folder>/<key>/git`, and of the files in `<folder>/<key>/files/<repository name>`. The
-key depends on the URL and the full hash of the commit, so files never change after they are checked out.
+Only the requested tasks are checked out in a clone. A clone contains no history. If the server supports partial clones,
+a clone contains only the files that are checked out. It consists of a bare repository, `<folder>/<key>/git`, and of the
+checked-out files, `<folder>/<key>/files/<repository name>`. The key is a hash of the URL and the commit, so the files
+never change after they are checked out.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from ares_exp.tasks.task_sources.git_names import GIT_PROTOCOLS, GitTask, is_com
 from ares_exp.tasks.task_toml import TASK_TOML
 from ares_exp.tasks.task_warnings import TaskWarnings
 
-# The user's settings for all repositories apply, such as credentials, proxies and keys. Other variables of git are
-# removed, because they may select another repository (as in a hook) or change the output.
+# Variables that git commands get, so that the user's credentials, proxies and keys apply. Other variables of git are
+# removed, because they may select another repository (for example, if a git hook starts the run) or change the output.
 _PASSED_ON = ("GIT_ASKPASS", "GIT_CONFIG", "GIT_PROXY", "GIT_SSH", "GIT_SSL")
 _ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
@@ -64,9 +65,10 @@ class Git:
         work_tree: Path | None = None,
         settings: Sequence[str] = (),
     ) -> bytes:
-        """Runs a command and returns its output. `settings` have the form `name=value`. Blocking.
+        """Runs `git` with `arguments` and returns its stdout. Blocking.
 
-        Untrusted arguments must be validated, or come after `--`.
+        Each of `settings` has the form `name=value`, as for `git -c`. Untrusted arguments must be validated, or come
+        after `--`, so that git does not read them as options.
 
         Raises:
             PreflightError: Git is missing, failed (`GitError`), took too long, printed too much, or was stopped.
@@ -98,10 +100,10 @@ class Git:
 
 
 FOLDER, SUBMODULE = "040000", "160000"
-"""Modes of entries in a git tree."""
+"""Git modes of a folder and of a submodule in `Repositories.tree`."""
 
 _WITHOUT_PARTIAL_CLONES = ("huggingface.co",)
-"""Hosts whose partial clones do not work, because the host never sends the files that it omitted from a clone."""
+"""Hosts whose partial clones do not work: they never send the files that they have omitted from a clone."""
 
 
 def default_cache_dir() -> Path:
@@ -111,16 +113,20 @@ def default_cache_dir() -> Path:
 
 @dataclass
 class Fetched:
-    """The directory and commit of each fetched task. `problems` contains the errors of the other tasks, by name."""
+    """The result of a fetch: `places` contains the directory and commit of each fetched task.
+
+    `problems` contains the error message of each task that could not be fetched, by name.
+    """
 
     places: dict[GitTask, tuple[Path, str]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
 
 
 class Repositories:
-    """Fetches repositories, whose URLs must be validated. All methods block, and raise `PreflightError` if git fails.
+    """Fetches tasks from git repositories into the cache. The caller must validate the URLs.
 
-    Several processes may use the same cache. No process cleans the cache while a process that used it is running.
+    All methods block, and raise `PreflightError` if git fails. Several processes may use the same cache. The cache is
+    never cleaned while a process that used it is still running.
     """
 
     def __init__(self, git: Git, folder: Path) -> None:
@@ -130,9 +136,9 @@ class Repositories:
         self._commits: dict[tuple[str, str | None], str] = {}
 
     def commit(self, url: str, ref: str | None) -> str:
-        """Returns the full hash of the commit to which `ref` refers. Clones the commit if it is not in the cache.
+        """Returns the full hash of the commit to which `ref` refers, and clones this commit if it is not in the cache.
 
-        `ref` is a commit, a branch or a tag; `None` for the default branch.
+        `ref` is a commit, a branch or a tag. `None` means the default branch.
         """
         if (url, ref) not in self._commits:
             commit = ref if ref is not None and is_commit(ref) else self._named(url, ref)
@@ -144,7 +150,7 @@ class Repositories:
         return self._commits[url, ref]
 
     def tree(self, url: str, commit: str) -> Mapping[str, str]:
-        """Returns the git mode of every file and folder in a cloned commit, by path."""
+        """Returns the git mode (such as `040000` for a folder) of every file and folder in a cloned commit, by path."""
         listed = self._git.run("ls-tree", "-r", "-t", "-z", commit, git_dir=self._git_dir(url, commit))
         entries = (entry.partition(b"\t") for entry in listed.split(b"\0") if entry)
         return {os.fsdecode(path): about[:6].decode() for about, _, path in entries}
@@ -154,7 +160,10 @@ class Repositories:
         return self._git.run("cat-file", "blob", f"{commit}:{path}", git_dir=self._git_dir(url, commit))
 
     def fetch(self, tasks: Sequence[GitTask], report: Callable[[str], None]) -> Fetched:
-        """Checks out tasks that are not in the cache. Reports submodules, because their files are not fetched."""
+        """Checks out the tasks that are not in the cache yet.
+
+        Passes a warning to `report` for each submodule in a task, because its files are not fetched.
+        """
         found, submodules = Fetched(), TaskWarnings()
         groups: dict[tuple[str, str], list[GitTask]] = {}
         for task in tasks:
@@ -187,7 +196,7 @@ class Repositories:
         return self._clone_dir(url, commit) / "files" / name  # the name of the task, if the repository is the task
 
     def _named(self, url: str, ref: str | None) -> str:
-        """Returns the current commit of a branch or a tag, or of the default branch if `ref` is `None`."""
+        """Asks the server for the current commit of a branch or a tag. `None` means the default branch."""
         names = ["HEAD"] if ref is None else [ref, f"refs/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"]
         names += [f"refs/heads/{ref}"] if ref is not None else []
         try:
@@ -203,7 +212,10 @@ class Repositories:
         raise GitError(f"{url} has no branch or tag {ref!r}. Set a branch, a tag, or all 40 digits of a commit.")
 
     def _clone(self, url: str, ref: str, commit: str) -> str:
-        """Clones a commit without files. Returns the cloned commit, which differs from `commit` if `ref` has moved."""
+        """Clones the commit to which `ref` refers, without checking out files, and returns its hash.
+
+        The hash differs from `commit`, which was determined earlier, if the branch or tag has moved since.
+        """
         is_partial = urlsplit(url).hostname not in _WITHOUT_PARTIAL_CLONES
         options = ("--depth=1", "--no-tags", *(("--filter=blob:none",) if is_partial else ()))
         digits = ("--object-format=sha256",) if len(commit) > 40 else ()  # length of a SHA-1 hash
@@ -226,10 +238,10 @@ class Repositories:
         return commit
 
     def _check_out(self, url: str, commit: str, paths: Sequence[str], tree: Mapping[str, str]) -> None:
-        """Checks out folders of a clone, in addition to the folders that earlier calls have checked out.
+        """Checks out folders (`paths`) of a clone, in addition to the folders that earlier calls have checked out.
 
-        If a folder already contains a task.toml, no network is needed, even after an interrupted call. The reason is
-        that git downloads all files before it writes the first file.
+        If every folder already contains a task.toml, no network is needed, even if the earlier call was interrupted.
+        The reason is that git downloads all files before it writes the first file.
         """
         files, git_dir = self._files(url, commit), self._git_dir(url, commit)
         unfinished = git_dir / "unfinished"  # exists during a call, and after a call that failed or was killed
@@ -262,7 +274,7 @@ class Repositories:
 
 
 def _present(files: Path, tree: Mapping[str, str]) -> set[str]:
-    """Returns the folders of tasks that have been checked out completely or in part."""
+    """Returns the folders of tasks of which at least the task.toml has been checked out to `files`."""
     folders = (posixpath.dirname(path) or "." for path in tree if posixpath.basename(path) == TASK_TOML)
     return {folder for folder in folders if os.path.lexists(files / folder / TASK_TOML)}
 
@@ -278,13 +290,13 @@ def _unreachable(url: str, error: PreflightError, ref: str | None = None) -> Git
 
 
 def _pattern(path: str) -> str:
-    """Returns a pattern in the syntax of .gitignore that matches a folder and everything in it."""
+    """Returns a pattern for git's sparse checkout that matches the folder `path` and everything in it."""
     literally = re.sub(r"([*?[])", r"[\1]", path)
     return "/*" if path == "." else f"/{literally}/"
 
 
 def _complaint(path: str, tree: Mapping[str, str]) -> str | None:
-    """Returns the reason why a path in a commit is not a task; `None` if it is a task."""
+    """Returns the reason why the folder `path` in a commit is not a task; `None` if it is a task."""
     if posixpath.normpath(f"{path}/{TASK_TOML}") in tree:
         return None
     folders = [posixpath.dirname(one) for one in tree if posixpath.basename(one) == TASK_TOML]

@@ -1,4 +1,4 @@
-"""Lists of tasks from the options of env=harbor: a registry, one task in a git repository, or a repository of tasks."""
+"""Lists of tasks for env=harbor, from a `registry.json`, a repository of tasks, or one task in a git repository."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ares_exp.tasks.toml_table import explain
 
 DEFAULT_FOLDER = "tasks"
 HARBOR_REPOSITORY = "https://github.com/harbor-framework/harbor.git"
-"""The repository with Harbor's own registry. Harbor's code uses an older URL, which redirects to this one."""
+"""URL of the repository with Harbor's own registry. Harbor's code uses an older URL, which redirects to this URL."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,11 +43,11 @@ T = TypeVar("T")
 TaskReference = Path | GitTask
 """A task: its directory on this machine, or its location in a git repository."""
 ListTasks = Callable[[Repositories], Sequence[TaskReference]]
-"""A function that lists tasks in order, without reading them. Blocking. Raises `UserError` if the list is invalid."""
+"""A function that lists the locations of tasks, without reading the tasks. Blocking. May raise `UserError`."""
 
 
 class ListedTasks:
-    """A source with a list of tasks. It only fetches and reads the selected tasks, which must all be valid."""
+    """A source of tasks from a list. It fetches and reads only the selected tasks, and rejects invalid ones."""
 
     path = None
     loads_offline = False
@@ -57,7 +57,7 @@ class ListedTasks:
     ) -> None:
         """Creates the source, without listing or fetching tasks; see `HarborEnvironments` for the options.
 
-        Links in local tasks may point into `links_within`. If it is `None`, links may only point into the task.
+        Symbolic links in local tasks may also point into `links_within`. With `None`, they must stay in the task.
         """
         self._list = list_tasks
         self._links_within = links_within.expanduser() if links_within is not None else None
@@ -66,7 +66,11 @@ class ListedTasks:
         self.stop = self._git.stop
 
     def load(self, select: Select, report: Callable[[str], None], *, reward_key: str | None) -> list[HarborTask]:
-        """Fetches and reads the selected tasks. Blocking; see `TaskFolder.load`."""
+        """Lists the tasks, and fetches and reads the selected tasks. Blocking; see `TaskFolder.load`.
+
+        Raises:
+            UserError: A selected task is invalid, several selected tasks have the same name, or git fails.
+        """
         folder = (self._cache_dir or default_cache_dir()).expanduser()
         repositories = Repositories(self._git, folder)
         try:
@@ -116,7 +120,10 @@ def listed_tasks(
     cache_dir: Path | None,
     git_timeout_sec: float,
 ) -> ListedTasks:
-    """Creates the source for options of env=harbor (see `HarborEnvironments`), without reading any file."""
+    """Creates the source that the options of env=harbor select, without reading any file.
+
+    `HarborEnvironments` describes the options. Raises `ConfigError` if they are invalid or exclude each other.
+    """
     refuse_url("registry", registry, "download the file first, or set its repository with `env.repo=org/name[@ref]`")
     given = {"path": path, "registry": registry, "dataset": dataset, "git_url": git_url, "repo": repo}
     used = ", ".join(f"`env.{name}`" for name, value in given.items() if value is not None)
@@ -187,7 +194,10 @@ def _of_registry(file: Path, dataset: DatasetName, repositories: Repositories) -
 def data_set_of_repository(
     repository: RepositoryReference, dataset: DatasetName, file: str, repositories: Repositories
 ) -> Sequence[TaskReference]:
-    """Lists the tasks of a data set in a repository's registry. Tasks without a URL are in the same repository."""
+    """Lists the tasks of a data set in the registry `file` of a repository.
+
+    Tasks for which the registry sets no URL are in the same repository.
+    """
     url = repository.url
     commit = repositories.commit(url, repository.ref)
     where = f"{file} of {url} at {commit}"
@@ -238,7 +248,10 @@ def _of_folder(repository: RepositoryReference, folder: str, repositories: Repos
 def _references(
     dataset: Dataset, where: str, *, url: str | None = None, commit: str | None = None
 ) -> list[TaskReference]:
-    """Returns the tasks of a data set. Tasks without a URL are in the repository `url`, or local if `url` is `None`."""
+    """Returns the locations of the tasks of a data set.
+
+    A task without a URL is in the repository `url`. If `url` is `None`, it is a folder on this machine.
+    """
     log.info("%s: data set %s@%s, %d tasks", where, dataset.name, dataset.version, len(dataset.tasks))
     if not dataset.tasks:
         raise ConfigError(f"{where}: expected data set {dataset.name}@{dataset.version} to have tasks, found none.")
@@ -267,7 +280,7 @@ SHOWN_DATASETS = 30
 
 @dataclass(frozen=True, slots=True)
 class DatasetName:
-    """The name of a data set, as users write it. If the version is omitted, `newest` selects one."""
+    """A parsed `env.dataset`: the name and version of a data set. If the version is `None`, `newest` selects one."""
 
     name: str
     version: str | None = None
@@ -278,7 +291,7 @@ class DatasetName:
 
     @classmethod
     def parse(cls, text: str) -> DatasetName:
-        """Parses `name[@version]`. Raises `ValueError` for invalid names and for names of packages (with a slash)."""
+        """Parses `name[@version]`. Raises `ValueError` for invalid names, and for Harbor's packages (`org/name`)."""
         name, at, version = text.partition("@")
         if "/" in name:
             raise ValueError(
@@ -292,13 +305,13 @@ class DatasetName:
 
 
 class _Row(BaseModel):
-    """Base class of the objects in the file. Unknown keys are ignored."""
+    """Base class of the objects in a `registry.json`. Unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class RegisteredTask(_Row):
-    """An entry of `tasks`. A task without `git_url` is local or in the repository of the registry."""
+    """An entry of `tasks` in a data set. A task without `git_url` is local or in the repository of the registry."""
 
     name: str
     path: str
@@ -307,14 +320,14 @@ class RegisteredTask(_Row):
 
 
 class RegisteredMetric(_Row):
-    """An entry of `metrics`, which describes how Harbor aggregates results. It is validated, but not used."""
+    """An entry of `metrics` in a data set, by which Harbor aggregates results. It is validated, but not used."""
 
     type: Literal["sum", "min", "max", "mean", "uv-script"]
     kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
 class Dataset(_Row):
-    """One version of a data set."""
+    """One version of a data set in a registry."""
 
     name: str
     version: str
@@ -337,7 +350,7 @@ def read_registry(path: Path) -> list[Dataset]:
 
 
 def parse_registry(data: bytes, *, where: str) -> list[Dataset]:
-    """Parses the content of a registry file. Raises a `ConfigError` that names the file (`where`) and every error."""
+    """Parses the content of the registry file `where`. Raises a `ConfigError` that names every error in the file."""
     try:
         rows = json.loads(data)
         return _REGISTRY.validate_python(rows)
@@ -367,7 +380,11 @@ def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> D
 
 
 def newest(versions: Sequence[str]) -> str:
-    """Returns `head` if it exists, otherwise the highest Python version, otherwise the alphabetically last name."""
+    """Returns the version to use if the user sets none.
+
+    This is `head` if it exists, otherwise the highest version number such as `2.1`, otherwise the alphabetically last
+    name.
+    """
     if "head" in versions:
         return "head"
     numbered = []

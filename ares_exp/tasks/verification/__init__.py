@@ -1,1 +1,1 @@
-"""Verification of tasks: commands before and after the agent, the verifier, rewards and artifacts."""
+"""Verification of tasks: set-up before the agent, the tests and rewards after it, and the artifacts to keep."""

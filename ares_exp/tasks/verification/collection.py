@@ -1,4 +1,7 @@
-"""The end of a stage: running collect hooks, and copying artifacts to the host and to the verifier's container."""
+"""The end of a stage: functions that run collect hooks, and copy artifacts to the host and the verifier's container.
+
+An artifact is a file or directory to keep. A collect hook is a command of the task that prepares artifacts.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,14 @@ from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
 from ares_exp.tasks.verification.step_setup import whole_seconds
 
 MAX_HOOK_SEC = 1800.0
-"""Maximum and default time limit of a hook in seconds."""
+"""Maximum time limit of a hook in seconds. Also the limit of a hook whose own limit is infinite or below 1 second."""
 _SHOWN_OUTPUT_CHARS = 500
 
 _logger = logging.getLogger(__name__)
 
 
 def hook_limit_sec(hook: CollectHook) -> float:
-    """Returns the time limit of a hook in seconds."""
+    """Returns the effective time limit of a hook in whole seconds, at most `MAX_HOOK_SEC`."""
     return min(whole_seconds(hook.timeout_sec) or MAX_HOOK_SEC, MAX_HOOK_SEC)
 
 
@@ -64,7 +67,7 @@ async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
 
 
 def service_of(container: Container, name: str) -> Container | ServiceContainer:
-    """Returns the service `name` of a container. The service `main` is the container itself."""
+    """Returns a service of a container with a compose file, by its name. The service `main` is the container itself."""
     if name == MAIN_SERVICE:
         return container
     if not isinstance(container, ComposedContainer):
@@ -86,13 +89,13 @@ async def collect(
     secrets: Sequence[str],
     stops_main: bool,
 ) -> None:
-    """Runs hooks and copies artifacts, first in the agent's container, then in the other services.
+    """Runs the collect hooks and copies the artifacts, first of the agent's container, then of the other services.
 
     Args:
         container: The agent's container. If the task has several services, this is the service `main`.
         target: Directory on the host for the artifacts and their manifest; `None` only runs the hooks.
         hooks: Hooks in the order in which they run.
-        artifacts: Artifacts. If several have the same path on the host, the first is copied.
+        artifacts: Artifacts to copy. If several have the same path on the host, only the first is copied.
         secrets: Values to mask in the saved files.
         stops_main: Whether the agent's container is stopped before the other services are processed, so that the agent
             cannot influence their hooks and artifacts.
@@ -128,7 +131,10 @@ async def _stop_main(container: Container) -> None:
 
 
 def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
-    """Removes files of an earlier episode from the artifacts' paths, so that they do not reach a verifier."""
+    """Removes files of an earlier episode from the artifacts' paths on the host.
+
+    Otherwise, a missing artifact could be replaced by an old file, which the verifier would then get.
+    """
     (target / MANIFEST).unlink(missing_ok=True)
     for artifact in artifacts:
         place = target.joinpath(place_of(artifact))
@@ -137,7 +143,7 @@ def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
 
 
 class ArtifactCollection:
-    """Collects the artifacts of one stage in `target`. `entries` contains the manifest entries so far."""
+    """Copies the artifacts of one stage to `target` on the host. `entries` contains their manifest entries."""
 
     def __init__(self, container: Container, target: Path) -> None:
         self.entries: list[ManifestEntry] = []
@@ -146,7 +152,10 @@ class ArtifactCollection:
         self._places = Places()
 
     async def add(self, artifacts: Iterable[Artifact]) -> None:
-        """Copies each artifact to its path on the host, unless an earlier artifact already uses this path."""
+        """Copies each artifact to its path on the host, and appends its status to `entries`.
+
+        An artifact is skipped if an earlier artifact already uses its path on the host.
+        """
         for artifact in artifacts:
             kind, status = await self._collect(artifact)
             self.entries.append(ManifestEntry.of(artifact, str(place_of(artifact)), kind, status))
@@ -191,7 +200,7 @@ def _guess(artifact: Artifact) -> ArtifactKind:
 async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tuple[ArtifactKind, bool, bool]:
     """Returns the kind of an artifact, whether it is an empty directory, and whether it exists.
 
-    If the artifact of another service cannot be checked, returns the expected kind, false and true.
+    If this check fails in a service other than `main`, returns a kind that is guessed from the path, false and true.
     """
     path = shlex.quote(artifact.source)
     try:
@@ -207,7 +216,10 @@ async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tu
 
 
 def _make_way(place: Path, folder: Path) -> None:
-    """Creates the parent directory of `place`. Raises `TransferError` if links lead from `place` out of `folder`."""
+    """Creates the parent directory of `place`. Raises `TransferError` if links lead from `place` out of `folder`.
+
+    `place` is an artifact's path on the host, and `folder` is the directory of all artifacts.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if not place.resolve().is_relative_to(folder.resolve()):
         raise TransferError(f"Expected {place} to be inside {folder}, but a link points outside of it.")
@@ -216,7 +228,7 @@ def _make_way(place: Path, folder: Path) -> None:
 
 
 async def _download_without(service: Container | ServiceContainer, artifact: Artifact, target: Path) -> None:
-    """Downloads a directory without files that match the artifact's `exclude` patterns (for `tar --exclude`)."""
+    """Downloads a directory, except for files that match its `exclude` patterns, which `tar --exclude` gets."""
     patterns = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in artifact.exclude)
     pack = f'tar -cf "$f" {patterns} -C {shlex.quote(artifact.source)} . || [ $? -eq 1 ]'  # 1: a file changed meanwhile
     packed = await service.exec(
@@ -249,9 +261,10 @@ async def deliver_artifacts(container: Container, folder: Path) -> None:
 
 
 async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> None:
-    """Uploads an artifact. Empties the target directory and makes it writable, or makes the parent of a file writable.
+    """Uploads one artifact, from `path` on the host, to its original path in the verifier's container.
 
-    If the target path is a directory but the artifact is a file, or the reverse, the target path is removed first.
+    For a directory, the directory in the container is emptied and made writable. For a file, its parent directory is
+    made writable. If a directory is in the place of a file, or the reverse, it is removed first.
     """
     source, parent = shlex.quote(entry.source), shlex.quote(posixpath.dirname(entry.source) or ".")
     if entry.type == "directory":

@@ -1,4 +1,4 @@
-"""`LinkBounds`, which restricts the targets of a task's symbolic links, and reads files within these bounds."""
+"""`LinkBounds`, which prevents symbolic links in a task from pointing to other files of this machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # non-
 
 @dataclass(frozen=True, slots=True)
 class LinkBounds:
-    """The folders to which symbolic links in a task may point. Paths are compared after all links are resolved.
+    """The folders to which symbolic links in a task may point.
+
+    A real path is a path in which all symbolic links are resolved. Only real paths are compared with the folders.
 
     Attributes:
         root: Real path of the task directory.
-        shared: Real path of the folder of tasks that the user set; `None` only allows the task directory.
+        shared: Real path of the folder of tasks that the user set. With `None`, links may only point into `root`.
     """
 
     root: Path
@@ -27,11 +29,14 @@ class LinkBounds:
 
     @classmethod
     def of(cls, task: Path, shared: Path | None = None) -> LinkBounds:
-        """Creates bounds from two paths. Links in these paths are trusted, because the user chose the paths."""
+        """Creates the bounds of the task directory `task` and the folder of tasks `shared`.
+
+        Symbolic links in these two paths themselves are followed, because the user chose the paths.
+        """
         return cls(task.resolve(), shared.resolve() if shared is not None else None)
 
     def real(self, path: Path) -> Path:
-        """Returns the real path of `path`, even if it does not exist.
+        """Returns the real path of `path`, which need not exist.
 
         Raises:
             TaskError: The real path is outside of the bounds.
@@ -39,7 +44,7 @@ class LinkBounds:
         return self._split(path)[1]
 
     def contain(self, path: Path) -> bool:
-        """Returns whether the real path of `path` is inside the bounds."""
+        """Returns whether the real path of `path` is inside one of the folders."""
         try:
             self.real(path)
         except TaskError:
@@ -47,7 +52,9 @@ class LinkBounds:
         return True
 
     def read_text(self, path: Path) -> str:
-        """Reads a file. A link that another process creates during the call is not followed.
+        """Reads a text file inside the bounds.
+
+        If another process replaces a part of the path with a link during the call, the link is not followed.
 
         Raises:
             TaskError: The real path of `path` is outside of the bounds.

@@ -1,4 +1,4 @@
-"""The paths of artifacts on the host, and the manifest, which contains their status."""
+"""The paths of artifacts on the host, and `manifest.json`, which contains the status of each artifact."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ ArtifactStatus = Literal["ok", "failed", "empty", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """The status of one artifact.
+    """The entry of one artifact in `manifest.json`.
 
     Attributes:
         source: Path in the container.
-        destination: Path on the host: `artifacts/…`.
-        type: Kind of the artifact; the expected kind if the artifact is missing.
-        status: `skipped` if another artifact has the same path on the host; `empty` for an empty `/logs/artifacts`.
-        service: Service that the task sets; `None` for the agent's container.
+        destination: Path on the host, relative to the directory of the stage: `artifacts/…`.
+        type: Kind of the artifact. If the artifact is missing, the kind is guessed from its path.
+        status: `ok`; `failed` if it was not collected, for example because it is missing; `skipped` if another artifact
+            already uses its path on the host; `empty` for an empty `/logs/artifacts`.
+        service: Name of the service, if the task sets it; otherwise `None`, which means the agent's container.
         exclude: Patterns of the files that were left out of a directory.
     """
 
@@ -40,7 +41,7 @@ class ManifestEntry:
 
     @classmethod
     def of(cls, artifact: Artifact, place: str, kind: ArtifactKind, status: ArtifactStatus) -> ManifestEntry:
-        """Creates the entry of an artifact. `place` is its path in the directory of artifacts."""
+        """Creates the entry of an artifact. `place` is its path relative to `artifacts/`."""
         return cls(
             source=artifact.source,
             destination=f"artifacts/{place}" if place != "." else "artifacts",
@@ -52,25 +53,25 @@ class ManifestEntry:
 
 
 def write_manifest(folder: Path, entries: Sequence[ManifestEntry]) -> None:
-    """Writes the manifest of the artifacts in `folder`. Blocking."""
+    """Writes `manifest.json` for the artifacts in `folder`. Blocking."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps([asdict(entry) for entry in entries], indent=2)
     (folder / MANIFEST).write_text(f"{text}\n", encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> list[ManifestEntry]:
-    """Reads the manifest of the artifacts in `folder`; empty if the manifest does not exist. Blocking."""
+    """Reads the entries of `manifest.json` in `folder`; empty if the file does not exist. Blocking."""
     if not (folder / MANIFEST).exists():
         return []
     return pydantic.TypeAdapter(list[ManifestEntry]).validate_json((folder / MANIFEST).read_bytes())
 
 
 ARTIFACTS_DIR = "/logs/artifacts"
-"""Directory in the container, which is an artifact of every task."""
+"""Directory in the container that is collected for every task, even if the task does not list it."""
 
 
 def with_conventional(artifacts: Iterable[Artifact]) -> list[Artifact]:
-    """Returns the artifacts with `/logs/artifacts` as the first artifact, unless they already contain it."""
+    """Returns the artifacts of a task, preceded by `/logs/artifacts` unless they already contain it."""
     named = list(artifacts)
     return named if any(map(is_conventional, named)) else [Artifact(source=ARTIFACTS_DIR), *named]
 
@@ -81,22 +82,25 @@ def is_conventional(artifact: Artifact) -> bool:
 
 
 def place_of(artifact: Artifact) -> PurePosixPath:
-    """Returns the path of an artifact in the directory of artifacts: its `destination`, or by default its `source`."""
+    """Returns the path of an artifact relative to `artifacts/` on the host.
+
+    This is its `destination` or, by default, its `source` without the leading slash.
+    """
     path = PurePosixPath(artifact.destination or artifact.source)
     return path.relative_to(path.anchor) if path.is_absolute() else path
 
 
 class Places:
-    """The paths on the host that artifacts use. Each path belongs to the first artifact that reserved it."""
+    """The paths on the host that are already used, so that no artifact overwrites another artifact or the manifest."""
 
     def __init__(self) -> None:
         self._taken: list[tuple[PurePosixPath, Artifact | None]] = [(PurePosixPath(MANIFEST), None)]
 
     def take(self, artifact: Artifact) -> Artifact | str | None:
-        """Reserves the path of an artifact on the host, and returns `None`.
+        """Reserves the path of an artifact on the host, and returns `None` if the path is free.
 
-        If the path overlaps with a reserved path, reserves nothing. Returns the artifact that uses the reserved path,
-        or the name of the manifest.
+        If another artifact has reserved this path, a path inside it or a directory above it, reserves nothing and
+        returns that artifact. If the path conflicts with the manifest, returns `manifest.json`.
         """
         place, source = place_of(artifact), PurePosixPath(artifact.source)
         for taken, by in self._taken:
@@ -108,7 +112,10 @@ class Places:
 
 
 def covers(first: Artifact, second: Artifact) -> bool:
-    """Returns whether a copy of `first` also contains `second`, at the path of `second` on the host."""
+    """Returns whether a copy of `first` already contains `second` at the right path, so that `second` can be skipped.
+
+    For example, a copy of the directory `/out` contains `/out/log.txt`.
+    """
     source, within = PurePosixPath(first.source), PurePosixPath(second.source)
     if first.service != second.service or not within.is_relative_to(source):
         return False

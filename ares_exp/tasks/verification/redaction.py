@@ -16,7 +16,10 @@ _CHUNK_BYTES = 1024 * 1024
 
 @asynccontextmanager
 async def redacted(folder: Path, secrets: Sequence[str]) -> AsyncIterator[None]:
-    """Masks `secrets` in files that the block has copied into `folder`, even if the block fails or is cancelled."""
+    """Masks `secrets` in `folder` after the `async with` block, which copies files into this folder.
+
+    The files are masked even if the block fails or is cancelled.
+    """
     try:
         yield
     except BaseException:
@@ -26,9 +29,10 @@ async def redacted(folder: Path, secrets: Sequence[str]) -> AsyncIterator[None]:
 
 
 def redact(folder: Path, secrets: Sequence[str]) -> None:
-    """Masks `secrets` and the API keys of episodes in all files in `folder` and its subdirectories. Blocking.
+    """Masks `secrets` and API keys in all files in `folder` and its subdirectories. Blocking.
 
-    A file that contains secrets but is larger than `MAX_REDACTED_BYTES` is deleted.
+    The API keys are the keys that this package generates for the requests of an episode's agent. A file that contains a
+    secret or a key but is larger than `MAX_REDACTED_BYTES` is deleted.
     """
     words = [secret.encode(errors="surrogateescape") for secret in secrets]
     for path in folder.rglob("*"):

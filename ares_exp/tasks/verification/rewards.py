@@ -1,4 +1,7 @@
-"""Functions that parse the reward files of a verifier, which are untrusted, and choose the reward."""
+"""Functions that parse `reward.json` or `reward.txt`, which the tests of a task write, and choose the reward.
+
+These files are untrusted, because an agent may have influenced them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def _read_bounded(path: Path) -> bytes:
 
 
 def parse_reward_txt(data: bytes) -> dict[str, float]:
-    """Parses a `reward.txt`. Returns its number with the key `reward`. Raises the errors of `read_verdict`."""
+    """Parses a `reward.txt`, and returns its number as `{"reward": number}`. Raises the errors of `read_verdict`."""
     _refuse_empty(data, REWARD_TXT)
     try:
         number = float(data.decode("utf-8").strip())
@@ -57,7 +60,7 @@ def parse_reward_txt(data: bytes) -> dict[str, float]:
 
 
 def parse_reward_json(data: bytes) -> dict[str, float]:
-    """Parses the numbers in a `reward.json`, by key. Integers stay integers. Booleans become 0.0 or 1.0."""
+    """Parses a `reward.json`, and returns its numbers by key. Booleans become 0.0 or 1.0. Raises as `read_verdict`."""
     _refuse_empty(data, REWARD_JSON)
     try:
         content = json.loads(data.decode("utf-8"))
@@ -77,10 +80,11 @@ def _is_scored(key: str, value: object) -> bool:
 
 
 def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -> float:
-    """Returns the number with the key `reward_key`; if this is `None`, the number `reward` or the only number.
+    """Returns the number with the key `reward_key`. Without a `reward_key`, returns `reward` or the only number.
 
     Raises:
-        VerifierOutputParseError: The key is missing, or no key is set and the choice is ambiguous.
+        VerifierOutputParseError: The key `reward_key` is missing. Or `reward_key` is `None`, and there are several
+            numbers without the key `reward`, or no numbers.
     """
     listing = ", ".join(sorted(rewards)[:20])
     if not rewards:
@@ -96,13 +100,13 @@ def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -
 
 
 def reaches(verdict: Verdict, least: float | Mapping[str, float]) -> bool:
-    """Returns whether a verdict reaches `least`, which is a minimum for `reward` or a mapping of minimums by key."""
+    """Returns whether the rewards of a verdict reach `least`: a minimum for `reward`, or minimums by key."""
     wanted = least if isinstance(least, Mapping) else {"reward": least}
     return all(verdict.rewards.get(key, -math.inf) >= number for key, number in wanted.items())
 
 
 def overall_verdict(verdicts: Sequence[Verdict], *, reward_key: str | None = None) -> Verdict:
-    """Computes the mean reward over the steps of a task, for each key. A missing key counts as 0."""
+    """Computes the mean of each reward over the steps of a task. A reward that is missing in a step counts as 0."""
     keys = dict.fromkeys(key for verdict in verdicts for key in verdict.rewards)
     try:
         means = {key: sum(verdict.rewards.get(key, 0) for verdict in verdicts) / len(verdicts) for key in keys}

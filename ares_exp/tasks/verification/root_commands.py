@@ -1,4 +1,7 @@
-"""Commands that are run as root in the container of a task. They must succeed."""
+"""Functions that run commands as root in the container of a task, and raise an error if a command fails.
+
+They prepare directories in which an agent may have left files, links or processes to disturb the tests.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from ares_exp.errors import ContainerError, EpisodeError, VerifierError
 PLAIN_SHELL: Shell = "sh -c"
 """A shell that does not read profile files, because an agent may have changed these files."""
 CLEAR_TIMEOUT_SEC = 600.0
-"""Time limit in seconds for emptying directories, in which an agent may have left millions of files."""
+"""Time limit in seconds for emptying directories. It is long, because an agent may have left millions of files."""
 _CLEAR = """\
 is_empty() { [ -d $1 ] && [ ! -L $1 ] && [ "$(ls -A $1 | wc -c)" -eq 0 ]; }
 gone() { [ ! -e $1 ] && [ ! -L $1 ]; }
 clear() { rm -rf $1 2>/dev/null; gone $1 || is_empty $1 || mv $1 $1.left-$$; }
 """
-"""Shell functions. `clear` removes a path; it only empties a mounted directory, and renames a very deep directory."""
+"""Shell functions. `clear` removes a path. If that is impossible, it empties a mount point, or renames the path."""
 _RESERVE = """\
 umask 022
 close() { [ -O $1 ] || chown 0:0 $1; }
@@ -32,9 +35,8 @@ clear $folder || exit 1
 if ! mkdir -p $folder 2>/dev/null; then clear $above; mkdir -p $folder; fi &&
 chmod a+rx / $above && chmod 755 $folder
 """
-"""Makes root the owner of the parent directory, so that other users cannot replace its entries.
-
-A file in the parent directory records the previous owner and mode."""
+"""Script of `reserve_log_dir`. It makes root the owner of the parent directory, so that other users cannot replace its
+entries. The file `.owner` in the parent directory records the previous owner and mode."""
 _RELEASE = """\
 owned=$above/.owner
 [ -f $owned ] && [ ! -L $owned ] || exit 0
@@ -65,9 +67,8 @@ while [ $left = yes ]; do
 done 2>/dev/null
 exit 0
 """
-"""Kills all processes except for process 1, the processes that run this script, and their children.
-
-The loop does not start any processes."""
+"""Script of `stop_processes`. It kills all processes except process 1, the processes that run this script, and their
+children. The loop itself starts no processes."""
 
 
 async def as_root(
@@ -79,10 +80,10 @@ async def as_root(
     timeout_sec: float = 60.0,
     failure: type[EpisodeError] = ContainerError,
 ) -> str:
-    """Runs a shell command as root, and returns its output. The command must succeed.
+    """Runs a shell command as root, and returns its output.
 
-    If the command fails, raises `failure` with the message "Could not PURPOSE as root". `cwd` is the working
-    directory; `None` for the working directory of the container.
+    If the command fails, raises `failure` with a message such as "Could not make /logs as root", where `purpose` is
+    "make /logs". If `cwd` is `None`, the command runs in the working directory of the container.
     """
     result = await container.exec(command, cwd=cwd, user="root", timeout_sec=timeout_sec, shell=PLAIN_SHELL)
     if result.exit_code != 0:
@@ -92,7 +93,7 @@ async def as_root(
 
 
 def fork_hint(output: str) -> str:
-    """Returns a hint if a shell's output reports that a process could not be started; otherwise an empty string."""
+    """Returns a hint about the process limit if a shell reports that it could not start a process; otherwise ""."""
     if not re.search(r"\bfork\b", output):
         return ""
     return (
@@ -102,7 +103,9 @@ def fork_hint(output: str) -> str:
 
 
 async def stop_processes(container: Container) -> None:
-    """Kills every process in a container. Shells of this package are also killed, but are opened again if needed.
+    """Kills the processes that an agent has left in a container.
+
+    Shells that this package keeps open there are also killed. They are opened again when they are needed.
 
     Raises:
         VerifierError: Some processes are still running, or the container uses the process namespace of this machine.
@@ -119,9 +122,10 @@ async def stop_processes(container: Container) -> None:
 
 
 async def make_log_dirs(container: Container, *folders: str) -> None:
-    """Creates world-writable directories. Existing directories are emptied, even if other users own them.
+    """Creates empty directories to which every user can write.
 
-    Files at these paths are replaced. If necessary, a file at the path of a parent directory is also replaced.
+    Existing directories are emptied, even if other users own them. Files at the paths of the directories are replaced
+    and, if necessary, also a file at the path of a parent directory.
     """
     above = " ".join(dict.fromkeys(map(posixpath.dirname, folders)))
     listing = " ".join(folders)
@@ -153,12 +157,12 @@ async def reserve_log_dir(container: Container, folder: str, user: User | None) 
 
 
 async def release_log_dir(container: Container, folder: str) -> None:
-    """Restores the owner and mode that the parent of `folder` had before `reserve_log_dir`."""
+    """Gives the parent directory of `folder` the owner and mode that it had before `reserve_log_dir`."""
     await as_root(container, f"above={posixpath.dirname(folder)}\n{_RELEASE}", purpose=f"release {folder}")
 
 
 async def empty(container: Container, folder: str) -> bool:
-    """Replaces a directory in the container, or a file at its path, with an empty directory.
+    """Empties the directory `folder` in the container. A file at this path is replaced with an empty directory.
 
     If the path does not exist, nothing is created. Returns whether something was removed.
     """

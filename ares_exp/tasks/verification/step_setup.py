@@ -16,13 +16,13 @@ from ares_exp.tasks.task_files import UploadFilter, require_uploaded, uploadable
 from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
 
 MAX_HEALTH_CHECK_SEC = 3600.0
-"""Time limit in seconds for all tries of a health check, because the format has no such limit."""
+"""Time limit in seconds for all tries of a health check together, because a task cannot set such a limit."""
 
 _logger = logging.getLogger(__name__)
 
 
 def longest_sec(check: HealthCheck | None) -> float:
-    """Returns the maximum duration of a health check in seconds; 0 if there is no check."""
+    """Returns the maximum duration of all tries of a health check in seconds; 0 if there is no check."""
     if check is None:
         return 0.0
     once = whole_seconds(check.timeout_sec)
@@ -33,10 +33,13 @@ def longest_sec(check: HealthCheck | None) -> float:
 
 
 async def await_health(check: HealthCheck, container: Container, *, user: User | None = None) -> None:
-    """Repeats a health check until it succeeds. Failures in the start period of the check are not counted.
+    """Repeats a health check until it succeeds or has failed too often.
+
+    Failures within the check's `start_period_sec` are not counted.
 
     Raises:
-        HealthcheckError: The check failed too often, one command took too long, or all tries together took too long.
+        HealthcheckError: The check failed `retries` times, one try exceeded the check's `timeout_sec`, or all tries
+            together exceeded `MAX_HEALTH_CHECK_SEC`.
         ContainerError: The container failed.
     """
     try:
@@ -71,13 +74,13 @@ async def _run(check: HealthCheck, container: Container, user: User | None) -> N
 
 
 def whole_seconds(limit: float) -> float | None:
-    """Rounds a time limit down to whole seconds, as Harbor does. Less than 1 and infinity mean no limit (`None`)."""
+    """Rounds a time limit down to whole seconds, as Harbor does. Less than 1 s and infinity mean no limit (`None`)."""
     return float(int(limit)) if 1 <= limit < float("inf") else None
 
 
 SETUP_SCRIPT = "setup.sh"
 SETUP_TIMEOUT_SEC = 3600.0
-"""Time limit of the set-up script of a step in seconds, because the format has no such limit."""
+"""Time limit of the set-up script of a step in seconds, because a task cannot set such a limit."""
 _SHOWN_OUTPUT_CHARS = 2000
 
 
@@ -125,7 +128,9 @@ SOLVE_SCRIPT = "solve.sh"
 
 
 def find_solution(root: Path, folder: Path) -> Path:
-    """Returns the solution's directory in the step's directory `folder`, or otherwise in the task directory `root`.
+    """Returns the directory of the solution: `folder/solution` if it exists, otherwise `root/solution`.
+
+    `folder` is the directory of the step, and `root` is the directory of the task.
 
     Raises:
         TaskError: The solution is missing, or its script is excluded from the upload.
@@ -139,7 +144,7 @@ def find_solution(root: Path, folder: Path) -> Path:
 
 
 async def upload_solution(container: Container, root: Path, folder: Path) -> None:
-    """Uploads the solution (see `find_solution`) to the container, where `/solution/solve.sh` runs it."""
+    """Uploads the solution (see `find_solution`) to `/solution` in the container, and makes its script executable."""
     async with uploadable(root, find_solution(root, folder)) as solution:
         await container.upload(solution, SOLUTION_DIR)
     await as_root(container, f"chmod +x {SOLUTION_DIR}/{SOLVE_SCRIPT}", purpose="make the solution executable")

@@ -13,14 +13,16 @@ from ares_exp.tasks.task_contract import Stage, Task
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """The time limits of a run. The effective limit of a task is `min(override or task's limit, maximum) * multiplier`.
+    """The settings of a run that change the time limits of its tasks.
+
+    The effective limit of a phase is `min(override or task's limit, maximum) * multiplier`.
 
     Attributes:
         timeout_multiplier: Multiplier of every limit that has no separate multiplier.
         agent_timeout_sec: Override of the task's agent limit; ignored if `None` or 0.
         agent_timeout_max_sec: Maximum of the agent limit before it is multiplied; ignored if `None` or 0.
         agent_timeout_multiplier: Multiplier of the agent limit, instead of `timeout_multiplier`.
-        verifier_timeout_sec, verifier_timeout_max_sec, verifier_timeout_multiplier: The same values for the verifier.
+        verifier_timeout_sec, verifier_timeout_max_sec, verifier_timeout_multiplier: The same settings for the verifier.
         environment_build_timeout_multiplier: Multiplier of the limit for building and starting the container.
 
     Raises:
@@ -43,7 +45,7 @@ class TimeLimits:
     def agent(self, stage: Stage | None) -> float | None:
         """Computes the time limit of the agent phase in seconds; `None` for no limit.
 
-        `stage` is `None` for an episode of an environment without stages.
+        If `stage` is `None`, because the environment has no stages, only the settings of the run count.
         """
         own = stage.agent_timeout_sec if stage is not None else None
         return self._limit(self.agent_timeout_sec or own, self.agent_timeout_max_sec, self.agent_timeout_multiplier)
@@ -57,12 +59,15 @@ class TimeLimits:
         )
 
     def start(self, task: Task) -> float:
-        """Computes the time limit for building, creating and starting the container, in seconds; may be `inf`."""
+        """Computes the time limit for building and starting the agent's container, in seconds; `inf` for no limit."""
         limit = self._limit(task.container_spec.start_timeout_sec, None, self.environment_build_timeout_multiplier)
         return math.inf if limit is None else limit
 
     def container_spec(self, task: Task) -> ContainerSpec:
-        """Returns the specification of the agent's container, with the limits on its start and its lifetime."""
+        """Returns the specification of the agent's container, with limits on its start and on its lifetime.
+
+        The lifetime is the sum of the limits of all phases in which the container is needed.
+        """
         start = self.start(task)
         phases: list[float | None] = [start, task.set_up_timeout_sec]
         for stage in task.stages:
@@ -72,7 +77,10 @@ class TimeLimits:
         return replace(task.container_spec, start_timeout_sec=start, lifetime_sec=_sum(phases))
 
     def verifier_spec(self, task: Task, stage: Stage) -> ContainerSpec | None:
-        """Returns the specification of the verifier's separate container, with limits, or `None`."""
+        """Returns the specification of the verifier's separate container, with limits on its start and lifetime.
+
+        Returns `None` if the verifier runs in the agent's container.
+        """
         if (spec := stage.verifier_spec) is None:
             return None
         start = self.start(task)

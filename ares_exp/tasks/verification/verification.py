@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 async def run_tests(container: Container, upload: Upload, *, env: Mapping[str, str], user: User | None) -> ExecResult:
-    """Uploads the tests and runs `test.sh`. The exit code does not affect the reward; only the reward file counts."""
+    """Uploads the tests and runs `test.sh`, which must write a reward file. Its exit code does not matter."""
     # A command of the agent may have left a reward file, or a directory at its path.
     await as_root(
         container, f"rm -rf {' '.join(map(_in_container, _OURS))}", purpose="remove old rewards", failure=VerifierError
@@ -59,7 +59,9 @@ def _in_container(name: str) -> str:
 async def fetch_verdict(
     container: Container, folder: Path, *, reward_key: str | None, secrets: Sequence[str], run: ExecResult
 ) -> Verdict:
-    """Downloads the verifier's output into `folder`, masks `secrets` in it, and reads the reward.
+    """Downloads `/logs/verifier` from the container into `folder`, masks `secrets` there, and reads the reward.
+
+    `run` is the result of `test.sh`, for error messages.
 
     Raises:
         DownloadVerifierDirError: The output could not be copied from the container.
@@ -83,7 +85,10 @@ async def fetch_verdict(
 
 
 async def _download_reward(container: Container, folder: Path, cause: TransferError) -> None:
-    """Downloads only the reward file, because the other output of the verifier may be too large to copy."""
+    """Downloads only the reward file, after the download of all output has failed, for example because of its size.
+
+    If this also fails, raises `DownloadVerifierDirError` with the first failure, `cause`.
+    """
     for name in (REWARD_JSON, REWARD_TXT):
         with suppress(TransferError):
             await container.download(_in_container(name), folder / name)
@@ -140,10 +145,10 @@ async def verify(
 
 
 async def usable_workdir(container: Container, *, user: User | None) -> str | None:
-    """Returns the directory in which `user` starts the test script: `None` for the working directory, or `/`.
+    """Returns the directory in which the test script starts: `None` for the container's working directory, or `/`.
 
-    If the agent removed the working directory, it is created again. Returns `/` if this fails, for example because
-    of a file at its path, or if `user` cannot access it.
+    If the agent removed the working directory, it is created again. If this fails, for example because of a file at its
+    path, or if `user` cannot access the directory, the script starts in `/`.
     """
     if not await _is_usable(container, "root"):  # root first: some backends open shells there
         async with working_directory("verifier") as nothing:
