@@ -84,10 +84,12 @@ class TestService(ServiceContract):
         endpoint.otherwise = engine = TokenEngine(["yes"])
         found = {}
         async with self.served("concurrency=1") as service:
-            for want, encoding, limit in (("rows", "json", None), ("rows", "packed", 11), ("calls", "packed", None)):
-                body = {"want": want, "encoding": encoding, "limits": {"row_tokens": limit}}
+            wanted = (("rows", "json", None), ("rows", "packed", 11), ("calls", "packed", None), ("rows", "", 1))
+            for want, encoding, limit in wanted:
+                body = {"want": want, "encoding": encoding or "json", "limits": {"row_tokens": limit}}
                 made = await service.submit(endpoint.url, **body)
                 [found[want, encoding]] = await service.episodes(made["submission_id"])
+        assert (found["rows", ""]["rows"], found["rows", ""]["trainable"]) == ([], False)  # no sampled token is left
         [row] = found["rows", "json"]["rows"]
         first, second = engine.calls[:2]
         assert row["ids"] == [*second.prompt, *second.completion]
