@@ -1,8 +1,9 @@
-"""The record of an environment's model calls: `oracle.jsonl` in an episode's directory, with one line per question.
+"""The record of calls to an environment's own models, such as a judge: `oracle.jsonl` in an episode's directory.
 
-A line is written before the environment uses the response. If an episode is lost, the runner reads its usage from this
-record. The runner also copies the responses to the record of the next episode of the attempt. They are marked there as
-`taken_over` and are not requested again. The record is untrusted and is read up to the first invalid line.
+It has one line per question. A line is written before the environment uses the response. If an episode is lost, the run
+reads its usage from this record. The run also copies the responses to the record of the next episode of the attempt.
+They are marked there as `taken_over` and are not requested again. The record is untrusted and is read up to the first
+invalid line.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One question and the model's responses to it.
+    """One question to an environment's own model, and the model's responses to it.
 
     Attributes:
         task: Name of the task.
-        question: The question, such as a question from the policy to the oracle.
-        said: Texts of the model's responses. The answer was parsed from the last text.
-        answer: The parsed answer as a string; `None` if no response could be parsed.
+        question: The question, such as a question from the policy to the oracle in twenty questions.
+        said: Texts of the model's responses. There are several if the first ones could not be parsed.
+        answer: The answer that was parsed from the last response; `None` if no response could be parsed.
         model: Name of the model; `None` if unknown.
         prompt_tokens, generated_tokens: Total tokens of all responses.
         cost: Total cost of all responses, in US dollars.
@@ -71,7 +72,9 @@ _ASKED = TypeAdapter(Asked)
 
 
 def append_asked(files: Path, asked: Iterable[Asked]) -> None:
-    """Appends questions to the record. They survive `kill -9` after this function has returned. Blocking.
+    """Appends questions to the record in the episode's directory `files`. Blocking.
+
+    After this function has returned, they are not lost if the process is killed (`kill -9`).
 
     Raises:
         OSError: The disk is full, or another write error occurred. The record is unchanged.
@@ -83,7 +86,7 @@ def append_asked(files: Path, asked: Iterable[Asked]) -> None:
 
 
 def read_asked(files: Path) -> list[Asked] | None:
-    """Reads the record in `files`. Returns `None` if the record is missing or unreadable. Blocking.
+    """Reads the record in the episode's directory `files`. Returns `None` if it is missing or unreadable. Blocking.
 
     An incomplete last line, which a killed process may leave, is ignored.
     """
@@ -107,9 +110,9 @@ def read_asked(files: Path) -> list[Asked] | None:
 
 
 def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> None:
-    """Copies answered questions from the record of an earlier episode to the record of a new episode. Blocking.
+    """Copies answered questions from the record of an episode to the record of a new episode. Blocking.
 
-    If `of_scorers`, copies only the questions of scorers, because the other answers affect the steps of the episode.
+    With `of_scorers`, copies only the questions of scorers, because the other answers affect the episode's steps.
     """
     asked = [one for one in read_asked(earlier) or () if one.answer is not None and (one.scorer or not of_scorers)]
     if asked:
@@ -117,7 +120,10 @@ def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> Non
 
 
 def recorded_usage(files: Path) -> EnvironmentUsage | None:
-    """Sums the recorded usage, without responses that were taken over; `None` if there is no record. Blocking."""
+    """Sums the tokens and cost in a record without responses that were taken over; `None` if there is no record.
+
+    Blocking.
+    """
     asked = read_asked(files)
     if asked is None:
         return None

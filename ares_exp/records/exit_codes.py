@@ -1,9 +1,9 @@
-"""Exit codes of `ares-exp`. A sweep exits with the worst code of its jobs."""
+"""Exit codes of `ares-exp`. A sweep exits with the highest code of its jobs."""
 
 COMPLETE = 0
-"""Every planned episode has a reward."""
+"""Every planned attempt has a reward."""
 INCOMPLETE = 1
-"""An episode has no reward, the solution of a task failed, or a job of a sweep failed."""
+"""An attempt has no reward, the reference solution of a task failed, or a job of a sweep failed."""
 USAGE = 2
 """The command line or the config is invalid, or a preflight check failed."""
 INTERRUPTED = 130

@@ -1,7 +1,7 @@
-"""The name `latest`, which stands for the most recently started run or sweep in `outputs/`.
+"""The name `latest`, which users can write in commands for the most recently started run or sweep in `outputs/`.
 
-The start time is the first `started` in `sessions.jsonl`, so that resuming, reading or copying a run does not make it
-newer. Runs without a start time (for example, merged runs) and the runs of `ares-exp task check` are ignored.
+The start time is the first `started` in a run's `sessions.jsonl`, so that resuming, reading or copying a run does not
+make it newer. Runs without a start time (for example, merged runs) and the runs of `ares-exp task check` are ignored.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ CHECKS = OUTPUTS / "task-check"
 """Folder of the runs of `ares-exp task check`."""
 MEANING = f"`{LATEST}` is the most recent run under {OUTPUTS}/"
 MAX_DEPTH = 4
-"""Maximum depth of the search for runs in `outputs`."""
+"""Maximum depth of the folders in `outputs` that are searched for runs."""
 MAX_LINE = 1 << 20
 
 
 def run_path(text: str | Path) -> Path:
-    """Replaces `latest` at the start of a path by the latest run, and prints the run to stderr.
+    """Returns the path that a user means by `text`: if it starts with `latest`, the latest run replaces this word.
 
-    Returns other paths unchanged, and all paths if a file or directory with the name `latest` exists.
+    Prints the replacement to stderr. If a file or directory with the name `latest` exists, returns the path unchanged.
 
     Raises:
         ConfigError: The path starts with `latest`, and there is no run.
@@ -51,7 +51,7 @@ def run_path(text: str | Path) -> Path:
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
-    """Yields the directories of runs and sweeps in `folder`, down to `depth`, but not inside of these directories."""
+    """Yields the runs and sweeps in `folder` and its subfolders, down to `depth`. Does not search inside of them."""
     try:
         folders = [folder / entry.name for entry in os.scandir(folder) if entry.name[0] != "." and entry.is_dir()]
     except OSError:  # the folder is missing or not readable

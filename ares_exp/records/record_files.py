@@ -1,4 +1,4 @@
-"""Functions that read untrusted JSON and YAML files, such as the files in run directories."""
+"""Functions that safely read JSON and YAML files from untrusted sources, such as another user's run directory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ares_exp.records.run_dir import open_regular
 
 MAX_BYTES = 64 * 2**20
 MAX_YAML_BYTES = 4 * 2**20
-"""Maximum size of a YAML file. Hydra's records of a run have a few kilobytes."""
+"""Maximum size of a YAML file, in bytes. The files that Hydra writes for a run have a few kilobytes."""
 MAX_YAML_DEPTH = 100
 MAX_ERROR_CHARS = 300
 
 
 def read_record(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Returns the bytes of a file.
+    """Returns the content of a regular file as bytes.
 
     Raises:
         OSError: The file cannot be read, or is not a regular file.
-        ConfigError: The file is too large.
+        ConfigError: The file is larger than `max_bytes`.
     """
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
@@ -31,7 +31,7 @@ def read_record(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """Reads the JSON object in a file.
+    """Reads a file that contains a JSON object.
 
     Raises:
         OSError: The file cannot be read, or is not a regular file.
@@ -68,5 +68,5 @@ def read_yaml(path: Path) -> Any:
 
 
 def broken(path: Path, expected: str, got: str) -> ConfigError:
-    """Creates the error for a file whose content is invalid."""
+    """Creates the error that reports a file with invalid content."""
     return ConfigError(f"{path} is broken: expected {expected}, got {got}.")

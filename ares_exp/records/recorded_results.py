@@ -1,4 +1,4 @@
-"""Functions that read the results of a run from `episodes.jsonl` and `scores/`. The files are untrusted."""
+"""Functions that read the results of a run from `episodes.jsonl` and `scores/`. These files are untrusted."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ares_exp.records.run_summary import RunSummary
 MAX_ROWS = 2_000_000
 MAX_ROW_BYTES = 4 * 2**20
 MAX_NUMBER = 1e100
-"""Maximum value of recorded numbers, so that their squares and the sums of the squares are finite."""
+"""Maximum value of recorded numbers. With this limit, the numbers can be squared and summed without overflow."""
 MAX_COUNT = 2**53
-"""Maximum value of recorded counts. A float represents every integer up to this value."""
+"""Maximum value of recorded counts. Every integer up to this value can be represented as a float."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedResults:
-    """Content of `episodes.jsonl`.
+    """The content of `episodes.jsonl`.
 
     Attributes:
-        results: Results of all episodes of all attempts, in the order in which they ended.
-        torn: Whether the last line is incomplete because of a crash. `results` does not contain this line.
+        results: Results of all episodes, including retried ones, in the order in which they ended.
+        torn: Whether the last line is incomplete because of a crash. This line is not in `results`.
         whole_bytes: Total size of the complete lines in bytes.
     """
 
@@ -40,7 +40,7 @@ class RecordedResults:
 
 
 def read_results(path: Path) -> RecordedResults:
-    """Reads an `episodes.jsonl`. Adds the scores from `ares-exp score` to the rewards of the episodes.
+    """Reads `episodes.jsonl`. Also adds the scores that `ares-exp score` has computed later to the episodes' rewards.
 
     Raises:
         ConfigError: The file cannot be read, or a complete line is not a valid result. The message has the line number.
@@ -53,7 +53,7 @@ def read_results(path: Path) -> RecordedResults:
 
 
 def read_sessions(run_dir: RunDir) -> Iterator[dict[str, Any]]:
-    """Yields the valid lines of `sessions.jsonl`."""
+    """Yields the lines of `sessions.jsonl`. Skips invalid lines, and yields nothing if the file cannot be read."""
     with suppress(OSError, ConfigError):
         for text in read_record(run_dir.sessions).splitlines():
             with suppress(ValueError, RecursionError):  # an incomplete line
@@ -62,13 +62,15 @@ def read_sessions(run_dir: RunDir) -> Iterator[dict[str, Any]]:
 
 
 def last_attempts(run_dir: RunDir) -> int | None:
-    """Returns the number of attempts that the last session planned; `None` if it is not recorded."""
+    """Returns the number of attempts per task in the last session that recorded it; `None` if none did."""
     planned = [line.get("attempts") for line in read_sessions(run_dir)]
     return next((one for one in reversed(planned) if isinstance(one, int) and one > 0), None)
 
 
 def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
-    """Reads the scores that `ares-exp score` added to a finished run. Returns them by episode id and name.
+    """Reads the scores that `ares-exp score` added to a finished run.
+
+    Returns them by episode id, and for each episode by the name of the score.
 
     Raises:
         ConfigError: A file cannot be read, or a complete line is not a valid score. The message has the line number.
@@ -87,15 +89,15 @@ def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
 
 
 def with_added(rewards: Mapping[str, float], added: Mapping[str, float]) -> dict[str, float]:
-    """Returns the rewards of an episode and the added rewards. An added reward does not replace an existing reward."""
+    """Adds rewards that were computed later to the rewards of an episode. Existing rewards are not replaced."""
     return {**rewards, **added, **rewards}
 
 
 def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int, bool]:
-    """Passes the JSON value of each complete line to `take`.
+    """Calls `take` with the JSON value of each complete line of a file.
 
     Returns:
-        The number of bytes of the complete lines, and whether an incomplete line follows.
+        The number of bytes of the complete lines, and whether an incomplete line follows them.
 
     Raises:
         ConfigError: The file cannot be read, or a line is invalid. In the message, `what` describes a valid line.
@@ -127,7 +129,10 @@ _COUNTS = tuple(field.name for field in fields(Usage))
 
 
 def is_countable(response: LLMResponse) -> bool:
-    """Returns whether the cost and usage of an untrusted response are valid numbers that can be summed."""
+    """Returns whether a response's cost and token counts are valid numbers, which can be added to the totals.
+
+    Responses are untrusted, because any policy or endpoint can create them.
+    """
     counts = [getattr(response.usage, name) for name in _COUNTS]
     if not all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts):
         return False
@@ -135,7 +140,7 @@ def is_countable(response: LLMResponse) -> bool:
 
 
 def checked_result(data: Any) -> EpisodeResult:
-    """Parses the output of `EpisodeResult.to_dict`. Raises `ValueError` for invalid fields and huge numbers."""
+    """Creates a result from a row of `episodes.jsonl`. Raises `ValueError` for invalid fields and huge numbers."""
     result = EpisodeResult.from_dict(data)
     times = (result.started_at, result.finished_at, result.duration_sec, *result.phase_sec.values())
     used = result.environment_usage or EnvironmentUsage()
@@ -159,7 +164,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 def recorded_summary(run_dir: RunDir) -> RunSummary | None:
-    """Computes the current totals of a run from its files. Returns `None` if the run was not started.
+    """Computes the totals of a run from its files, also while it is running. Returns `None` if no run was started.
 
     Raises:
         ConfigError: A file of the run is invalid.
@@ -182,7 +187,7 @@ def recorded_summary(run_dir: RunDir) -> RunSummary | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads the JSON object in a file. Returns an empty object if the file is missing.
+    """Reads a file that contains a JSON object. Returns an empty dict if the file is missing.
 
     Raises:
         ConfigError: The file cannot be read, or is not a valid JSON object.
@@ -196,7 +201,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def object_or_empty(path: Path) -> dict[str, Any]:
-    """Reads the JSON object in a file. Returns an empty object if the file is missing or invalid."""
+    """Reads a file that contains a JSON object. Returns an empty dict if the file is missing or invalid."""
     try:
         return read_object(path)
     except ConfigError:
@@ -204,7 +209,7 @@ def object_or_empty(path: Path) -> dict[str, Any]:
 
 
 def _planned(run_dir: RunDir, totals: Mapping[str, Any]) -> int:
-    """Returns the number of planned attempts from the last summary or the config; 0 if the number is unknown."""
+    """Returns the number of planned attempts, from `summary.json` or else from the config; 0 if it is unknown."""
     if isinstance(planned := totals.get("planned"), int):
         return planned
     tasks = read_object(run_dir.provenance).get("tasks")

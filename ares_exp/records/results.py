@@ -1,4 +1,4 @@
-"""The results of episodes: outcomes, rewards, errors and usage."""
+"""The results of episodes, as in `episodes.jsonl`: outcomes, rewards, errors and usage."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from ares_exp.llms.response import LLMResponse
 from ares_exp.records.validation import Text, validated
 
 _OF_AN_ATTEMPT = re.compile(r"(.+__\d+)__\w+")
-"""Pattern of an episode id: the task, the attempt, and a suffix that is unique for each episode of the attempt."""
+"""Pattern of an episode id: the task, the attempt, and a suffix that differs between the episodes of an attempt."""
 
 
 @dataclass(slots=True)
 class EpisodeUsage:
-    """Totals over the steps of an episode so far.
+    """The number of steps, the tokens and the cost of one episode so far.
 
     Attributes:
         num_steps: Number of responses.
-        unanswered: Number of steps without a response, because the time limit was reached.
+        unanswered: Number of steps without a response, because a time limit was reached.
         prompt_tokens, generated_tokens: Total tokens of the responses.
         cost: Total cost of the responses, in US dollars.
-        length_stops: Number of responses that were truncated at the limit on generated tokens.
+        length_stops: Number of responses that were cut off at the limit on generated tokens.
     """
 
     num_steps: int = 0
@@ -49,7 +49,7 @@ class EpisodeUsage:
 
     @property
     def step_count(self) -> int:
-        """The number of time steps after FIRST."""
+        """The number of time steps after the first one, including steps without a response."""
         return self.num_steps + self.unanswered
 
     @property
@@ -58,7 +58,10 @@ class EpisodeUsage:
         return self.prompt_tokens + self.generated_tokens
 
     def add(self, action: LLMResponse | object | None) -> None:
-        """Counts one step, or an unanswered step for `None`. Only an `LLMResponse` has tokens and cost."""
+        """Counts one step. `action` is the response, or `None` if the step got no response.
+
+        Tokens and cost are counted only if the action is an `LLMResponse`.
+        """
         if action is None:
             self.unanswered += 1
             return
@@ -67,7 +70,7 @@ class EpisodeUsage:
             self.pay(action)
 
     def pay(self, response: LLMResponse) -> None:
-        """Counts the tokens and cost of a response, but no step."""
+        """Counts the tokens and cost of a response without counting a step."""
         self.prompt_tokens += response.usage.prompt_tokens
         self.generated_tokens += response.usage.generated_tokens
         self.cost += response.cost
@@ -75,7 +78,7 @@ class EpisodeUsage:
 
 
 class Outcome(StrEnum):
-    """The outcome of an episode."""
+    """The way in which an episode ended."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -91,7 +94,7 @@ class Outcome(StrEnum):
 
     @classmethod
     def of(cls, error: BaseException) -> Outcome:
-        """Returns the outcome of an episode that ended with `error`."""
+        """Returns the outcome of an episode that the exception `error` ended."""
         cancelled = asyncio.CancelledError, KeyboardInterrupt, BudgetExhaustedError, StorageError, UnreachableError
         if isinstance(error, cancelled):
             return cls.CANCELLED
@@ -106,22 +109,22 @@ class Outcome(StrEnum):
 
 
 UNFINISHED = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED})
-"""Outcomes of interrupted episodes. Such an episode is not a result of its attempt."""
+"""Outcomes of episodes that were interrupted. After such an outcome, the attempt still has no result."""
 
 RESPONSES_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABANDONED})
-"""Outcomes after which the response log can be deleted, because no later episode replays the responses."""
+"""Outcomes after which the response log is not needed, because no later episode replays its responses."""
 
 
 HOST_IMAGE = "host"
-"""Value of `container_image` for a container that uses the files of this host."""
+"""Value of `container_image` for a container that uses this machine's own files instead of an image."""
 
 MAX_MESSAGE = 20_000
-"""Maximum number of characters of an error message. It keeps every row small enough to be read again."""
+"""Maximum length of a recorded error message, in characters. It ensures that every row can be read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """An error, or the limit that truncated an episode.
+    """The record of an error that ended an episode, or of a limit that truncated it.
 
     Attributes:
         type: Class name of the exception; `limit` for a limit. For the limit `agent_exit`, the class name of the
@@ -137,7 +140,7 @@ class ErrorInfo:
 
     @classmethod
     def of_limit(cls, limit: str | None, note: str | None = None) -> Self:
-        """Creates the record of a limit, with an optional note. For `None`, the limit is recorded as `unknown`."""
+        """Creates the record of the limit with this name (`unknown` for `None`). `note` is added to the message."""
         name = limit or "unknown"
         if name == "agent_exit" and note:
             return cls(AgentExitError.__name__, _bounded(note), name)
@@ -160,13 +163,13 @@ def _bounded(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Responses of an earlier episode that were replayed instead of requested from the policy.
+    """The responses that an episode replayed from an earlier episode of the same attempt, instead of using the policy.
 
     Attributes:
-        episode_id: Id of the earlier episode, which belongs to the same attempt.
-        steps: Number of replayed responses, including the responses before a restored snapshot.
-        prompt_tokens, generated_tokens, cost: Sums over the replayed responses, which are also in the totals of the
-            earlier episode.
+        episode_id: Id of the earlier episode.
+        steps: Number of replayed responses, including those from before a restored snapshot.
+        prompt_tokens, generated_tokens, cost: Sums over the replayed responses. The totals of the earlier episode also
+            contain these amounts.
         from_snapshot: Step of the restored snapshot; `None` if the replay started at the first step.
         diverged_at: First step whose request differs from the recorded request; `None` if no request differs.
     """
@@ -181,7 +184,7 @@ class Replayed:
 
     @classmethod
     def of(cls, episode_id: str, responses: Sequence[LLMResponse]) -> Self:
-        """Creates the record for these responses from an earlier episode."""
+        """Creates the record from the responses that were replayed."""
         return cls(
             episode_id,
             len(responses),
@@ -193,10 +196,10 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentUsage:
-    """Usage of an environment's own model calls, such as the oracle's calls in twenty questions.
+    """Tokens and cost of an environment's own model calls, such as the oracle's calls in twenty questions.
 
     Attributes:
-        prompt_tokens, generated_tokens: Total tokens, as counted by the engines.
+        prompt_tokens, generated_tokens: Total tokens, as reported by the models' endpoints.
         cost: Total cost in US dollars.
     """
 
@@ -223,14 +226,14 @@ class AgentFacts:
 
     Attributes:
         name: Name of the agent.
-        version: Pinned version of the agent. For `agent=command`, the digest of the files in the container. `None` if
-            no version is pinned.
+        version: Version of the agent that was configured. For `agent=command`, the digest of the files in the
+            container. `None` if no version was configured.
         requests: Number of HTTP requests for responses, including retries.
-        retries: Number of repeated requests for the same response, which do not cause additional costs.
+        retries: Number of requests that the agent repeated for the same response. They do not cause additional costs.
         conversations: Names of the agent's conversations, in order of their first requests.
-        dropped: Unsupported fields that were removed from the requests.
+        dropped: Names of unsupported fields that were removed from the requests.
         background_requests: Number of background requests, such as requests for titles, which are not steps.
-        refused: Number of HTTP requests that the LLM endpoint rejected, such as a request with a wrong key.
+        refused: Number of HTTP requests that were rejected, for example because of a wrong key.
         last_refusal: Method, path, status and reason of the last rejected request; `None` if none was rejected.
     """
 
@@ -265,7 +268,7 @@ class StageResult:
     Attributes:
         name: Name of the stage.
         reward: Reward of the stage; `None` if the stage was not verified.
-        rewards: All scores of the stage's verifier, by key.
+        rewards: All scores from the stage's verifier, by name.
         truncated_by: Limit that ended the stage; `None` if no limit was reached.
         num_steps: Number of responses in the stage, plus 1 if the last request got no response in time.
     """
@@ -290,19 +293,20 @@ class EpisodeResult:
         attempt: Number of the attempt at the task, from 0.
         seed: Seed of this episode.
         outcome: Outcome of the episode.
-        reward: Reward of the episode: the verifier's reward, or its weighted sum with the scorers' rewards. `None` if
-            the episode has no reward, which is never recorded as 0.0.
+        reward: Reward of the episode: the verifier's reward, or its weighted sum with the scorers' rewards. `None`,
+            never 0.0, if the episode has no reward.
         rewards: All numbers from the verifier, by key, and from the scorers, by name.
-        note: Reason why the tests could not be run or graded, or why no reward exists after a limit; or `None`.
-        error: Error of the episode, or the limit that truncated it.
-        num_steps: Number of steps after FIRST, including a step whose response did not arrive in time. The trajectory's
-            `num_steps` also counts FIRST.
+        note: Reason why the tests could not be run or graded, or why there is no reward after a limit; otherwise
+            `None`.
+        error: Error that ended the episode, or limit that truncated it; `None` if it was completed.
+        num_steps: Number of steps after the first time step (FIRST), including a step whose response did not arrive in
+            time. The trajectory's `num_steps` also counts FIRST.
         prompt_tokens, generated_tokens: Total tokens of the policy's responses.
         cost: Total cost of the policy's responses, in US dollars.
         length_stops: Number of responses that were cut off at the token limit (`finish_reason` is `length`).
         format_errors: Number of responses that the agent could not use; 0 if the agent does not count them.
-        started_at, finished_at: Times of the creation of the environment and of the final verdict, in epoch seconds.
-            They equal `start_time` and `end_time` of the trajectory.
+        started_at, finished_at: Time at which the environment was created, and time at which the result was final, in
+            epoch seconds. They equal `start_time` and `end_time` of the trajectory.
         phase_sec: Wall-clock seconds by phase: `start`, `agent`, `policy`, `verify`, `score` and `snapshot` (the wait
             for snapshots after a response).
         container_image: Origin of the container's files: the name of an image, or `HOST_IMAGE`. `None` if the container
@@ -312,9 +316,10 @@ class EpisodeResult:
         retry: Number of earlier episodes of this attempt.
         replayed: Responses that were replayed from an earlier episode; `None` if no responses were replayed.
         stages: Results of the stages; empty for a single-stage task.
-        environment_usage: Usage of the environment's model calls, in addition to the policy's usage. `None` without
-            such calls. Responses that were taken over from an earlier episode count only there.
-        agent: Facts about an installed agent; `None` for other agents.
+        environment_usage: Tokens and cost of the environment's own model calls, which the policy's usage does not
+            include. `None` without such calls. Responses that were taken over from an earlier episode count only in
+            that episode.
+        agent: Facts about a third-party agent that is installed in the container; `None` for other agents.
     """
 
     episode_id: str
@@ -355,7 +360,7 @@ class EpisodeResult:
         return self.finished_at - self.started_at
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form."""
+        """Returns the result as a JSON-ready dict."""
         data = {name: getattr(self, name) for name in _FIELDS}
         return data | {
             "rewards": dict(self.rewards),
@@ -368,9 +373,9 @@ class EpisodeResult:
         }
 
     def to_row(self) -> dict[str, Any]:
-        """Returns one row of a table, with plain values.
+        """Returns the result as one row of a table, which contains no nested mappings.
 
-        Mappings become columns named `name.key`. The stages remain a list.
+        A mapping becomes several columns with names like `rewards.tests`. The stages remain a list.
         """
         row: dict[str, Any] = {}
         for name, value in self.to_dict().items():
@@ -395,17 +400,17 @@ class EpisodeResult:
 
 _FIELDS = tuple(field.name for field in fields(EpisodeResult))
 _MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage", "agent"})
-"""Fields of a row that are mappings or `None`. In a table, each key of a mapping becomes a column."""
+"""Fields that are mappings or `None`. In a table, each key of such a mapping becomes a column."""
 
 
 def attempt_of(episode_id: str) -> str:
-    """Returns an episode id without its unique suffix. All episodes of an attempt have this prefix."""
+    """Returns the part of an episode id that all episodes of the same attempt have in common."""
     found = _OF_AN_ATTEMPT.fullmatch(episode_id)
     return found[1] if found else episode_id
 
 
 def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]:
-    """Returns the last episode of every attempt, in the order of the attempts' first episodes."""
+    """Returns the result of each attempt's last episode, in the order of the attempts' first episodes."""
     last: dict[tuple[str, int], EpisodeResult] = {}
     for result in results:
         slot = result.task_name, result.attempt
@@ -415,9 +420,9 @@ def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]
 
 
 def reward_names(results: Iterable[EpisodeResult]) -> list[str]:
-    """Returns the names of all rewards, in order of first appearance.
+    """Returns the names of all rewards in some results, in order of first appearance.
 
-    Omits the name `reward` if its value equals the episode's reward in every result.
+    Omits the name `reward` if it would only repeat the episode's reward in every result.
     """
     given = [(name, value != result.reward) for result in results for name, value in result.rewards.items()]
     names = dict.fromkeys(name for name, _ in given)
@@ -425,5 +430,5 @@ def reward_names(results: Iterable[EpisodeResult]) -> list[str]:
 
 
 def count_outcomes(results: Iterable[EpisodeResult]) -> dict[str, int]:
-    """Returns the number of episodes by outcome, without outcomes that did not occur."""
+    """Returns the number of episodes for each outcome that occurred."""
     return dict(Counter(result.outcome.value for result in results))

@@ -1,4 +1,4 @@
-"""The run directory: the paths of its files, functions that write files durably, and the handler of `run.log`."""
+"""The run directory: the paths of its files, functions that write files safely, and the handler of `run.log`."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ T = TypeVar("T")
 
 EPISODES = "episodes.jsonl"
 SCORES_SUFFIX = ".jsonl"
-"""Suffix of the files in `scores/`. Each scorer has one file."""
+"""Suffix of the files in `scores/`. There is one file for each scorer."""
 SWEEP_RECORD = "multirun.yaml"
-"""Hydra's record of a sweep. A folder that contains this file is a sweep."""
+"""Name of the file in which Hydra records a sweep. A folder that contains this file is the folder of a sweep."""
 STOP = "stop"
-"""Name of a file in a sweep's folder that stops the jobs of the sweep. Users can create the file with `touch`."""
+"""Name of a file that stops all jobs of a sweep if it is in the sweep's folder. Users can create it with `touch`."""
 RUN_FOLDERS = ("trajectories",)
 RUN_FILES = ("trajectories.jsonl", "trajectories.jsonl.zst")
-"""Files that collectors write in a run directory (see `conf/collector`)."""
+"""Files in which collectors store trajectories in a run directory (see `conf/collector`)."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str)
 _appending = threading.Lock()
 USED = "The run directory {} already contains another run. Choose another directory with `hydra.run.dir=…`."
 
 
 def dump_json(data: Any, *, indent: int | None = None) -> str:
-    """Formats `data` as JSON that is valid UTF-8, and masks secrets (see `mask_known_secrets`)."""
+    """Formats `data` as JSON that can be encoded as UTF-8. Masks secrets (see `mask_known_secrets`)."""
     text = _ENCODER.encode(data) if indent is None else json.dumps(data, indent=indent, ensure_ascii=False, default=str)
     try:
         text.encode()
@@ -51,7 +51,7 @@ def dump_json(data: Any, *, indent: int | None = None) -> str:
 
 
 def json_text(data: Mapping[str, Any]) -> str:
-    """Returns data as strict JSON. Masks known secrets, and replaces non-finite numbers by null."""
+    """Formats data as strict JSON, in which `null` replaces NaN and infinite numbers. Masks known secrets."""
     text = dump_json(data)
     return text if "NaN" not in text and "Infinity" not in text else dump_json(_finite(data))
 
@@ -68,7 +68,7 @@ def _finite(value: Any) -> Any:
 def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Opens a file for atomic writing. The file at `path` is replaced only if the block raises no exception.
 
-    If `sync`, the file survives a power cut after the block. The directory of the file must exist.
+    If `sync` is set, the new content also survives a power cut after the block. The directory of the file must exist.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -89,13 +89,15 @@ def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a file atomically. The file survives a power cut after this function has returned."""
+    """Replaces the content of a file atomically. After this function has returned, the content survives a power cut."""
     with atomic_file(path) as file:
         file.write(text.encode(errors="backslashreplace"))
 
 
 def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
-    """Appends all lines or none, durably, as JSON. Only a crash of the machine can leave an incomplete last line.
+    """Appends `lines` to a file as JSON: either all of them or none. They then survive a power cut.
+
+    Only a crash of the machine during the call can leave an incomplete last line.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged.
@@ -104,10 +106,10 @@ def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
 
 
 def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
-    """Appends `text` atomically, in one write. The text survives if this process is killed afterwards.
+    """Appends `text` to a file in a single write. The text survives if this process is killed, but not a power cut.
 
     Concurrent writes are not interleaved. Symbolic links are not followed. `flags` are additional flags for `os.open`.
-    With `os.O_CREAT`, missing folders are created as well.
+    With `os.O_CREAT`, missing folders are also created.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged.
@@ -120,9 +122,9 @@ def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
 
 
 def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool = False) -> None:
-    """Appends `text` like `append_text`. The text survives a power cut after this function has returned. Blocking.
+    """Appends `text` like `append_text`, and syncs the file, so that the text also survives a power cut. Blocking.
 
-    `is_new` also syncs the directory, which is required if the file may be new.
+    Set `is_new` if the file may be new. Then its entry in the directory also survives.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged, unless another writer
@@ -148,7 +150,7 @@ def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool 
 
 class _Shared(threading.local):
     unsynced: dict[str, None] | None = None
-    """The paths that the thread must sync at the end of `syncing_together`; `None` outside of this context."""
+    """Paths that this thread must sync when its `syncing_together` block ends; `None` outside of such a block."""
 
 
 _shared = _Shared()
@@ -156,7 +158,7 @@ _shared = _Shared()
 
 @contextmanager
 def syncing_together() -> Iterator[None]:
-    """Delays the syncs of `append_durably` in this thread until the end of the block. Syncs each file and folder once.
+    """Makes `append_durably` in this thread sync files only at the end of the block, so that each file is synced once.
 
     Raises:
         OSError: A sync failed. A power cut may lose any text that was appended in the block.
@@ -172,10 +174,10 @@ def syncing_together() -> Iterator[None]:
 
 
 class GatheredCalls(Generic[T]):
-    """Passes items to a blocking function in threads, with at most `at_once` concurrent calls.
+    """Collects items, and passes them in batches to a blocking function, which is called in threads.
 
-    Items that are added while all threads are busy are collected, and one call receives all of them. All methods must
-    be called on the same event loop.
+    At most `at_once` calls run at the same time. Items that are added meanwhile are collected for the next call. All
+    methods must be called on the same event loop.
     """
 
     def __init__(self, take: Callable[[Sequence[T]], None], *, at_once: int = 1) -> None:
@@ -185,9 +187,9 @@ class GatheredCalls(Generic[T]):
         self._free = asyncio.Semaphore(at_once)
 
     def put(self, item: T) -> asyncio.Future[None]:
-        """Adds an item, and returns the future of the call that receives it.
+        """Adds an item. Returns a future that is done when the call with this item has ended.
 
-        Do not cancel the future, because the same call may receive other items as well.
+        Do not cancel the future, because the same call may also have other items.
         """
         self._items.append(item)
         if self._call is None or self._call.done():  # a done call was cancelled before it took items
@@ -201,7 +203,10 @@ class GatheredCalls(Generic[T]):
 
 
 def _sync_appended(descriptor: int, size: int) -> None:
-    """Syncs a file to disk. If the sync fails, removes the appended `size` bytes, unless other text follows them."""
+    """Syncs a file to disk. If the sync fails, removes the last `size` bytes, which were just appended.
+
+    Does not remove them if other text was appended after them.
+    """
     try:
         os.fsync(descriptor)
     except OSError:
@@ -213,7 +218,7 @@ def _sync_appended(descriptor: int, size: int) -> None:
 
 
 def _write_whole(descriptor: int, data: bytes, path: Path | str) -> None:
-    """Appends all of `data` to a file. If this fails, appends nothing and raises an `OSError` with the path."""
+    """Appends all of `data` to a file. If that fails, leaves the file unchanged and raises `OSError` with the path."""
     with _appending:  # removing a partial write would also remove text that another thread appended after it
         try:
             written = os.write(descriptor, data)
@@ -236,7 +241,7 @@ def _open_to_append(path: Path | str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Opens a regular file for reading. Rejects pipes and devices, because reading them could block indefinitely.
+    """Opens a regular file for reading. Rejects pipes and devices, because reading from them could block indefinitely.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
@@ -251,7 +256,7 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def sync_to_disk(path: Path | str) -> None:
-    """Syncs a file, or the entries of a directory, to disk, so that they survive a power cut."""
+    """Makes the content of a file, or the list of files in a directory, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -261,7 +266,7 @@ def sync_to_disk(path: Path | str) -> None:
 
 @functools.cache  # Hydra resolves the directory several times
 def fresh_dir(path: str) -> str:
-    """Creates the directory `path` or, if it exists, `path_2`, `path_3`, …, so that each run has its own directory."""
+    """Creates a new directory for a run: `path` or, if it exists, `path_2`, `path_3` and so on. Returns its path."""
     for number in itertools.count(1):
         candidate = path if number == 1 else f"{path}_{number}"
         try:
@@ -273,7 +278,10 @@ def fresh_dir(path: str) -> str:
 
 
 def refuse_used_run_dir(argv: Sequence[str]) -> str | None:
-    """Checks the arguments `hydra.run.dir=…` and `name=…` before Hydra uses them. Returns an error message, if any."""
+    """Checks the overrides `hydra.run.dir=…` and `name=…` before Hydra creates a directory from them.
+
+    Returns an error message for the user if the directory contains another run or cannot be used; `None` otherwise.
+    """
     if "resume=true" in (argument.lstrip("+").lower() for argument in argv):
         return None
     for argument in argv:
@@ -294,12 +302,12 @@ def is_file(path: Path) -> bool:
     """Returns whether `path` is a regular file.
 
     Raises:
-        OSError: The path cannot be checked, for example because of missing permissions. `Path.is_file` does not raise
-            this error in Python 3.14 and newer.
+        OSError: The path cannot be checked, for example because of missing permissions. This function exists because
+            `Path.is_file` does not raise this error in Python 3.14 and newer.
     """
     try:
         return stat.S_ISREG(path.stat().st_mode)
-    except ValueError:  # a NUL
+    except ValueError:  # the path contains a NUL character
         return False
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
@@ -308,7 +316,7 @@ def is_file(path: Path) -> bool:
 
 
 def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
-    """Locks an open file or folder until it is closed or this process ends.
+    """Locks an open file or folder against other processes, until it is closed or this process ends.
 
     Does nothing if the file system does not support locks. `path` and `what` are for the error message.
 
@@ -333,7 +341,7 @@ def is_run(folder: Path) -> bool:
 
 
 def resume_command(run_dir: Path, shown: Path | None = None) -> str:
-    """Returns the command that continues a run. `shown` replaces `run_dir` in the command."""
+    """Returns the command with which a user can resume a run. If `shown` is set, it is the path in this command."""
     program = "ares-exp serve" if RunDir(run_dir).service.is_dir() else "ares-exp"
     return f"{program} resume={shlex.quote(str(shown or run_dir))}"
 
@@ -366,12 +374,12 @@ class RunDir:
 
     @property
     def has_run(self) -> bool:
-        """Whether the directory contains a run. A run that was killed before it wrote its config does not count."""
+        """Whether a run was started in the directory. A run that was killed before it wrote its config is ignored."""
         return self.config.exists()
 
     @contextmanager
     def owned(self, *, resume: bool = False) -> Iterator[None]:
-        """Creates the directory and its `episodes.jsonl`, and locks the directory against other processes.
+        """Creates the directory and its `episodes.jsonl`, and locks it against other processes during the block.
 
         Raises:
             ConfigError: The directory contains another run (unless it is resumed), is used by another process, is not
@@ -406,7 +414,10 @@ class RunDir:
             )
 
     def discard(self) -> None:
-        """Removes Hydra's files and the log of a run that was rejected before it started. Keeps all other files."""
+        """Removes the directory of a run that was rejected before it started, with Hydra's files and the log.
+
+        If the directory contains a run, or other files, these are kept.
+        """
         if self.episodes.exists() or self.config.exists():
             return
         for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
@@ -420,10 +431,10 @@ class RunDir:
                 folder.rmdir()
 
     def sweep_up(self) -> None:
-        """Removes temporary files of processes that were killed during an atomic write.
+        """Removes the temporary files that killed processes have left in the run directory.
 
-        Only the process that owns the directory may call this method. The folders of tasks, snapshots and trackers
-        are skipped.
+        Only the process that owns the directory may call this method. Folders with files of tasks, snapshots and
+        trackers are not searched.
         """
         others = (self.files, self.snapshots, self.branch_point, self.tensorboard, self.path / "wandb")
         folders = [path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink()]
@@ -432,11 +443,11 @@ class RunDir:
                 path.unlink(missing_ok=True)
 
     def write_json(self, path: Path, data: Mapping[str, Any]) -> None:
-        """Writes indented JSON atomically."""
+        """Writes `data` as indented JSON to `path`, atomically."""
         write_atomically(path, dump_json(data, indent=2) + "\n")
 
     def append_episodes(self, *rows: str) -> None:
-        """Appends rows to `episodes.jsonl`, which `owned` has created. `dump_json` must have encoded each row.
+        """Appends rows to `episodes.jsonl`, which `owned` has created. Each row is a text from `dump_json`.
 
         Raises:
             OSError: The disk is full, the file is missing, or another write error occurred. The file is unchanged.
@@ -446,7 +457,9 @@ class RunDir:
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """Creates a temporary directory next to `out`, and renames it to `out` if the block raises no exception.
+    """Creates a directory that appears under its final name `out` only when it is complete.
+
+    Yields a temporary directory next to `out`, and renames it to `out` if the block raises no exception.
 
     Raises:
         ConfigError: `out` already exists.
@@ -466,9 +479,9 @@ def appearing(out: Path) -> Iterator[Path]:
 
 
 class RunLogHandler(logging.FileHandler):
-    """A log file handler that ignores write errors, so that they do not make an episode fail.
+    """The log handler for `run.log`. It ignores write errors, so that a full disk does not make an episode fail.
 
-    The handler does not follow links, because the directory of a resumed run is untrusted.
+    It does not follow links, because the directory of a resumed run is untrusted.
     """
 
     def _open(self) -> TextIOWrapper:
@@ -478,7 +491,7 @@ class RunLogHandler(logging.FileHandler):
         return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=open_itself)  # type: ignore[return-value]
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes the record. Passes write errors to `handleError`."""
+        """Writes the record. `handleError` handles write errors."""
         try:
             super().emit(record)
         except OSError:
@@ -490,7 +503,7 @@ DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def open_beneath(root: int, path: str) -> Iterator[int]:
-    """Opens the directory `path` in the open directory `root`, one component at a time. Yields its file descriptor.
+    """Opens the directory `path` below the open directory `root` without following links. Yields its file descriptor.
 
     `path` has the form `/a/b` and contains no `..`. An empty `path` means `root` itself.
 

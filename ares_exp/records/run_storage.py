@@ -1,4 +1,4 @@
-"""The storage of a run, which allocates disk space in advance, and ends the run after the first failed write."""
+"""The storage of a run. It reserves disk space in advance, and ends the run after the first failed write."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ares_exp.errors import ConfigError, StorageError
 from ares_exp.records.run_dir import RunDir, resume_command
 
 RESERVE_BYTES = 2**20
-"""Disk space in bytes that a run reserves for its totals."""
+"""Disk space in bytes that a run reserves for its summary files."""
 RESERVE_BYTES_PER_EPISODE = 2**16
-"""Disk space in bytes that a run reserves per concurrent episode, for a response, a row and a trajectory's end."""
+"""Disk space in bytes that a run reserves per concurrent episode, for its last response, row and end of trajectory."""
 PROBE_BYTES = 2**16
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LOST_MOUNT = (errno.EIO, errno.ENODEV, errno.ENOTCONN, errno.ENXIO, errno.ESTALE)
 _STORAGE_ERRORS = (*_DISK_FULL, *_LOST_MOUNT, errno.EFBIG, errno.EROFS)
-"""Error numbers whose cause is a disk or a mount, and not the written file."""
+"""Error numbers that show a problem with the disk or mount, not with a single file."""
 
 T = TypeVar("T")
 
 
 class RunStorage:
-    """Decides whether a run can still be recorded. Thread-safe.
+    """Writes records of a run, and ends the run when its disk fails. Thread-safe.
 
-    The first failed write ends the run. After it, no request is sent and no episode is started. At its start, a run
-    reserves disk space with an open file without a name, which the kernel deletes if the process is killed. The first
-    failed write frees this reserve, so that late responses, rows and totals can still be written to a full disk.
+    After the first failed write, no request is sent and no episode is started. When a run starts, it reserves disk
+    space with an open file without a name, which the kernel deletes if the process is killed. The first failed write
+    frees this space, so that late responses, rows and totals can still be written to a full disk.
 
     Attributes:
         failure: The error that ended the run; `None` while the run can be recorded.
@@ -48,7 +48,7 @@ class RunStorage:
         self._failing = threading.Lock()
 
     def open(self, *, concurrency: int) -> None:
-        """Allocates the reserve of disk space, and stores the identity of `episodes.jsonl` for later checks. Blocking.
+        """Reserves disk space, and notes which file `episodes.jsonl` is, so that its removal is detected. Blocking.
 
         Raises:
             ConfigError: The disk has no space for the reserve, or the directory cannot be written.
@@ -70,14 +70,14 @@ class RunStorage:
             ) from None
 
     def close(self) -> None:
-        """Frees the reserve. Idempotent."""
+        """Frees the reserved disk space. Idempotent."""
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
             with suppress(OSError):
                 reserve.close()
 
     def check(self) -> None:
-        """Checks that the run can be recorded.
+        """Raises an error if the run cannot be recorded any more.
 
         Raises:
             StorageError: A write has failed, or the run directory is missing.
@@ -88,10 +88,10 @@ class RunStorage:
             raise self.failure
 
     def write(self, write: Callable[[], T], path: Path | str) -> T:
-        """Calls `write`, which writes a record of the run. If this fails, frees the reserve and calls `write` again.
+        """Calls `write`, which writes a record of the run. After a failure, ends the run and tries again.
 
-        `write` must write everything or nothing. `path` is for the error message. If the first call fails, the run
-        ends.
+        `write` must write everything or nothing. The second try has more space, because the reserve was freed. `path`
+        is for the error message.
 
         Raises:
             StorageError: The record could not be written.
@@ -114,7 +114,7 @@ class RunStorage:
         return written
 
     def probe(self) -> None:
-        """Writes a temporary file to the run directory. If this fails, ends the run. Blocking."""
+        """Tests whether the run directory is writable, with a temporary file. If it is not, ends the run. Blocking."""
 
         def write() -> None:
             with tempfile.TemporaryFile(dir=self._run_dir.path) as file:
@@ -125,7 +125,7 @@ class RunStorage:
                 self.write(write, self._run_dir.path)
 
     def causes(self, error: BaseException) -> bool:
-        """Returns whether a disk, a mount or a missing run directory caused `error`. If so, ends the run."""
+        """Returns whether a failed disk or mount, or a missing run directory, caused `error`. If so, ends the run."""
         for cause in _chain(error):
             if isinstance(cause, OSError) and (cause.errno in _STORAGE_ERRORS or self._missing() is not None):
                 self.fail(cause, self._run_dir.path)
@@ -133,7 +133,7 @@ class RunStorage:
         return False
 
     def fail(self, error: OSError, path: Path | str) -> StorageError:
-        """Ends the run because of a failed write, and returns the error. Only the first call counts."""
+        """Ends the run because of a failed write, and returns the error to raise. Later calls return the same error."""
         with self._failing:
             if self.failure is not None:
                 return self.failure
@@ -143,7 +143,10 @@ class RunStorage:
         return failure
 
     def _missing(self) -> OSError | None:
-        """Returns an error if `episodes.jsonl` was deleted or moved, or if its mount is missing; otherwise `None`."""
+        """Returns an error if `episodes.jsonl` is no longer the file that `open` found, for example after an unmount.
+
+        Returns `None` if it is still the same file.
+        """
         if self._rows is None:
             return None
         try:

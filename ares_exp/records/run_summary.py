@@ -12,20 +12,20 @@ from ares_exp.records.results import UNFINISHED, EnvironmentUsage, EpisodeResult
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """The totals of a run.
+    """The totals of a run, computed from its results.
 
     Attributes:
         planned: Number of planned attempts.
-        results: Results of all episodes of all attempts, in the order in which they finished.
+        results: Results of all episodes, including retried ones, in the order in which they ended.
         interrupted: Whether Ctrl-C or SIGTERM ended the run.
-        ended_by: Description of the exhausted budget or failed write that ended the run; otherwise `None`.
+        ended_by: Message about the exhausted budget or failed write that ended the run; `None` if it ended otherwise.
         wall_sec: Wall-clock seconds of all sessions of the run.
-        recording_failures: Number of rows, trajectories and metrics that could not be recorded.
+        recording_failures: Number of trajectories, metrics and summary files that could not be recorded.
         unwritten_rows: Number of results that are missing in `episodes.jsonl`.
         snapshot_dir: Directory of the snapshots; `None` if the run does not take snapshots.
         max_loop_lag_sec: Longest time for which the event loop was blocked, in seconds.
         threshold: Minimum reward of an attempt that passes.
-        must_pass: Whether every attempt should pass, because the run executed the tasks' own solutions.
+        must_pass: Whether every attempt should pass, because the policy ran the tasks' reference solutions.
         spenders: Descriptions of the components whose model calls count as `environment_usage`; empty if unknown.
     """
 
@@ -44,17 +44,17 @@ class RunSummary:
 
     @property
     def final(self) -> tuple[EpisodeResult, ...]:
-        """The result of each attempt, which is the result of its last episode."""
+        """The result of each attempt, which is the result of its last episode if it was retried."""
         return final_results(self.results)
 
     @property
     def finished(self) -> tuple[EpisodeResult, ...]:
-        """The attempts that have a result, including errors."""
+        """The results of all attempts that ended, including errors, but without interrupted attempts."""
         return tuple(result for result in self.final if result.outcome not in UNFINISHED)
 
     @property
     def scored(self) -> tuple[EpisodeResult, ...]:
-        """The attempts that have a reward."""
+        """The results of the attempts that have a reward."""
         return tuple(result for result in self.final if result.reward is not None)
 
     @property
@@ -65,7 +65,7 @@ class RunSummary:
 
     @property
     def broken(self) -> tuple[EpisodeResult, ...]:
-        """The attempts that should pass (`must_pass`), but have a reward below the threshold."""
+        """The results of reference solutions (see `must_pass`) with a reward below the threshold; otherwise empty."""
         scored = self.scored if self.must_pass else ()
         return tuple(one for one in scored if one.reward is not None and one.reward < self.threshold)
 
@@ -76,17 +76,20 @@ class RunSummary:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a command that executed the run."""
+        """The exit code of the command that executes the run."""
         if self.interrupted:
             return exit_codes.INTERRUPTED
         return exit_codes.COMPLETE if self.complete and not self.broken else exit_codes.INCOMPLETE
 
     def count(self) -> dict[str, int]:
-        """Counts attempts by the outcome of their last episode."""
+        """Returns the number of attempts for each outcome of their last episode."""
         return count_outcomes(self.final)
 
     def paid(self) -> dict[str, float]:
-        """Sums the policy's tokens and cost (in US dollars) over all episodes. A replayed response counts only once."""
+        """Sums the policy's tokens and cost (in US dollars) over all episodes.
+
+        A response that a later episode replayed was paid only once, and is counted only once.
+        """
         names = ("prompt_tokens", "generated_tokens", "cost")
         known = {result.episode_id for result in self.results}
         replayed = (result.replayed for result in self.results)
@@ -98,12 +101,12 @@ class RunSummary:
 
     @property
     def environment_usage(self) -> EnvironmentUsage | None:
-        """The usage of the environments' model calls in all episodes; `None` if no environment makes model calls."""
+        """The tokens and cost of the environments' own models in all episodes; `None` if there are no such models."""
         used = [result.environment_usage for result in self.results if result.environment_usage is not None]
         return sum(used, EnvironmentUsage()) if used else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready totals. The episodes are in `episodes.jsonl`."""
+        """Returns the totals in JSON-ready form, as in `summary.json`. They do not include the single results."""
         return {
             "planned": self.planned,
             "finished": len(self.finished),

@@ -1,7 +1,7 @@
-"""Functions that mask secrets, so that they are not written to disk or to logs.
+"""Functions that mask secrets in texts and configs before they are written to disk or to logs.
 
 A value is masked if its key is sensitive (such as `api_key`), if it contains the value of a sensitive environment
-variable, or if it is the user part of a URL. Locations of secrets (`api_key_env`), token counts
+variable, or if it is the user part of a URL. Names of places that contain secrets (`api_key_env`), token counts
 (`max_output_tokens`) and plain references (`${OPENAI_API_KEY}`) are not secrets and are not masked.
 """
 
@@ -22,9 +22,10 @@ SHOWN_CHARS = 160
 
 
 class RepeatedWarnings(logging.Filter):
-    """A log filter that shows only the first warning of each kind, and counts the others. Errors are always shown.
+    """A log filter that shows only the first warning of each kind, and counts the others.
 
-    Two warnings of a logger are of the same kind if `kind_of` returns the same text for both.
+    Two warnings of a logger are of the same kind if `kind_of` returns the same text for both. Records of other levels,
+    such as errors, are always shown.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class RepeatedWarnings(logging.Filter):
         self._more: Counter[tuple[str, str]] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether the record is shown."""
+        """Returns whether the record is shown. Counts a warning that is not shown."""
         if record.levelno != logging.WARNING:
             return True
         kind = record.name, record.__dict__.get("kind") or kind_of(record)
@@ -44,14 +45,17 @@ class RepeatedWarnings(logging.Filter):
         return False
 
     def told(self) -> list[str]:
-        """Returns one line per kind of warning that was repeated, with its count. Resets the counts."""
+        """Returns a line for each kind of warning of which some were hidden, with their number. Resets the numbers."""
         more, self._more = self._more, Counter()
         first = {kind: one_line(self._first[kind], SHOWN_CHARS) for kind in more}
         return [f"{count:,} more like this in run.log: {first[kind]}" for kind, count in more.items()]
 
 
 def kind_of(record: logging.LogRecord) -> str:
-    """Returns the message format of a record. If the format starts with `%`, adds the first value without numbers."""
+    """Returns a text that is the same for all records of a kind: the message format without its values.
+
+    If the format starts with `%`, it says little, so the first value is added, with all numbers replaced by 0.
+    """
     template = str(record.msg)
     if not template.startswith("%"):
         return template
@@ -62,10 +66,10 @@ def kind_of(record: logging.LogRecord) -> str:
 MASK = "***"
 
 LEAST_CHARS = 8
-"""Minimum length of a secret that is masked in any text. Shorter secrets may also be ordinary words."""
+"""Minimum length of a secret to be masked in any text, in characters. Shorter secrets may also be ordinary words."""
 
 EPISODE_KEY_PREFIX = "ares-key-"
-"""Prefix of the API keys for third-party agents. Each key belongs to one episode."""
+"""Prefix of the API keys with which third-party agents authenticate to the run. Each episode has its own key."""
 _EPISODE_KEY = re.compile(rf"{EPISODE_KEY_PREFIX}[0-9a-f]{{48}}")
 _EPISODE_KEY_BYTES = re.compile(_EPISODE_KEY.pattern.encode())
 
@@ -90,7 +94,7 @@ _INLINE_KEY = re.compile(r"(?<![\w-])([\w-]+)['\"]?\s*[:=]")
 
 @functools.lru_cache(maxsize=4096)  # called for every environment variable whenever the environment changes
 def is_sensitive(key: str) -> bool:
-    """Returns whether the value of `key` is treated as a secret."""
+    """Returns whether the name `key`, such as `api_key` or `password`, names a secret."""
     words = [word.lower() for word in _WORD.findall(key)]
     if not words or words[-1] in _PLACES:
         return False
@@ -103,13 +107,16 @@ def is_sensitive(key: str) -> bool:
 
 
 def scrub(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a nested, JSON-ready config with masked secrets. Only strings are masked."""
+    """Returns a copy of a nested, JSON-ready config in which secrets are masked. Only strings can be secrets."""
     copy: dict[str, Any] = _scrub(config, False, _known_secrets())
     return copy
 
 
 def mask_known_secrets(text: str) -> str:
-    """Masks API keys of episodes, and protected or sensitive values, including their JSON-encoded forms."""
+    """Masks all known secrets in a text: API keys of episodes, and values from sensitive variables and `protect`.
+
+    Also finds values that are encoded as JSON strings.
+    """
     if EPISODE_KEY_PREFIX in text:
         text = _EPISODE_KEY.sub(MASK, text)
     for secret in _known_secrets():
@@ -120,15 +127,15 @@ def mask_known_secrets(text: str) -> str:
 
 
 def mask_episode_keys(data: bytes) -> bytes:
-    """Masks the API keys of episodes in bytes."""
+    """Masks the API keys of episodes in `data`."""
     return _EPISODE_KEY_BYTES.sub(MASK.encode(), data)
 
 
 class KnownSecrets:
-    """The secrets that are known when this object is created, for a search in bytes.
+    """The secrets that are known when this object is created, in a form for searching them in bytes.
 
     Attributes:
-        longest: Length of the longest secret in bytes; 0 without secrets.
+        longest: Length of the longest secret in bytes; 0 if there are no secrets.
     """
 
     def __init__(self) -> None:
@@ -142,14 +149,17 @@ class KnownSecrets:
 
 
 class SecretFilter(logging.Filter):
-    """A log filter that masks secrets from environment variables and the command line, also in tracebacks."""
+    """A log filter that masks secrets in messages and tracebacks: known secrets, and those in `typed`."""
 
     def __init__(self, typed: Iterable[str] = ()) -> None:
         super().__init__()
         self._typed = tuple(typed)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Masks the record in place, and stores its kind in `record.kind`. Returns `True` for every record."""
+        """Masks the secrets in a record, and returns `True`, because every record is shown.
+
+        Before that, stores the record's kind in `record.kind`, because it cannot be computed from the masked record.
+        """
         record.__dict__.setdefault("kind", kind_of(record))  # computed before the values become part of the text
         record.msg, record.args = self._mask(record.getMessage()), None
         if record.exc_info and not record.exc_text:
@@ -163,13 +173,13 @@ class SecretFilter(logging.Filter):
 
 
 def typed_secrets(overrides: Iterable[str]) -> list[str]:
-    """Returns the values of sensitive `key=value` overrides. Omits values with fewer than 4 characters."""
+    """Returns the values of those `key=value` overrides that are secrets. Omits values with fewer than 4 characters."""
     values = [text.partition("=")[2].strip("'\"") for text in overrides if scrub_argv([text]) != [text]]
     return [value for value in values if len(value) >= 4]
 
 
 def scrub_argv(argv: Iterable[str]) -> list[str]:
-    """Returns a copy of the command-line arguments, in which the values of sensitive overrides are masked."""
+    """Returns a copy of command-line arguments in which secrets are masked."""
     known = _known_secrets()
     return [_scrub_argument(argument, known) for argument in argv]
 
@@ -206,16 +216,20 @@ def _in_json(secret: str) -> str:
 
 _protected: set[str] = set()
 _known: tuple[tuple[int, Mapping[Any, Any]], tuple[str, ...]] = ((-1, {}), ())
-"""Cache of the known secrets, with the number of protected values and the environment at the time of the search."""
+"""Cache for `_known_secrets`.
+
+The first part is the state in which the secrets were found: the number of protected values and the environment
+variables.
+"""
 
 
 def protect(values: Iterable[str]) -> None:
-    """Masks `values` in all files and logs that this process writes from now on."""
+    """Treats `values` as secrets, so that they are masked in everything that this process writes from now on."""
     _protected.update(values)
 
 
 def _known_secrets() -> tuple[str, ...]:
-    """Returns the protected values and the values of sensitive variables, longest first, without short values.
+    """Returns the values from `protect` and of sensitive environment variables, longest first. Omits short values.
 
     The result is cached until these values change, because this function is called for every written line.
     """

@@ -1,4 +1,4 @@
-"""Functions that print text and tables to a terminal. They escape control sequences in untrusted text."""
+"""Functions that print text and tables to a terminal. They escape control characters in untrusted text."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PIPE_COLUMNS = 120
 HEAD_LINES, TAIL_LINES = 12, 4
 HEAD_CHARS, TAIL_CHARS = 400, 100
 JOINERS = "\u200c\u200d"
-"""Invisible but harmless characters, which occur in words and emojis."""
+"""Invisible characters that occur in words and emojis. They are harmless, so they are not escaped."""
 _UNBROKEN = re.compile(r" (?=[·|] )|(?<=ares-exp) |(?<=\d) (?=\[)|(?<=,) (?=[-\d.e+]+\])")
-"""Spaces at which lines are not wrapped: before a separator, after the command's name, and before or in an interval."""
+"""Pattern of spaces without line breaks: before a separator, after the command's name, and around or in an interval."""
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
 def make_console(pager: IO[str] | None = None) -> Console:
-    """Creates a console for stdout, or for the input of a pager.
+    """Creates a rich console that writes to stdout, or to `pager` if given.
 
     If stdout is not a terminal, the console has 120 columns and no colours.
     """
@@ -44,25 +44,25 @@ def make_console(pager: IO[str] | None = None) -> Console:
 
 
 def printable(text: str) -> str:
-    """Escapes characters that can affect a terminal, such as control characters, bidirectional marks and surrogates."""
+    """Escapes characters that could manipulate the terminal, such as control characters or bidirectional marks."""
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(map(_shown, text))
 
 
 def shown_path(path: Path) -> Path:
-    """Returns a path below the working directory as a relative path, and any other path unchanged."""
+    """Returns a path as it is shown to the user: relative if it is below the working directory."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def one_line(text: str, limit: int = 100) -> str:
-    """Joins the lines of `text`, and returns at most the first `limit` characters."""
+    """Formats `text` as one printable line. If it is longer than `limit` characters, the rest is cut off."""
     flat = printable(" ".join(text[: 4 * limit].split()))
     return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
 
 
 def collapsed(text: str, *, full: bool = False, head: int = HEAD_LINES, tail: int = TAIL_LINES) -> list[str]:
-    """Splits `text` into printable lines. Omits the middle of a long text and of long lines, unless `full` is set."""
+    """Splits `text` into printable lines. Unless `full`, omits the middle of a long text and of long lines."""
     lines = text.split("\n")
     if not full and len(lines) > head + tail + 1:
         left_out = lines[head:-tail]
@@ -85,7 +85,7 @@ def _shown(char: str) -> str:
 
 
 def encodable(text: str, stream: TextIO) -> bool:
-    """Returns whether the encoding of `stream` can represent `text`."""
+    """Returns whether `text` can be written to `stream` with the stream's encoding."""
     try:
         text.encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -106,14 +106,14 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Formats a number with two decimals. Small numbers get four decimals, large numbers three significant digits."""
+    """Formats a number with two decimals, or four if it is below 0.01. From 10,000, uses three significant digits."""
     if abs(value) >= 10_000:
         return f"{value:.3g}"
     return f"{value:.2f}" if value == 0 or abs(value) >= 0.01 else f"{value:.4f}"
 
 
 def format_size(count: int) -> str:
-    """Formats a number of bytes with up to three digits and a unit."""
+    """Formats a number of bytes with a unit, such as `1.5 MB`."""
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(_BYTES) - 1:
         value, unit = value / 1000, unit + 1
@@ -121,12 +121,12 @@ def format_size(count: int) -> str:
 
 
 def count_of(number: int, thing: str, things: str | None = None) -> str:
-    """Formats a number with a noun: `1 episode`, `2,000 episodes`. `things` is an irregular plural."""
+    """Formats a number with a noun, such as `1 episode` or `2,000 episodes`. `things` is an irregular plural."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
 def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:
-    """Renders a table as text for the width and colours of `stream`. The variable NO_COLOR disables colours."""
+    """Renders a table as text that fits the width and colours of `stream`. The variable NO_COLOR disables colours."""
     from rich.console import Console
 
     color_system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
@@ -137,19 +137,19 @@ def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:
 
 
 def width_of(stream: TextIO) -> int:
-    """Returns the width of `stream` in `draw`: the terminal's width, the value of the variable COLUMNS, or 80."""
+    """Returns the width of `stream` in columns: of its terminal, from the variable COLUMNS, or 80."""
     from rich.console import Console
 
     return Console(file=stream).width
 
 
 def wrapped(text: str, stream: TextIO) -> str:
-    """Wraps lines at spaces if `stream` is a terminal. Long words, such as paths, are not split."""
+    """Wraps the lines of `text` at spaces, without splitting long words, if `stream` is a terminal."""
     return "\n".join(wrap(text, width_of(stream))) if stream.isatty() else text
 
 
 def wrap(text: str, width: int, *, max_lines: int | None = None) -> list[str]:
-    """Wraps each line of `text` at spaces. Continuation lines are indented by two more characters."""
+    """Wraps each line of `text` to `width` characters at spaces. Continuation lines are indented by two more."""
     parts = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip(" "))] + "  "
@@ -166,7 +166,7 @@ def wrap(text: str, width: int, *, max_lines: int | None = None) -> list[str]:
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Writes `text`. Replaces characters that the stream's encoding does not support with `?`."""
+    """Writes `text` to `stream`. A `?` replaces each character that the stream's encoding does not support."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
 
@@ -184,7 +184,10 @@ COLUMN_GAP = 3
 def columns_that_fit(
     columns: Mapping[str, Sequence[str]], width: int, *, leave_out: Sequence[str]
 ) -> dict[str, Sequence[str]]:
-    """Selects the columns of a table that fit into `width` characters. Removes columns in the order of `leave_out`."""
+    """Selects the columns of a table that fit into `width` characters.
+
+    If they do not all fit, the columns in `leave_out` are removed, in this order, until the others fit.
+    """
     fitting = dict(columns)
     widths = {name: max(map(len, (name, *cells))) + COLUMN_GAP for name, cells in columns.items()}
     for name in leave_out:
@@ -194,7 +197,7 @@ def columns_that_fit(
 
 
 def make_table(columns: Mapping[str, Sequence[str]], *, texts: Collection[str]) -> Table:
-    """Creates a table from printable cells. Columns in `texts` are wrapped, and other columns are right-aligned."""
+    """Creates a table of printable cells. Columns in `texts` are wrapped, the others are right-aligned."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,6 +1,6 @@
-"""Validation of data from files, with field types for dataclasses and readable messages for pydantic's errors.
+"""Validation of data from files: field types for dataclasses, and readable messages for pydantic's errors.
 
-Pydantic is only imported when the first object is validated.
+Pydantic is imported only when the first object is validated, because its import is slow.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_INTEGER = 2**53
-"""Maximum of a recorded integer. A float represents every integer up to this value."""
+"""Maximum value of a recorded integer. Every integer up to this value can be represented as a float."""
 
 
 class Exact:
-    """An annotation for a field that only accepts values of its exact JSON type, without conversion by pydantic."""
+    """An annotation for a field that accepts only values of its JSON type. Pydantic does not convert other values."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Returns the schema of the field."""
+        """Returns the schema with which pydantic validates the field."""
         from pydantic_core import core_schema
 
         schema = handler(source)
@@ -35,12 +35,12 @@ class Exact:
 
 
 Text = Annotated[str, Exact()]
-"""A string that may contain lone surrogates, which models and file names can have and pydantic's `str` rejects."""
+"""A string that may contain lone surrogates, which occur in model outputs but which pydantic's `str` rejects."""
 Flag = Annotated[bool, Exact()]
 Number = Annotated[float, Exact()]
 Integer = Annotated[int, Exact()]
 Table = Annotated[Mapping[str, Any], Exact()]
-"""A JSON object whose content is not validated."""
+"""A JSON object with any content."""
 
 MAX_MESSAGE_CHARS = 160
 _REPR = reprlib.Repr()
@@ -73,14 +73,14 @@ _adapters: dict[type, TypeAdapter[Any]] = {}
 
 
 def briefly(value: object) -> str:
-    """Returns a short repr of a value from a file, without control characters."""
+    """Returns a short representation of a value from a file for an error message, without control characters."""
     return ascii(value) if isinstance(value, float) else _REPR.repr(value)[:80]
 
 
 def explain_validation(error: ValidationError, *, within: str | None = None) -> str:
-    """Describes the first invalid field: its name, the expected value and the actual value.
+    """Describes the first invalid field of a validation error: its name, the expected value and the actual value.
 
-    `within` is the name of the validated value, if this value is a field of another object.
+    If the validated value is itself a field of another object, `within` is the name of this field.
     """
     item = error.errors(include_url=False, include_context=False)[0]
     name = ".".join(map(str, item["loc"] if within is None else (within, *item["loc"]))) or "the whole"

@@ -1,6 +1,6 @@
-"""Text files of an episode in the run directory: the verifier's files, and the list of the episode's artifacts.
+"""The files of an episode that its page shows: the verifier's files, other files, and changes between snapshots.
 
-The directory is untrusted: links are not followed, and pipes and devices are not opened.
+The run directory is untrusted. Therefore, links are not followed, and pipes and devices are not opened.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ares_exp.snapshots.store import SnapshotStore
 
 HEAD_BYTES, TAIL_BYTES = 96 * 2**10, 32 * 2**10
 MAX_BYTES = 2**20
-"""Maximum total size of an episode's shown files. Further files are only listed with their sizes."""
+"""Maximum number of characters of all file texts of an episode. After that, files are only listed with their sizes."""
 MAX_FILES = 200
 SHOWN_FOLDERS = ("verifier",)
 SHOWN_NAMES = ("manifest.json",)
 
 
 def episode_files(run_dir: Path, episode_id: str) -> list[dict[str, Any]]:
-    """Reads the files of an episode.
+    """Lists the files of an episode, with the text of the verifier's files and of `manifest.json`.
 
     Returns:
-        A mapping per file with `name`, `size` and, for shown files, `text`. The middle of a long text is omitted;
-        `left_out` is the number of omitted bytes.
+        A mapping per file with `name`, `size` and, if its content is shown, `text`. If the middle of a long text is
+        omitted, `left_out` is the number of omitted bytes.
     """
     if episode_id in ("", ".", "..") or "/" in episode_id or "\0" in episode_id:
         return []
@@ -59,7 +59,7 @@ def episode_files(run_dir: Path, episode_id: str) -> list[dict[str, Any]]:
 
 
 def _files(root: int, episode_id: str) -> Iterator[tuple[str, int, str]]:
-    """Yields, for each file, its path in the episode's folder, a file descriptor of its parent folder, and its name."""
+    """Yields all files of an episode: the path in its folder, a descriptor of the parent folder, and the name."""
     try:
         with open_beneath(root, f"/{episode_id}") as folder:
             for path, folders, names, inner in os.fwalk(".", dir_fd=folder, follow_symlinks=False):
@@ -105,21 +105,23 @@ def _text(data: bytes) -> str:
 
 MAX_SNAPSHOTS = 300
 MAX_PATHS = 100
-"""Maximum number of listed paths per step. Further paths are only counted."""
+"""Maximum number of changed paths that are listed per step. The others are only counted."""
 MAX_TEXT_BYTES = 64 * 2**10
 MAX_DIFF_LINES = 200
 MAX_DIFFS = 400
-"""Maximum number of diffs per episode."""
+"""Maximum number of diffs that are computed per episode."""
 
 
 def file_changes(run_dir: Path, episode_id: str) -> dict[int, dict[str, Any]]:
-    """Compares each snapshot of an episode with the previous snapshot, or with the container's initial files.
+    """Finds the files in the container that changed between the snapshots of an episode.
+
+    Each snapshot is compared with the previous one. The first is compared with the container's initial files.
 
     Returns:
-        A mapping per step. `paths` lists the changed paths, each with `path`, `change` (added, changed, removed,
-        permissions), `kind`, `size` and, for text files, `diff`. `more` is the number of omitted paths, and `since` is
-        the step of the previous snapshot. For an unreadable snapshot, there is only `problem`, which contains the
-        reason.
+        A mapping per step with a snapshot. `paths` lists the changed paths, each with `path`, `change` (added, changed,
+        removed, permissions), `kind`, `size` and, for text files, `diff`. `more` is the number of omitted paths, and
+        `since` is the step of the previous snapshot. If the snapshot cannot be read, the mapping only has `problem`,
+        which is the reason.
     """
     store = SnapshotStore(RunDir(run_dir).snapshots)
     try:
@@ -147,7 +149,10 @@ def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry], diffs: _Diff
 
 
 def _change(old: Entry | None, new: Entry | None) -> str | None:
-    """Returns the kind of a change to a path; `None` for an irrelevant change, such as a directory's new time."""
+    """Returns how a path changed: `added`, `changed`, `removed` or `permissions`.
+
+    Returns `None` if nothing relevant changed, for example only the time of a directory.
+    """
     if new is None or new.kind == "whiteout":
         return "removed" if old is None or old.kind != "whiteout" else None
     if old is None or old.kind == "whiteout":
@@ -169,14 +174,17 @@ def _told(path: str, old: Entry | None, new: Entry | None, diffs: _Diffs) -> dic
 
 
 class _Diffs:
-    """Creates the diffs of one episode, at most `MAX_DIFFS`."""
+    """Creates the diffs of one episode, up to the number `MAX_DIFFS`."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._left = MAX_DIFFS
 
     def between(self, old: Entry | None, new: Entry | None) -> str | None:
-        """Returns the diff of two files; `None` if they are equal, not short texts, or beyond `MAX_DIFFS`."""
+        """Returns the diff between two versions of a file.
+
+        Returns `None` if they are equal, if a version is too long or not text, or after `MAX_DIFFS` diffs.
+        """
         files = [entry for entry in (old, new) if entry is not None and entry.kind == "file"]
         if not files or self._left <= 0:
             return None
@@ -189,7 +197,7 @@ class _Diffs:
         return "\n".join([*lines[:MAX_DIFF_LINES], *([f"[… {more:,} lines …]"] if more > 0 else [])]) or None
 
     def _text(self, entry: Entry | None) -> str | None:
-        """Returns the text of a file; empty if the file is missing, and `None` if it is too long or not text."""
+        """Returns the text of a version of a file: empty if it is not a file, `None` if it is too long or not text."""
         if entry is None or entry.kind != "file":
             return ""
         if entry.size > MAX_TEXT_BYTES or None in entry.chunks:

@@ -1,7 +1,7 @@
-"""The payload of an episode: the JSON data of its page, with steps, messages, commands, times and files.
+"""The payload of an episode, which is the JSON data that its page shows: steps, messages, commands, times and files.
 
-A step contains only the changes of its request since an earlier step, and each message is stored once. Strings are
-complete; the page shortens them. Times are seconds since the episode started.
+A step contains only what has changed in its request since an earlier step, and each message is stored once. Strings are
+complete, because the page shortens them. Times are seconds since the episode started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, command
 from ares_exp.trajectories.request_diff import is_request, request_change
 
 NOT_SHOWN = ("origin", "metadata")
-"""Fields of a request that the page does not show as settings."""
+"""Fields of a request that the page does not list among the request's settings."""
 TOLD_OF_REPLIES = ("finish_reason", "model", "policy_version", "cost", "latency_sec")
 
 
@@ -34,7 +34,7 @@ def episode_payload(
     files: Sequence[Mapping[str, Any]] = (),
     changes: Mapping[int, Any] | None = None,
 ) -> dict[str, Any]:
-    """Creates the payload of an episode. `files` and `changes` are results of `episode_files` and `file_changes`."""
+    """Creates the payload of an episode. `files` is the result of `episode_files`, and `changes` of `file_changes`."""
     steps = _Steps(trajectory)
     unfinished = trajectory.unfinished_step
     return {
@@ -57,7 +57,7 @@ def episode_payload(
 
 
 class _Steps:
-    """Creates the payloads of an episode's steps. `messages` contains each message once, even for several steps."""
+    """Creates the payloads of steps. They refer to messages by their numbers in the list `messages`."""
 
     def __init__(self, trajectory: EpisodeTrajectory) -> None:
         self._trajectory = trajectory

@@ -1,8 +1,8 @@
-"""The page: one HTML file that contains all styles, scripts and data, and loads no other files.
+"""The HTML page of a report. It is one file that contains all styles, scripts and data, and loads no other files.
 
-Text from agents and tasks is always data: it is in JSON blocks, which an HTML parser does not parse as HTML, and the
-script shows it as text. A content security policy allows only the page's script and style, by their digests. Injected
-code could therefore not run.
+Texts from agents and tasks are untrusted. They are stored in JSON blocks, which an HTML parser does not parse as HTML.
+The script inserts them into the page as plain text. A content security policy allows only the page's own script and
+style, which it identifies by their digests. Injected code could therefore not run.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ SCRIPTS = (
 )
 STYLE = "style.css"
 LEVEL = 6
-"""Compression level. Level 9 would take three times as long and save one percent."""
+"""Compression level of the data. Level 9 would take three times as long and save one percent."""
 
 
 @cache
 def script() -> str:
-    """Returns the page's script."""
+    """Returns the JavaScript of the page, from all files in `SCRIPTS`."""
     return "\n".join(_asset(name) for name in SCRIPTS)
 
 
 @cache
 def style() -> str:
-    """Returns the page's style."""
+    """Returns the CSS of the page."""
     return _asset(STYLE)
 
 
 def policy(*, connect: str = "'none'") -> str:
-    """Returns the content security policy of the page. `connect` is the source from which the script may load data."""
+    """Returns the page's content security policy. `connect` names the source from which the script may load data."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -61,7 +61,7 @@ def policy(*, connect: str = "'none'") -> str:
 
 
 def page_head(title: str, *, connect: str = "'none'") -> str:
-    """Returns the start of a page, which must be followed by data blocks and `page_foot`."""
+    """Returns the start of a page. The data blocks and `page_foot` must follow it."""
     shown = " ".join("".join(char if char.isprintable() else " " for char in title).split())[:200]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
@@ -74,23 +74,26 @@ def page_head(title: str, *, connect: str = "'none'") -> str:
 
 
 def page_foot(payload: Mapping[str, Any]) -> str:
-    """Returns the end of a page, which contains the page's payload."""
+    """Returns the end of a page, which contains the payload and the script that shows it."""
     data = in_html(json_text(payload))
     return f'<script type="application/json" id="payload">{data}</script>\n<script>{script()}</script></body></html>\n'
 
 
 def packed_block(name: str, packed: str) -> str:
-    """Returns an HTML block that contains data from `pack`."""
+    """Returns an HTML block that contains `packed`, a result of `pack`. The script finds it by its `name`."""
     return f'<script type="application/octet-stream" id="{escape(name)}">{packed}</script>\n'
 
 
 def pack(data: Mapping[str, Any]) -> str:
-    """Returns data as compressed JSON in ASCII. The page decompresses it when it is opened."""
+    """Compresses data to ASCII text, which the page's script decompresses when it needs the data."""
     return base64.b64encode(zlib.compress(json_text(data).encode(), LEVEL)).decode()
 
 
 def in_html(text: str) -> str:
-    """Escapes JSON, so that it contains no HTML end tag, no HTML comment and no JavaScript line terminator."""
+    """Escapes JSON for a script block of an HTML page, so that it cannot end the block or start a comment.
+
+    Also escapes the characters that JavaScript treats as line ends.
+    """
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text

@@ -1,4 +1,4 @@
-"""The main facts about a run: the chosen options, the model, the attempts, the seed, and the command line."""
+"""The main facts about a run, such as its options, model and seed, and the command line that started it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = "ares-exp"
 
 
 def run_facts(run: RunDir) -> dict[str, str]:
-    """Returns the config values that describe a run, in the form in which users type them. Omits unknown values."""
+    """Returns the config values that describe a run, by the keys that users type. Omits unknown values."""
     choices = object_or_empty(run.provenance).get("choices")
     try:
         config = read_yaml(run.config)
@@ -35,7 +35,7 @@ def run_facts(run: RunDir) -> dict[str, str]:
 
 
 def command_line(run: RunDir) -> str | None:
-    """Returns the command line that started a run, quoted for a shell; `None` if it is not recorded."""
+    """Returns the command line that started a run, which can be pasted into a shell; `None` if it is not recorded."""
     words = object_or_empty(run.provenance).get("argv")
     if not isinstance(words, list) or not words:
         return None

@@ -1,6 +1,6 @@
-"""The payload of a run, which is the JSON data of its page. The run may still be running.
+"""The payload of a run, which is the JSON data that its page shows. The run may still be running.
 
-Numbers are the same as in `results.json`: they are read from this file if it covers all episodes, and otherwise
+The statistics are the same as in `results.json`. They are read from this file if it covers all episodes, and otherwise
 computed by the same code. All views of a run (the report, the live page, W&B) use this payload.
 """
 
@@ -36,7 +36,7 @@ from ares_exp.trajectories.stored_episodes import HeaderCache, StoredEpisode, St
 
 SCHEMA_VERSION = 1
 QUIET_SEC = 120.0
-"""Seconds without a write after which a run on another machine counts as killed, because its lock is not visible."""
+"""Seconds without a write after which a run on another machine, whose lock is not visible, counts as killed."""
 MAX_CONFIG_KEYS = 2_000
 LOG_BYTES = 48 * 2**10
 OF_THE_ROW = (
@@ -44,18 +44,19 @@ OF_THE_ROW = (
     *("num_steps", "prompt_tokens", "generated_tokens", "cost", "length_stops", "format_errors", "phase_sec"),
     *("container_image", "snapshots", "snapshot_failures", "stages", "replayed"),
 )
-"""Fields of an episode's row that the page contains."""
+"""Fields of a row of `episodes.jsonl` that the payload contains."""
 OF_THE_METADATA = ("model", "policy", "agent", "lineage")
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The progress of a run.
+    """The state and the times of a run.
 
     Attributes:
         name: `finished`, `incomplete` (it ended early), `interrupted`, `killed` or `running`.
-        started, ended: Epoch seconds; `None` if not recorded.
-        sessions: Number of processes that ran it so far.
+        started: Start of the first session, in epoch seconds; `None` if not recorded.
+        ended: End of the last session, in epoch seconds; `None` if the session has not ended or was killed.
+        sessions: Number of sessions of the run so far.
     """
 
     name: str
@@ -65,10 +66,10 @@ class RunState:
 
 
 class ShownRun:
-    """A run directory that a report or page shows. Its files are read on access."""
+    """A run that a report or page shows. The files in its directory are read when they are needed."""
 
     def __init__(self, path: Path, *, headers: HeaderCache | None = None) -> None:
-        """Checks and stores the path of a run directory. `headers` caches the headers of its trajectories."""
+        """Stores the path, or raises `ConfigError` if it is not a run. `headers` caches headers of trajectories."""
         if not is_run(path):
             raise ConfigError(
                 f"Expected a run directory, with {RunDir(path).episodes.name} or trajectories in it, got {path}."
@@ -79,17 +80,17 @@ class ShownRun:
 
     @cached_property
     def summary(self) -> RunSummary:
-        """The totals of the run; empty for a folder that has only trajectories."""
+        """The totals of the run; zero if the folder contains only trajectories."""
         return recorded_summary(self.dir) or RunSummary(planned=0, results=())
 
     @cached_property
     def stored(self) -> Mapping[str, StoredEpisode]:
-        """The recorded trajectories by episode id, including running episodes. Their steps are not loaded."""
+        """The recorded trajectories by episode id, including those of running episodes. Steps are not loaded yet."""
         return {one.episode_id: one for one in self._loaded}
 
     @cached_property
     def problems(self) -> Sequence[str]:
-        """Descriptions of the records that cannot be read, one sentence each."""
+        """One sentence for each trajectory, or file of trajectories, that cannot be read."""
         return self._loaded.left_out
 
     @cached_property
@@ -98,7 +99,7 @@ class ShownRun:
 
     @property
     def state(self) -> RunState:
-        """The progress of the run."""
+        """The state of the run, as computed from its files now."""
         lines = _lines(self.dir.sessions)
         started = [one["started"] for one in lines if isinstance(one.get("started"), int | float)]
         ends = [one for one in lines if isinstance(one.get("ended"), int | float)]
@@ -114,7 +115,7 @@ class ShownRun:
 
     @property
     def elapsed_sec(self) -> float | None:
-        """The duration of all sessions so far in seconds; `None` if it was not recorded, as for a killed run."""
+        """The total duration of all sessions so far, in seconds. `None` if it is not recorded, as for a killed run."""
         times = (one.get("started") for one in _lines(self.dir.sessions))
         started = [float(time_) for time_ in times if isinstance(time_, int | float)]
         if self.state.name == "running" and started:
@@ -123,7 +124,10 @@ class ShownRun:
 
     @property
     def is_written(self) -> bool:
-        """Whether a process is executing this run: it holds the lock or, on another machine, has written recently."""
+        """Whether a process is executing this run.
+
+        On this machine, such a process holds a lock. On another machine, it must have written a file recently.
+        """
         try:
             if has_writer(self.dir.episodes):
                 return True
@@ -134,7 +138,7 @@ class ShownRun:
         return hosts[-1:] != [socket.gethostname()] and time.time() - newest < QUIET_SEC
 
     def payload(self, *, name: str | None = None) -> dict[str, Any]:
-        """Creates the payload of the run, without the steps of its episodes. `name` defaults to the run's path."""
+        """Creates the payload of the run, without the steps of its episodes. By default, `name` is the run's path."""
         results, config = self._results(), self._config()
         recorded = object_or_empty(self.dir.replay)
         replay = {key: value for key, value in recorded.items() if not isinstance(value, list)}
@@ -162,7 +166,7 @@ class ShownRun:
         }
 
     def episode(self, episode_id: str) -> dict[str, Any]:
-        """Creates the payload of an episode. Raises `KeyError` if the episode has no trajectory."""
+        """Creates the payload of an episode with its steps. Raises `KeyError` if the episode has no trajectory."""
         stored = self.stored[episode_id]
         recorded = stored.load()
         rewards = with_added(recorded.rewards, added_rewards(self.dir).get(episode_id, {}))
@@ -183,7 +187,7 @@ class ShownRun:
         return recorded if is_of_these and "statistics" in recorded else results_document(self.summary)
 
     def _intervals(self) -> dict[str, Any]:
-        """Returns the interval of each task's mean reward, computed from the attempts at this task only."""
+        """Returns the interval of each task's mean reward, computed only from the attempts at this task."""
         rewards: dict[str, list[float]] = {}
         for one in self.summary.scored:
             if one.reward is not None:
@@ -212,7 +216,7 @@ class ShownRun:
         }
 
     def _without_a_row(self) -> list[dict[str, Any]]:
-        """Returns the episodes that have no row, because they are running or were running when the run was killed."""
+        """Returns the episodes without a row, which are running or were running when the run was killed."""
         known = {one.episode_id for one in self.summary.results}
         return [
             {
@@ -241,7 +245,7 @@ class ShownRun:
         }
 
     def _about(self, config: Sequence[Sequence[str]], replay: Mapping[str, Any]) -> list[str]:
-        """Returns phrases that describe a special run (replay, scored again, branches, merged), otherwise none."""
+        """Returns phrases that say what is special about the run, for example that it is a replay or was merged."""
         told: dict[str, str] = {key: value for key, value in config if value != "null"}
         about = []
         if replay:
@@ -272,14 +276,14 @@ class ShownRun:
 
 
 def payload_of(runs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
-    """Creates the payload of a page from the payloads of its runs, and further parts (`pair`, `sweep`, …)."""
+    """Creates the payload of a page from the payloads of its runs. `more` has further parts, such as `sweep`."""
     from ares_exp import __version__
 
     return {"schema_version": SCHEMA_VERSION, "ares_exp": __version__, "made": time.time(), "runs": list(runs), **more}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the start of a JSON Lines file, without lines that are not JSON objects. A missing file counts as empty."""
+    """Reads the JSON objects in the first 4 MiB of a JSON Lines file. Returns an empty list if the file is missing."""
     found: list[Any] = []
     with suppress(OSError), open_regular(path) as file:
         for line in file.read(4 * 2**20).splitlines():

@@ -1,4 +1,4 @@
-"""The summary after a run: a table by task, the totals, episodes without a reward, and paths."""
+"""The summary that is printed after a run: a table by task, the totals, reasons for missing rewards, and paths."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MAX_TASKS = 40
-"""Maximum number of rows in the table. If there are more tasks, the tasks with the lowest rewards are shown."""
+"""Maximum number of tasks in the table. If there are more, only the tasks with the lowest rewards are shown."""
 _MAX_UNSCORED = 10
 _MAX_ALIKE = 3
-"""Maximum number of listed attempts with the same reason for a missing reward."""
+"""Maximum number of attempts that are named for one reason for a missing reward. The others are only counted."""
 _MAX_REWARDS = 4
-"""Maximum number of columns with named rewards. A reward gets a column if at least half of the attempts have it."""
+"""Maximum number of columns for named rewards. At least half of the attempts must have such a reward."""
 _TASK_COLUMNS = 24
-"""Width above which task names are wrapped on narrow terminals."""
+"""Width to which the column of task names is reduced on narrow terminals. Longer names are wrapped."""
 _FRAME = 3
-"""Width of a column's frame and padding."""
+"""Number of characters that a column needs in addition to its text, for its frame and padding."""
 _VERIFIER = "verifier"
-"""Name of the column with the verifier's reward, if scorers also have columns."""
+"""Title of the column with the verifier's reward, if scorers also have columns."""
 _MAX_FLAKY = 8
 _MAX_MESSAGE = 1_000
-"""Maximum length of an error's first line, in characters. The end of a longer line is cut off."""
+"""Maximum number of characters that are shown of an error's first line."""
 _MAX_LINE = 200
 _LAST_LINES = 8
-"""Number of last lines of an error that are shown after its first line.
+"""Number of lines from the end of an error message that are shown below its first line.
 
 These lines are usually the output of a program, and contain the reason for the failure.
 """
 
 
 def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None = None) -> None:
-    """Writes the summary of a run to `stream` (by default stdout), with the paths that exist in the run directory."""
+    """Writes the summary of a run to `stream` (by default stdout), ending with commands to show or resume the run."""
     stream = stream if stream is not None else sys.stdout
     separator = " · " if encodable("·", stream) else " | "
     if summary.results:
@@ -87,7 +87,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
 
 
 def render_job(summary: RunSummary, *, name: str, run_dir: Path, stream: TextIO | None = None) -> None:
-    """Writes one line about a job of a sweep: its name, its totals and its path."""
+    """Writes one line about a job of a sweep: its name, its totals and the path of its run directory."""
     stream = stream if stream is not None else sys.stdout
     separator = " · " if encodable("·", stream) else " | "
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
@@ -143,7 +143,7 @@ def _width(columns: Sequence[int], widths: Sequence[int]) -> int:
 
 
 def _success(attempts: Sequence[EpisodeResult]) -> tuple[float, int]:
-    """Returns the sort key of a task: mean reward, with errors counted as 0, then the negative number of errors."""
+    """Returns a key that sorts tasks by mean reward (an error counts as 0) and then by number of errors, most first."""
     rewards = [result.reward for result in attempts if result.reward is not None]
     return sum(rewards) / len(attempts), len(rewards) - len(attempts)
 
@@ -194,10 +194,10 @@ def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
 
 
 def _pass_rates(statistics: RunStatistics, width: int) -> Iterator[str]:
-    """Formats pass@k and pass^k as a table with one row for each k. Empty if every task has at most one attempt.
+    """Yields the lines of a table of pass@k and pass^k, with one row for each k.
 
-    If some attempts have no reward, further columns count them as reward 0. Columns that do not fit into `width` are
-    moved to another table.
+    Yields nothing if no task has more than one attempt. If some attempts have no reward, more columns show the rates
+    with these attempts counted as reward 0. Columns that do not fit into `width` are moved to another table.
     """
     views = [statistics.scored_only]
     if statistics.errors_as_zero.attempts > statistics.scored_only.attempts:
@@ -232,7 +232,7 @@ def _cells(rate: PassRate, tasks: int) -> Iterator[str]:
 
 
 def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
-    """Formats lines about flaky tasks, retries, errors, limits, and replies that are malformed or cut off."""
+    """Yields lines about flaky tasks, retries, errors, limits, and responses that were malformed or cut off."""
     flaky = [f"{task.task_name} {task.passed}/{task.scored}" for task in statistics.tasks if task.is_flaky]
     if flaky:
         more = f" and {len(flaky) - _MAX_FLAKY} more" if len(flaky) > _MAX_FLAKY else ""

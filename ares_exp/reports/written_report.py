@@ -1,4 +1,4 @@
-"""The report as a file, with the payload of the runs and as many trajectories as fit into the maximum size."""
+"""The report as an HTML file, with the data of the runs and as many trajectories as fit into the maximum size."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from ares_exp.trajectories.records import EpisodeTrajectory
 
 KINDS = ("paths", "env")
 LEAST_CHARS = 6
-"""Minimum length of masked values of environment variables. Masking shorter values would also mask ordinary words."""
+"""Minimum length of an environment variable's value that is masked. Shorter values may be ordinary words."""
 _HOMES = re.compile(r"(/home/|/Users/)[^/\s\"'`:;,)]+")
 _ASSIGNED = re.compile(r"^(\s*(?:export |declare -x )?[A-Z_][A-Z0-9_]{2,}=).+$", re.MULTILINE)
 _ENV_KEYS = re.compile(r"(^|[._])(env|environ|environment|env_vars|env_file|hostname|argv|platform|pid)$")
-"""Keys of the config and of the provenance whose values identify the machine."""
+"""Keys of the config and of `provenance.json` whose values could identify the machine."""
 
 
 def redactor(kinds: Collection[str], places: Collection[Path] = ()) -> Callable[[Any], Any]:
-    """Returns a function that copies a payload and hides private parts.
+    """Returns a function that copies a payload and hides private information in the copy.
 
-    With the kind `paths`, the user's home becomes `~`, the folders of the runs (`places`) become `RUN`, the working
-    directory becomes `.`, and other users' homes are masked. The kind `env` masks the values of this process's
-    environment variables, the values in lines such as `NAME=value`, and the values of keys that identify the machine.
+    The kind `paths` replaces the user's home by `~`, the folders of the runs (`places`) by `RUN`, and the working
+    directory by `.`. It also masks the homes of other users. The kind `env` masks the values of this process's
+    environment variables. It also masks the values in lines such as `NAME=value`, and the values of keys that could
+    identify the machine.
     """
     steps: list[Callable[[str], str]] = []
     if "paths" in kinds:
@@ -108,7 +109,7 @@ WHICH = ("failed", "all", "none")
 
 
 def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Collection[str] = ()) -> list[str]:
-    """Returns the ids of a run's recorded episodes, starting with the episodes that matter most to a reader.
+    """Returns the ids of a run's recorded episodes. The episodes that are most interesting to a reader come first.
 
     The order is: all episodes of `first_tasks`, errors and running episodes, failed attempts, one passed attempt of
     each flaky task, other passed attempts (the longest first), interrupted attempts, and episodes that were retried.
@@ -143,13 +144,13 @@ def _rank(result: EpisodeResult, threshold: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The content of a report.
+    """The runs that a report shows.
 
     Attributes:
-        path: The run or sweep; for two runs, the first.
+        path: Path of the run or sweep; for a comparison, of the first run.
         runs: The runs by display name.
-        more: Further parts of the payload: `pair` or `sweep`.
-        first_tasks: Tasks whose trajectories are added first.
+        more: Further parts of the payload: `pair` for a comparison of two runs, or `sweep`.
+        first_tasks: Tasks whose trajectories are added first, because the size of the file is limited.
     """
 
     path: Path
@@ -159,20 +160,24 @@ class Subject:
 
     @classmethod
     def of_run(cls, path: Path) -> Self:
-        """Returns the subject of a report about one run. Raises `ConfigError` if the path is not a run."""
+        """Creates the subject of a report about one run. Raises `ConfigError` if the path is not a run directory."""
         return cls(path, {str(path): ShownRun(path)})
 
 
 MAX_BYTES = 25 * 10**6
 BYTES_OF_A_ROW = 260
-"""Estimated bytes that an episode needs in the payload in addition to its row, such as for the name of its block."""
+"""Estimated number of bytes that an episode needs in the payload in addition to its row, such as its block's name."""
 MISSES = 20
-"""Number of consecutive episodes that do not fit, after which the search for fitting episodes ends."""
+"""Number of episodes in a row that did not fit into the file, after which no more episodes are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The size of a written report in bytes, and the numbers of its rows and of its episodes with and without steps."""
+    """The size of a written report in bytes, and the numbers of its episodes.
+
+    `episodes` counts all rows, `trajectories` the episodes whose steps are in the file, and `left_out` the others that
+    have a recorded trajectory.
+    """
 
     size: int
     episodes: int
@@ -183,7 +188,10 @@ class Written:
 def write_report(
     subject: Subject, out: Path, *, max_bytes: int = MAX_BYTES, which: str = "all", redact: Collection[str] = ()
 ) -> Written:
-    """Writes a report atomically. Adds trajectories from the selection `which` up to the size `max_bytes`.
+    """Writes a report to `out` atomically.
+
+    Adds the trajectories that `which` selects (`failed`, `all` or `none`), up to a file size of `max_bytes`. `redact`
+    contains the kinds of private information to hide (see `redactor`).
 
     Raises:
         ConfigError: A record is broken.
@@ -210,12 +218,12 @@ def write_report(
 
 @dataclass(slots=True)
 class _Choice:
-    """Chooses the trajectories that fit into the number of bytes `left`.
+    """The choice of the trajectories that are added to the file, as long as they fit into the remaining `left` bytes.
 
     Attributes:
-        names: Names of the blocks, by run and episode.
-        left_out: Episodes without steps in the file, by run. Each has its id, the reason, and the command that shows
-            the episode.
+        names: Names of the added blocks, by number of the run and by episode id.
+        left_out: Episodes whose steps are not in the file, by number of the run. Each has its id, the reason, and the
+            command that shows the episode.
     """
 
     left: int
@@ -225,7 +233,7 @@ class _Choice:
     _misses: int = 0
 
     def blocks(self, subject: Subject, which: str) -> Iterator[str]:
-        """Yields the HTML blocks of the chosen trajectories. Alternates between runs, so that no run is left out."""
+        """Yields the HTML blocks of the added trajectories, in turn one of each run, so that no run is left out."""
         queues = [
             (number, run, self._wanted(number, run, which, subject.first_tasks))
             for number, run in enumerate(subject.runs.values())
@@ -275,7 +283,7 @@ BLOCK = "e0-0"
 
 
 def episode_page(trajectory: EpisodeTrajectory, *, threshold: float = 1.0) -> str:
-    """Returns the page of an episode."""
+    """Returns an HTML page that shows one episode."""
     row = {
         "episode_id": trajectory.episode_id,
         "task_name": trajectory.task_name,

@@ -42,12 +42,12 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BranchOptions:
-    """Changes at the branching point, which are the same for all branches. `None` means no change.
+    """Changes that are made at the branching point, which are the same for all branches. `None` means no change.
 
     Attributes:
-        inject: User message that is appended to the pending request.
-        edit: New text for the last message of the pending request.
-        response: Fixed first response, which replaces the policy's response.
+        inject: User message that is appended to the request that the agent sends at the branching point.
+        edit: New text for the last message of this request.
+        response: Text that the agent receives in response to this request, instead of a response from the policy.
     """
 
     inject: str | None = None
@@ -55,7 +55,10 @@ class BranchOptions:
     response: str | None = None
 
     def edits(self, messages: int, step: int) -> tuple[MessageEdit, ...]:
-        """Returns the message edits from `step` on. `messages` is the number of messages in the request at `step`."""
+        """Returns these changes as message edits, which apply to the request at `step` and to all later requests.
+
+        `messages` is the number of messages in the request at `step`.
+        """
         edits = []
         if self.edit is not None:
             edits.append(MessageEdit("replace", messages - 1, self.edit, step))
@@ -65,7 +68,7 @@ class BranchOptions:
 
 
 class Branching:
-    """The branching point: the step of a recorded episode at which all episodes of a run start.
+    """The branching point of a run: the step of a recorded episode at which all episodes of the run start.
 
     Attributes:
         step: Step at which the branches start.
@@ -73,7 +76,7 @@ class Branching:
     """
 
     def __init__(self, reference: str, options: BranchOptions) -> None:
-        """Finds the recorded episode that `reference` (`<run>/<episode>@<step>`) names.
+        """Locates the recorded episode that `reference` (`<run>/<episode>@<step>`) names.
 
         Raises:
             ConfigError: The reference is invalid, or the run or episode does not exist.
@@ -99,7 +102,10 @@ class Branching:
         store: Path,
         report: Report,
     ) -> None:
-        """Finds or takes the snapshot at which the branches start. Without snapshots, reads the responses to replay.
+        """Finds or takes the snapshot at which the branches start. Call this once, before the first branch starts.
+
+        If the agent cannot be restored from a snapshot, reads the recorded responses instead. Each branch then replays
+        them up to the step.
 
         Args:
             agents: Factory of the branches' agents.
@@ -166,7 +172,7 @@ class Branching:
         )
 
     def start(self, branch: int) -> EpisodeStart:
-        """Returns the starting point of a branch."""
+        """Returns the starting point of branch number `branch`: a snapshot, or a replay of the recorded responses."""
         assert self._start is not None, "Call prepare() first."
         parent = self._episode.episode_id
         lineage: dict[str, Any] = {
@@ -180,14 +186,18 @@ class Branching:
         return self._start(lineage, self._edits)
 
     def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
-        """Returns a branch's client, which knows the earlier responses. A fixed response, if set, comes first."""
+        """Creates the client through which a branch sends its requests to the policy.
+
+        The client knows the responses from before the branching point, because some policies add their reasoning to
+        later requests. If a fixed `response` is set in the options, it is the first response.
+        """
         client = policy.for_episode(replace(episode, earlier=self._earlier_responses))
         return client if self._options.response is None else _FirstResponse(self._options.response, client)
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
-        """Finds the snapshot of the step in the recorded run or in the store `made`. Blocking.
+        """Finds the snapshot of the step, first in the recorded run and then in the directory `made`. Blocking.
 
-        If there is no such snapshot, returns the last snapshot before the step, if any.
+        If no snapshot of this step exists, returns the latest snapshot of an earlier step, or `None` if there is none.
         """
         from ares_exp.snapshots.store import SnapshotStore
 
@@ -229,14 +239,17 @@ class _FirstResponse:
         return LLMResponse.from_text(text) if text is not None else await self._client(request)
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
-        """Notifies the client of a replayed response, except for the first one, which replaces the fixed response."""
+        """Notifies the client of a request that was replayed from the log of an earlier session.
+
+        The first such request got the fixed response, so the client is not notified of it.
+        """
         text, self._text = self._text, None
         if text is None and isinstance(self._client, AdvancingClient):
             self._client.advance(request, response)
 
 
 def _responses_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
-    """Returns the responses that the agent received before the snapshot, from the snapshot's journals. Blocking."""
+    """Reads the responses that the agent received before the snapshot from the snapshot's journals. Blocking."""
     objects, where = snapshot.object_store, str(snapshot.snapshot_dir)
     journals = (
         decode_journal(objects.get_lines(lines), started_at=0.0, seed=0, where=where)

@@ -1,4 +1,4 @@
-"""Budgets, which limit the spending of a run or of all jobs of its sweep, and the measurement of the spending."""
+"""Budgets, which limit the time, tokens, cost and errors of a run or its sweep, and the counting of these amounts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_FAULTS = (ContextOverflowError.__name__, RefusalError.__name__)
 _SAYS_NOTHING = (Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outcome.CLOSED)
 
 MAX_JOBS = 10_000
-"""Maximum number of other jobs in the sweep whose spending is read."""
+"""Maximum number of the sweep's other jobs that are counted."""
 
 _PROCESS_BEGAN = time.time()
 
@@ -40,12 +40,12 @@ class Limits:
     """Spending limits. `None` means that there is no limit.
 
     Attributes:
-        wall_sec: Wall-clock seconds of all sessions of a run; for a sweep, the sum over its jobs.
+        wall_sec: Wall-clock seconds, summed over all sessions of a run. For a sweep, the sum over its jobs.
         tokens: Prompt and generated tokens of paid responses, for the policy and for environments.
         cost: Cost of paid responses in US dollars, for the policy and for environments.
         errors_in_a_row: Number of consecutive episodes without a reward because the container, the verifier or the
-            policy failed. A reward, an agent error, a refusal or a context overflow resets the count to 0, because all
-            other parts of the run worked in such an episode. Cancelled and lost episodes do not count.
+            policy failed. A reward, an agent error, a refusal or a context overflow sets the count back to 0. They show
+            that the container, the verifier and the policy work. Cancelled and lost episodes do not count.
     """
 
     wall_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -54,7 +54,7 @@ class Limits:
     errors_in_a_row: Annotated[int, Field(gt=0)] | None = None
 
     def reached(self, spent: Spent) -> tuple[str, float, float] | None:
-        """Returns the name and value of a reached limit, and the spent amount; `None` if no limit is reached."""
+        """Returns the first limit that `spent` has reached (its name, its value and the spent amount), if any."""
         for name in _NAMES:
             bound = getattr(self, name)
             if bound is not None and getattr(spent, name) >= bound:
@@ -64,7 +64,7 @@ class Limits:
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Budget(Limits):
-    """The budget of a run, and of all jobs of its sweep.
+    """The limits of a run, and the limits that all jobs of its sweep share.
 
     Attributes:
         sweep: Limits for the total of all jobs of the sweep.
@@ -73,10 +73,10 @@ class Budget(Limits):
     sweep: Limits = Limits()
 
     def changed(self, values: Mapping[str, Any]) -> Budget:
-        """Returns the budget with changed limits, such as `cost` or `sweep.tokens`.
+        """Returns a copy of the budget with new values for some limits, by name, such as `cost` or `sweep.tokens`.
 
         Raises:
-            ConfigError: A limit does not exist.
+            ConfigError: There is no limit of this name.
             ValidationError: A value is invalid.
         """
         data = asdict(self)
@@ -94,7 +94,7 @@ _UNLIMITED = Budget()
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The spent amounts. `Limits` describes the fields."""
+    """The amounts that a run or a sweep has spent. The fields have the same meaning as in `Limits`."""
 
     wall_sec: float = 0.0
     tokens: int = 0
@@ -102,7 +102,7 @@ class Spent:
     errors_in_a_row: int = 0
 
     def __add__(self, other: Spent) -> Spent:
-        """Adds the amounts, except `errors_in_a_row`."""
+        """Adds the amounts. Leaves `errors_in_a_row` at 0, because the sum of two such counts has no meaning."""
         return Spent(self.wall_sec + other.wall_sec, self.tokens + other.tokens, self.cost + other.cost)
 
 
@@ -110,7 +110,7 @@ _NOTHING = Spent()
 
 
 def paid(result: EpisodeResult) -> Spent:
-    """Returns the tokens and cost of one episode and its environment, without replayed responses."""
+    """Returns the tokens and cost of one episode, including its environment's own models but not replayed responses."""
     tokens, cost, taken = result.prompt_tokens + result.generated_tokens, result.cost, result.replayed
     if taken is not None:
         tokens, cost = tokens - taken.prompt_tokens - taken.generated_tokens, cost - taken.cost
@@ -122,7 +122,7 @@ def _spent_on_its_own(used: EnvironmentUsage | None) -> Spent:
 
 
 class BudgetMeter:
-    """Measures the spending of a run and reports an exhausted budget.
+    """Counts what a run spends, and reports when a budget is exhausted. It does not end the run.
 
     Not thread-safe, except that `refresh` can run in another thread.
 
@@ -141,7 +141,7 @@ class BudgetMeter:
         clock: Callable[[], float] = time.monotonic,
         since: float = _PROCESS_BEGAN,
     ) -> None:
-        """Starts the measurement with the results and wall-clock seconds of earlier sessions. Does not read files.
+        """Starts the count with the results and wall-clock seconds of earlier sessions. Does not read files.
 
         Errors of other jobs in `sweep_dir` count only if they occurred after `since`, in epoch seconds. The user may
         have fixed the causes of earlier errors before resuming the run.
@@ -160,12 +160,18 @@ class BudgetMeter:
         self._spent_by_jobs = Spent()
 
     def add_response(self, episode_id: str, response: LLMResponse) -> None:
-        """Counts a paid response of a running episode. Ignores invalid numbers; another check ends such an episode."""
+        """Counts a paid response of a running episode.
+
+        Ignores a response with invalid numbers, such as negative tokens, because another check ends its episode.
+        """
         if is_countable(response):
             self._add(episode_id, response.usage.total_tokens, response.cost)
 
     def add_environment(self, episode_id: str, used: EnvironmentUsage | None) -> None:
-        """Sets the amount that a running episode's environment has spent so far."""
+        """Updates the amount that the environment of a running episode has spent on its own models.
+
+        `used` is the total since the start of the episode.
+        """
         total, known = _spent_on_its_own(used), self._by_environments.get(episode_id, _NOTHING)
         if total == known:
             return
@@ -178,17 +184,19 @@ class BudgetMeter:
         self._spent = Spent(spent.wall_sec, spent.tokens + tokens, spent.cost + cost)
 
     def add(self, result: EpisodeResult) -> None:
-        """Counts a finished episode, without the amounts that were already counted while it was running."""
+        """Counts an episode that has ended. Amounts that were counted while it was running are not counted again."""
         total, known = paid(result), self._in_progress.pop(result.episode_id, _NOTHING)
         self._by_environments.pop(result.episode_id, None)
         self._spent += Spent(tokens=max(0, total.tokens - known.tokens), cost=max(0.0, total.cost - known.cost))
         self._row.add(result)
 
     def refresh(self) -> None:
-        """Updates the spending of the other jobs of the sweep from their records. Blocking; can run in a thread.
+        """Reads the results of the sweep's other jobs again, to update what these jobs have spent.
+
+        Blocking. Can run in a thread.
 
         Raises:
-            ConfigError: The records of some jobs are invalid. These jobs keep their last known values.
+            ConfigError: The results of some jobs are invalid. For these jobs, the last known amounts are kept.
         """
         from ares_exp.runs.sweeps.job_folder import job_folders
 
@@ -214,18 +222,18 @@ class BudgetMeter:
 
     @property
     def spent(self) -> Spent:
-        """The spending of the run so far, in all its sessions."""
+        """The amounts that the run has spent so far, in all its sessions."""
         wall_sec = self._spent.wall_sec + self._clock() - self._started
         return replace(self._spent, wall_sec=wall_sec, errors_in_a_row=self._row.length())
 
     @property
     def spent_by_sweep(self) -> Spent:
-        """The total spending of all jobs of the sweep. The values of other jobs are from the last `refresh`."""
+        """The total of all jobs of the sweep. The amounts of other jobs are from the last `refresh`."""
         row = self._row.length([job.row for job in self._jobs.values()])
         return replace(self.spent + self._spent_by_jobs, errors_in_a_row=row)
 
     def exhausted(self) -> str | None:
-        """The message for the user about an exhausted budget; `None` if no budget is exhausted."""
+        """Returns a message for the user if a budget of the run or sweep is exhausted; `None` otherwise."""
         if self.budget == _UNLIMITED:
             return None
         if (reached := self.budget.reached(self.spent)) is not None:
@@ -237,13 +245,13 @@ class BudgetMeter:
 
 @dataclass(slots=True)
 class _Row:
-    """A sequence of errors without a success in between. All times are epoch seconds."""
+    """The time of the last success and of each error since then, in epoch seconds, for counting errors in a row."""
 
     well_at: float = 0.0
     errors_at: list[float] = field(default_factory=list)
 
     def add(self, result: EpisodeResult) -> None:
-        """Counts an episode as an error, a success or neither. Must be called in the order in which episodes ended."""
+        """Counts an episode as an error, a success or neither. Call this in the order in which the episodes ended."""
         if result.outcome in _SAYS_NOTHING:
             return
         no_fault = result.error is not None and result.error.type in _NO_FAULTS
@@ -254,7 +262,7 @@ class _Row:
             self.errors_at.clear()
 
     def length(self, others: Sequence[_Row] = ()) -> int:
-        """Returns the number of errors after the last success, in all of these sequences together."""
+        """Returns the number of errors since the last success. With `others`, treats all episodes as one sequence."""
         rows = [self, *others]
         well_at = max(row.well_at for row in rows)
         return sum(at > well_at for row in rows for at in row.errors_at) if others else len(self.errors_at)
@@ -262,7 +270,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """The spending of another job of the sweep, read from its `episodes.jsonl`."""
+    """The amounts that another job of the sweep has spent, computed from its `episodes.jsonl`."""
 
     version: tuple[int, int]
     spent: Spent
@@ -270,7 +278,7 @@ class _Job:
 
     @classmethod
     def read(cls, folder: Path, known: _Job | None, since: float) -> _Job | None:
-        """Reads a job's results. Returns `known` if the file has not changed, and `None` if it is missing."""
+        """Reads what a job has spent: `known` if `episodes.jsonl` has not changed, and `None` if it is missing."""
         path = RunDir(folder).episodes
         try:
             stat = path.stat()
@@ -321,11 +329,11 @@ INTERVAL_SEC = 2.0
 
 
 class Spending:
-    """Counts the spending of a run, and ends the run when a budget is exhausted.
+    """Counts what a run spends, and ends the run when a budget is exhausted.
 
     Attributes:
         budget: Current budget.
-        is_limited: Whether the run or an episode has a limit on tokens or cost.
+        is_limited: Whether tokens or cost are limited by the budget, or by the limits of a single episode.
     """
 
     def __init__(
@@ -353,7 +361,7 @@ class Spending:
         )
 
     def start(self, earlier: PreviousSessions, run_dir: Path) -> None:
-        """Starts the measurement with the spending of earlier sessions and of the sweep's other jobs. Blocking."""
+        """Starts the count with what earlier sessions and the sweep's other jobs have spent. Blocking."""
         self._meter = BudgetMeter(
             self.budget,
             earlier=earlier.results,
@@ -366,7 +374,7 @@ class Spending:
 
     @property
     def spent(self) -> Spent:
-        """The spending of the run so far, in all its sessions."""
+        """The amounts that the run has spent so far, in all its sessions."""
         return self._meter.spent
 
     def set(self, budget: Budget) -> None:
@@ -376,7 +384,10 @@ class Spending:
         self.check()
 
     def pay(self, episode: RunningEpisode, response: LLMResponse) -> None:
-        """Counts a response from the policy, and what the episode's environment has spent since the last call."""
+        """Counts a response from the policy, and updates what the episode's environment has spent on its own models.
+
+        Then ends the run if a budget is exhausted.
+        """
         self._meter.add_response(episode.planned.episode_id, response)
         if self._limits_cost:
             for model in tuple(self._parts.policy.unpriced):
@@ -389,7 +400,7 @@ class Spending:
         self.check()
 
     def add(self, result: EpisodeResult) -> None:
-        """Counts an episode that has ended, and checks the budgets."""
+        """Counts an episode that has ended. Ends the run if a budget is then exhausted."""
         self._meter.add(result)
         self.check()
 
@@ -399,7 +410,7 @@ class Spending:
             self._end(BudgetExhaustedError(why))
 
     async def watch(self) -> None:
-        """Checks the budgets periodically, because they are also used up by time, environments and other jobs."""
+        """Checks the budgets every two seconds, because time, environments and other jobs also use up a budget."""
         while True:
             await asyncio.sleep(INTERVAL_SEC)
             await asyncio.to_thread(self._refresh)
@@ -412,7 +423,7 @@ class Spending:
                 self._meter.add_environment(episode.planned.episode_id, episode.report().environment_usage)
 
     def _refresh(self) -> None:
-        """Updates the spending of other jobs. Blocking."""
+        """Reads what the sweep's other jobs have spent. If that fails, only warns. Blocking."""
         try:
             self._meter.refresh()
         except (ConfigError, OSError) as error:

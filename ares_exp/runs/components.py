@@ -1,4 +1,4 @@
-"""The components of an experiment, one for each config group, and its top-level settings."""
+"""The components of a run, one for each config group, and the top-level settings such as `attempts`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class Components:
     """The components of a run: one instance for each config group.
 
     Attributes:
-        recipe: Recipe that other processes use to create environments; `None` if parts were passed as objects.
-        trainer: Trainer that chooses and learns from the episodes; `None` if every task is run `attempts` times.
+        recipe: Recipe that other processes use to create the same environments; `None` if some components were passed
+            as Python objects, which other processes cannot create.
+        trainer: Trainer that chooses the episodes and learns from them; `None` if every task is run `attempts` times.
     """
 
     source: SourceBase
@@ -56,14 +57,14 @@ class Components:
 
     @property
     def effective_agent(self) -> AgentFactoryBase:
-        """The configured agent. If the policy needs solutions, the shell agent replaces a third-party agent."""
+        """The configured agent, or the shell agent if a third-party agent would have to run reference solutions."""
         return effective_agent(self.agent_factory, runs_solutions=self.policy.needs_solution)
 
     @classmethod
     def of(cls, config: DictConfig, given: Mapping[str, Any] | None = None) -> Self:
-        """Creates every component of a composed config. Constructors only validate their arguments.
+        """Creates all components from a composed config. Constructors only validate their arguments.
 
-        Components in `given`, by group, are used instead of the config's components.
+        If `given` contains an object for a group, such as `policy`, uses this object instead of the group's config.
 
         Raises:
             ConfigError: A component cannot be created.
@@ -93,7 +94,7 @@ class Components:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The top-level settings that the experiment uses, as described in `ares_exp.config.schema`."""
+    """The top-level config keys that the experiment uses. `ares_exp.config.schema` describes them."""
 
     attempts: int
     concurrency: int

@@ -1,4 +1,4 @@
-"""The creation of a run from overrides without a command line: its config, directory and Hydra's records."""
+"""The preparation of a run from Python: composes its config, and creates its directory and Hydra's files in it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ def compose_job(
     quiet: bool,
     given: Mapping[str, Any] | None = None,
 ) -> ComposedJob:
-    """Composes overrides as the command does, and creates the run and its directory, including Hydra's records.
+    """Composes overrides in the same way as the command line, and creates the run and its directory.
 
-    The arguments are the same as for `run`. Components in `given`, by group, replace the config's components.
+    The directory also contains Hydra's record of the config. The arguments are the same as for `run`. If `given`
+    contains an object for a group, such as `policy`, uses this object instead of the group's config.
 
     Raises:
         UserError: The run cannot be created. Its directory is removed again.
@@ -119,13 +120,13 @@ def _run_hydra(root_config: str, overrides: list[str], make_run: Callable[..., R
 
 @contextmanager
 def run_log(config: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[None]:
-    """Writes log records to `run.log` during the block, in addition to the script's own log handlers.
+    """Writes log records to `run.log` during the block, in addition to the log handlers of the user's script.
 
-    If the script has no handlers, warnings are also printed to standard error.
+    If the script has no handlers, also prints warnings to standard error.
 
     Args:
         config: Hydra's logging config, which defines the names and formats of the handlers.
-        overrides: Overrides of the run. Their secrets are masked.
+        overrides: Overrides of the run. If they contain secrets, the log records show them masked.
     """
     root, ours = logging.getLogger(), logging.getLogger("ares_exp")
     handlers, formats = config.get("handlers", {}), config.get("formatters", {})
@@ -163,7 +164,11 @@ def _formatted(handler: logging.Handler, formatter: Mapping[str, Any] | None) ->
 
 
 class _PassingOn(logging.Handler):
-    """Passes all log records to the run's handlers, and records with at least `level` to the script's handlers."""
+    """Passes log records to the handlers of the root logger.
+
+    The handlers in `every`, which belong to the run, get all records. The handlers of the user's script only get
+    records with at least `level`.
+    """
 
     def __init__(self, level: int, every: Sequence[logging.Handler]) -> None:
         super().__init__()

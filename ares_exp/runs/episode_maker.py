@@ -1,4 +1,4 @@
-"""The creation of an episode's environment and policy. It does not depend on other episodes or on scheduling."""
+"""Creation of one episode's environment and policy, independent of other episodes and of scheduling."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeMaker:
-    """Creates episodes from the components of a run. Writes no response log; only collectors write to the disk."""
+    """Creates and runs episodes from the components of a run, without a log of responses.
+
+    Without the log, an episode cannot be resumed. Only collectors write to the disk.
+    """
 
     def __init__(
         self, components: Components, settings: Settings, gate: Gate | None = None, outages: Outages | None = None
@@ -54,7 +57,7 @@ class EpisodeMaker:
         self._ends = EpisodeEnds()
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
-        """Creates, but does not start, the environment and policy of an episode. The rollout loop closes both.
+        """Creates the environment and the policy of an episode, but does not start them. The rollout loop closes both.
 
         Raises:
             EpisodeError: The environment or the policy cannot be created.
@@ -70,12 +73,13 @@ class EpisodeMaker:
     async def run(
         self, episode: RunningEpisode, *, is_ended: Callable[[], bool] = lambda: False
     ) -> BaseException | None:
-        """Runs an episode, and returns the exception that ended it, if any.
+        """Runs an episode, and returns the exception that ended it; `None` if it ended normally.
 
-        If the asyncio task is cancelled, `is_ended` must return whether only this episode was cancelled.
+        If the asyncio task is cancelled, calls `is_ended`. If this returns true, only this episode was cancelled, and
+        the `CancelledError` is returned like any other exception.
 
         Raises:
-            CancelledError: The asyncio task was cancelled, not only this episode.
+            CancelledError: The asyncio task was cancelled, and `is_ended` returned false.
         """
         try:
             environment, policy = await self.make(episode)
@@ -91,7 +95,7 @@ class EpisodeMaker:
         return None
 
     def environment_parts(self, start_from: EpisodeStart | None = None) -> EpisodeParts:
-        """Returns the parts that all environments of this run have in common, and `start_from`."""
+        """Returns the parts that all environments of this run share, with `start_from` as the starting point."""
         return EpisodeParts(
             container_factory=self._parts.container_factory,
             code_agent_factory=self._parts.effective_agent,
@@ -183,7 +187,10 @@ class EpisodeMaker:
 
 
 class ResumableEpisodeMaker(EpisodeMaker):
-    """Creates the episodes of a run that can be resumed. Their responses are logged and can be replayed."""
+    """Creates and runs the episodes of a run that can be resumed.
+
+    The response log of each episode contains the policy's responses, so that a later session can replay them.
+    """
 
     def __init__(
         self,
@@ -199,7 +206,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
         self._storage = storage
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, ResumablePolicy]:
-        """Creates the environment of an episode, and a policy that logs new responses and replays logged ones."""
+        """Creates the environment of an episode, and a policy that replays logged responses and logs all new ones."""
         start_from = None
         if episode.planned.earlier is not None or self._parts.branching is not None:
             start_from = await asyncio.to_thread(self._start, episode)
@@ -216,7 +223,10 @@ class ResumableEpisodeMaker(EpisodeMaker):
         return self._parts.wrapper(environment), policy
 
     async def _take_over_responses(self, planned: PlannedEpisode, own: Path) -> None:
-        """Copies the recorded responses of the environment's own models from an earlier or a replayed episode."""
+        """Copies recorded responses of the environment's own models, such as judges, from an earlier episode.
+
+        The earlier episode is the one that this episode continues, or the recorded one that the policy replays.
+        """
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
         if (earlier := planned.earlier) is not None:  # copied before the earlier log is deleted
             await in_thread(lambda: copy_responses(self._run_dir.files / earlier.episode_id, own))
@@ -224,7 +234,10 @@ class ResumableEpisodeMaker(EpisodeMaker):
             await in_thread(lambda: copy_responses(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
-        """Returns the starting point: a snapshot of the earlier episode, or the branching point; otherwise `None`."""
+        """Returns where the episode starts: at a snapshot of the episode that it continues, or at the branching point.
+
+        Returns `None` if the episode starts from the beginning.
+        """
         from ares_exp.environments.restoring import Continuation
         from ares_exp.snapshots.store import SnapshotStore
 
@@ -276,7 +289,9 @@ class ResumableEpisodeMaker(EpisodeMaker):
         return with_own(self._parts.effective_agent.normalisers)
 
     def start_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> ResponseLog:
-        """Creates the response log of an episode, which replaces the log of the continued episode. Blocking.
+        """Creates the response log of an episode. Blocking.
+
+        If this episode continues an earlier one, the new log takes over its responses, and the earlier log is deleted.
 
         Raises:
             StorageError: The new log could not be written. The log of the earlier episode is kept.

@@ -1,4 +1,4 @@
-"""The experiment: one run, from the plan of its episodes to the results and the summary."""
+"""The experiment, which executes one run: it plans the episodes, runs them, and summarizes the results."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def collecting_seldom() -> Iterator[None]:
-    """Makes garbage collections less frequent in the block. By default, they take a quarter of the CPU time."""
+    """Makes Python's garbage collections less frequent in the block.
+
+    By default, they take a quarter of the CPU time.
+    """
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], GC_THRESHOLD) if before[0] else 0, *before[1:])  # 0: collector disabled
     try:
@@ -76,8 +79,8 @@ class Experiment:
     """One run, which makes `attempts` attempts at every selected task, with at most `concurrency` episodes at once.
 
     Attributes:
-        warnings: Warnings that the user has seen.
-        spending: Measurement of the run's spending, which ends the run if a budget is exhausted.
+        warnings: Warnings that were shown to the user so far.
+        spending: Count of what the run spends. It ends the run if a budget is exhausted.
     """
 
     def __init__(self, components: Components, settings: Settings, run_dir: RunDir, *, quiet: bool = False) -> None:
@@ -107,7 +110,7 @@ class Experiment:
         self._ended_by: BudgetExhaustedError | StorageError | UnreachableError | None = None
 
     async def prepare(self) -> Sequence[str]:
-        """Runs all checks that do not need a container. Returns the names of the selected tasks.
+        """Runs all checks that do not need a container. Returns the names of the tasks that the run will use.
 
         Raises:
             UserError: A check failed. The message lists all problems. No container was started.
@@ -132,9 +135,9 @@ class Experiment:
         earlier: PreviousSessions | None = None,
         redo: Sequence[str] = (),
     ) -> RunSummary:
-        """Runs all remaining episodes, or the episodes that the trainer requests.
+        """Runs all episodes that still need a result. With a trainer, runs the episodes that the trainer requests.
 
-        A failed episode is a normal result. `interrupt` ends the run early.
+        If an episode fails, its failure is recorded and the run continues. `interrupt` ends the run early.
 
         Raises:
             ConfigError: The disk has no space for the records. No episode was started.
@@ -202,9 +205,9 @@ class Experiment:
                 raise
 
     def _num_planned(self) -> int:
-        """Counts the attempts that need a reward to make the run complete.
+        """Returns the number of attempts that need a reward to make the run complete.
 
-        In a training run, attempts do not count if the trainer cancelled them, or did not request them again after a
+        In a training run, an attempt does not count if the trainer cancelled it, or did not request it again after a
         resume.
         """
         if self._trained is None:
@@ -250,7 +253,7 @@ class Experiment:
                     self._live.has_ended = True
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        """Changes settings during the run, either all or none.
+        """Changes settings during the run. If one value is invalid, changes none of them.
 
         Raises:
             ConfigError: A key cannot be changed, or a value is invalid.
@@ -308,7 +311,10 @@ class Experiment:
         )
 
     async def close(self, summary: RunSummary | None = None) -> None:
-        """Closes all parts of the run, and passes the totals to the tracker, which has its own time limit."""
+        """Closes all components of the run. Failures are only logged, so that every component is closed.
+
+        Also passes the summary to the tracker, which has its own time limit for this.
+        """
         parts = self._parts
         closing = {
             "executor": parts.executor.close,
@@ -329,7 +335,7 @@ class Experiment:
         self._scheduler.interrupt()
 
     def request_snapshots(self) -> None:
-        """Requests a snapshot of each running episode. Each is taken as soon as its episode waits for the policy."""
+        """Requests a snapshot of each running episode. It is taken the next time the episode waits for the policy."""
         if self._parts.snapshots.output_dir is None:
             logger.warning("Snapshots are disabled in this run. To take snapshots on request, set snapshot=manual.")
         from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
@@ -339,7 +345,7 @@ class Experiment:
                 episode.environment.request_snapshot()
 
     async def _execute(self, planned: PlannedEpisode) -> Retry | None:
-        """Runs one episode as soon as a place is available. Returns a retry if the attempt must be tried again."""
+        """Runs one episode as soon as its executor has room. Returns a `Retry` if the attempt needs another episode."""
         if self._trained is None:
             return await self._execute_try(planned)
         return await self._trained.execute_try(planned, self._execute_try)

@@ -1,4 +1,4 @@
-"""The functions `run` and `arun`, which run an experiment from a script or a notebook, as the command does."""
+"""The functions `run` and `arun`, which run an experiment from Python like the command `python -m ares_exp`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunResults:
 
     Attributes:
         run_dir: Run directory.
-        summary: Totals of the run, and the results of all episodes of all attempts (`summary.results`).
+        summary: Totals of the run. `summary.results` contains the results of all episodes, including retried ones.
     """
 
     run_dir: Path
@@ -41,7 +41,7 @@ class RunResults:
 
     @property
     def rows(self) -> tuple[EpisodeResult, ...]:
-        """The result of each attempt, which is the result of its last episode, sorted by task and attempt."""
+        """The result of each attempt (of its last episode if it was retried), sorted by task and attempt."""
         return tuple(sorted(self.summary.final, key=lambda row: (row.task_name, row.attempt)))
 
     @property
@@ -51,23 +51,23 @@ class RunResults:
 
     @property
     def complete(self) -> bool:
-        """Whether every planned attempt has a reward, and was written to `episodes.jsonl`."""
+        """Whether every planned attempt has a reward and a row in `episodes.jsonl`."""
         return self.summary.complete
 
     @property
     def exit_code(self) -> int:
-        """The exit code that the command would return. 0 means that the run is complete and that no task is broken."""
+        """The exit code of the command for such a run. It is 0 if the run is complete and no task is broken."""
         return self.summary.exit_code
 
     def to_frame(self, *, tries: bool = False) -> pandas.DataFrame:
         """Returns a data frame with one row per attempt. Missing rewards are NaN.
 
-        The columns are the fields of `EpisodeResult`. Fields with several values have several columns:
-        `rewards.<key>`, `phase_sec.<phase>`, `error_type`, `error_message`, `limit`.
+        The columns are the fields of `EpisodeResult`. Fields with several values have several columns: `rewards.<key>`,
+        `phase_sec.<phase>`, `error_type`, `error_message`, `limit`.
 
         Args:
-            tries: Whether to return one row per episode, in the order in which they finished, instead of one per
-                attempt.
+            tries: Whether to return one row per episode, in the order in which the episodes ended, instead of one row
+                per attempt. An attempt has several episodes if it was retried.
 
         Raises:
             UserError: pandas is not installed.
@@ -84,7 +84,7 @@ class RunResults:
         return pandas.DataFrame(rows, columns=list(columns)).astype({"reward": "float64"})
 
     def trajectories(self) -> StoredEpisodes:
-        """Returns the recorded episodes of the run. Their steps are loaded on demand.
+        """Returns the recorded episodes of the run. Each episode's steps are loaded when they are accessed.
 
         Raises:
             TrajectoryFormatError: The run has no readable trajectories (for example, with `collector=none`).
@@ -109,16 +109,17 @@ class RunResults:
 
 
 _NO_ROW = EpisodeResult("", "", 0, 0, Outcome.CANCELLED, None)
-"""An empty row, which defines the columns of every data frame."""
+"""An empty result, from which the columns of a data frame without episodes are taken."""
 
 
 INTERRUPT_LIMIT_SEC = 60.0
-"""Time limit, in seconds, for an interrupted run to release its resources before its caller continues."""
+"""Maximum time, in seconds, that the caller waits for an interrupted run to release its resources."""
 
 SIGNAL_CHECK_SEC = 0.5
-"""Interval, in seconds, at which a waiting caller checks for a Ctrl-C that did not interrupt the wait.
+"""Interval, in seconds, at which the waiting caller wakes up to notice a Ctrl-C.
 
-This happens if another thread received the signal, or if the signal arrived just before the wait.
+Needed because a Ctrl-C does not interrupt the wait if another thread received the signal, or if the signal arrived just
+before the wait.
 """
 
 _in_progress = threading.Lock()
@@ -129,12 +130,13 @@ def run(overrides: Sequence[str] = (), *, config_dirs: Sequence[str | Path] = ()
 
     The run has the same directory, records, checks, retries and budgets as a run that the command starts. The command
     can resume a run that this function started, and this function can resume a run of the command
-    (`resume=outputs/first`). The run uses an event loop in a separate thread, and the caller waits. You can call this
-    function in scripts, threads and notebooks. In a notebook, it blocks the event loop. To await a run, use `arun`.
+    (`resume=outputs/first`). The run uses its own event loop in a separate thread, and the caller waits for it. You can
+    call this function in scripts, threads and notebooks. In a notebook, it blocks the notebook's event loop. To await a
+    run instead, use `arun`.
 
-    A failed attempt is recorded as a row and does not raise an exception. `results.exit_code` is the exit code of the
-    command. Ctrl-C cancels running episodes, closes the run (which can be resumed), and raises `KeyboardInterrupt`. For
-    other signals, the handlers of the script remain installed.
+    If an attempt fails, the failure is recorded as a row, and no exception is raised. `results.exit_code` is the exit
+    code that the command would have. Ctrl-C cancels running episodes, closes the run (which can be resumed), and raises
+    `KeyboardInterrupt`. Other signals are still handled by your script.
 
     Args:
         overrides: Overrides as on the command line, such as `["env=harbor", "env.path=tasks", "policy=oracle"]`.
@@ -165,9 +167,8 @@ async def arun(
 ) -> RunResults:
     """Runs an experiment like `run`, without blocking the event loop of the caller.
 
-    Cancelling the awaiting task cancels running episodes and closes the run, which can be resumed.
-
-    The arguments and errors are the same as for `run`.
+    If the awaiting task is cancelled, running episodes are cancelled and the run is closed. The run can be resumed. The
+    arguments and errors are the same as for `run`.
     """
     running = _Running(overrides, config_dirs, quiet=quiet)
     results = asyncio.wrap_future(running.results)
@@ -182,7 +183,7 @@ async def arun(
 
 
 class _Running:
-    """A run in a separate thread, which starts when this object is created."""
+    """A run in its own thread. The run starts when this object is created. `results` is a future of its results."""
 
     def __init__(self, overrides: Sequence[str], config_dirs: Sequence[str | Path], *, quiet: bool) -> None:
         self.results: Future[RunResults] = Future()
@@ -237,7 +238,10 @@ class _Running:
 
 @contextmanager
 def only_run() -> Iterator[None]:
-    """Prevents other runs in this process during the block. Raises `ConfigError` if a run is in progress."""
+    """Marks this process as busy with a run during the block, because a process supports one run at a time.
+
+    Raises `ConfigError` if another run is in progress.
+    """
     _claim()
     try:
         yield
@@ -254,7 +258,7 @@ def _claim() -> None:
 
 
 def checked_overrides(overrides: Sequence[str]) -> list[str]:
-    """Returns the overrides. Raises `ConfigError` if they are not a list of strings, or contain a flag."""
+    """Checks and returns the overrides. Raises `ConfigError` if they are not a list of `key=value` strings."""
     if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):
         raise ConfigError(
             f"Expected a list of overrides, got {overrides!r:.200}. Write each as on the command line: "

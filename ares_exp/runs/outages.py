@@ -1,4 +1,4 @@
-"""The handling of outages: no episode starts while a container engine, container service or endpoint is unreachable."""
+"""The handling of outages: the run pauses while a container engine, container service or endpoint is unreachable."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ares_exp.records.terminal_text import format_duration
 from ares_exp.runs.scheduler import Scheduler
 
 MAX_OUTAGE_SEC = 300.0
-"""Maximum duration of an outage, in seconds. A longer outage ends the run."""
+"""Duration of an outage, in seconds, after which the run ends."""
 FIRST_WAIT_SEC, MAX_WAIT_SEC = 1.0, 10.0
-"""Wait after the first failed check, and maximum wait, in seconds. Each failed check doubles the wait."""
+"""Wait before a failed check is repeated, and maximum wait, in seconds. Each further failure doubles the wait."""
 CHECK_SEC = 30.0
-"""Time limit of a check, in seconds."""
+"""Time limit of one check, in seconds."""
 
 logger = logging.getLogger(__name__)
 
 
 class Outages:
-    """Pauses the scheduler while a check fails, and ends the run if the check fails for `MAX_OUTAGE_SEC`.
+    """Prevents the start of episodes while a service is unreachable. Ends the run after `MAX_OUTAGE_SEC`.
 
-    A check raises `UnreachableError` if a service cannot be reached. Callers that wait for the same check share its
-    calls.
+    A check is an async function that raises `UnreachableError` if its service cannot be reached. If several callers
+    wait for the same check, it is called only once for all of them.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Outages:
         self._watches: dict[Check, asyncio.Task[None]] = {}
 
     async def wait(self, check: Check) -> bool:
-        """Waits until a check passes. Returns whether the first call of the check failed, so that there was an outage.
+        """Waits until a check passes. Returns true if there was an outage, which means that the check failed at first.
 
         Raises:
             UnreachableError: The check failed for `MAX_OUTAGE_SEC`. The run ends.
@@ -59,7 +59,7 @@ class Outages:
         return True
 
     def close(self) -> None:
-        """Stops all checks. Idempotent."""
+        """Stops all repeated checks. Idempotent."""
         for watch in self._watches.values():
             watch.cancel()
 
@@ -86,7 +86,10 @@ class Outages:
 
 
 async def _problem(check: Check) -> UnreachableError | None:
-    """Runs a check. Returns the `UnreachableError` that it raised; `None` if it passed or raised another error."""
+    """Runs a check once. Returns the `UnreachableError` that it raised, if any.
+
+    Returns `None` if the check passed or failed in another way, such as by a timeout.
+    """
     try:
         async with asyncio.timeout(CHECK_SEC):
             await check()

@@ -1,4 +1,4 @@
-"""Preparation of a run: the task set, the checks before the first container starts, and the plan."""
+"""The preparation of a run: reads the task set, runs all checks, and plans the episodes. No container is started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ares_exp.trajectories.collector import CollectorBase
 
 SHOWN_TASKS = 5
 OPEN_FILES, OPEN_FILES_PER_EPISODE = 40, 14
-"""Number of open files that a run needs in addition to its episodes, and maximum number per episode."""
+"""Number of open files that the run itself needs, and maximum number that each concurrent episode needs."""
 
 
 async def prepare(
@@ -31,7 +31,7 @@ async def prepare(
     *,
     run_dir: Path | None = None,
 ) -> Sequence[str]:
-    """Reads the task set, and runs all checks that do not need a container. Returns the names of the selected tasks.
+    """Reads the task set, and runs all checks that do not need a container. Returns the names of the tasks to run.
 
     Raises:
         UserError: A check failed. The message lists all problems. No container was started.
@@ -75,17 +75,17 @@ async def prepare(
 
 
 def _need_of_shared_disk(parts: Components) -> str | None:
-    """Returns the reason why other machines need access to the run directory; `None` if they do not need it."""
+    """Returns the reason why all nodes of a cluster must share the run directory; `None` if they need not."""
     if parts.branching is not None:
         return "`branch_from` reads a snapshot from it"
     return "`snapshot` writes snapshots to it from each node" if parts.snapshots.output_dir is not None else None
 
 
 def bounded_concurrency(parts: Components, asked: int, warn: Callable[[str], None]) -> int:
-    """Returns the possible number of concurrent episodes, and increases the limit on open files if necessary.
+    """Returns the number of episodes that can run at once, which is at most `asked`.
 
-    Warns if the backend or this limit allows fewer episodes than requested. Must be called after the backend's
-    preflight.
+    Raises this process's limit on open files if necessary. Warns if the container backend supports fewer containers, or
+    if the limit on open files cannot be raised enough. Must be called after the backend's preflight.
     """
     _allow_open_files(asked, warn)
     most = parts.container_factory.max_containers
@@ -114,7 +114,7 @@ def _allow_open_files(episodes: int, warn: Callable[[str], None]) -> None:
 
 
 def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> None:
-    """Raises `ConfigError` if a collector can only record one episode at a time, but `concurrency` is above 1."""
+    """Raises `ConfigError` if episodes run concurrently but a collector can only record one episode at a time."""
     for collector in collectors:
         if concurrency > 1 and not collector.keeps_apart:
             raise ConfigError(
@@ -124,7 +124,7 @@ def check_collectors(collectors: Iterable[CollectorBase], concurrency: int) -> N
 
 
 def planned_episodes(parts: Components, settings: Settings, task_names: Sequence[str]) -> list[PlannedEpisode]:
-    """Plans every attempt at every task. If the policy replays an episode, the attempt has the recorded seed."""
+    """Plans every attempt at every task. An attempt that replays an episode gets the seed of the recorded episode."""
     planned = plan_episodes(task_names, attempts=settings.attempts, seed=settings.seed)
     seeds = [parts.policy.seed_of(*one.slot) for one in planned]
     return [one if seed is None else replace(one, seed=seed) for one, seed in zip(planned, seeds, strict=True)]
@@ -148,7 +148,7 @@ def _check_agent(parts: Components) -> None:
 
 
 def check_snapshots(parts: Components) -> None:
-    """Raises `ConfigError` if the run would take snapshots that cannot be taken or cannot be used."""
+    """Raises `ConfigError` if the config asks for snapshots that cannot be taken, or could not be used later."""
     agents, schedule = parts.effective_agent, parts.snapshots
     if schedule.output_dir is None:
         return
@@ -179,7 +179,11 @@ async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str
 
 
 def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str], None]) -> Sequence[str]:
-    """Returns all tasks or, if the run branches or replays episodes, only the tasks with a recorded episode."""
+    """Returns the names of the tasks to run.
+
+    These are all tasks, unless the run branches or replays episodes. Then they are the tasks that have a recorded
+    episode.
+    """
     recorded = parts.policy.recorded_tasks if parts.branching is None else (parts.branching.task_name,)
     if recorded is None:
         return task_names
@@ -204,7 +208,10 @@ def _some(names: Collection[str]) -> str:
 
 
 def _raise_all(outcomes: Sequence[object]) -> None:
-    """Raises the first error that is not a `UserError`, or all `UserError`s as one error."""
+    """Raises the errors among the outcomes of several checks. Does nothing if there are none.
+
+    Several `UserError`s are raised as one error that lists all problems. Any other error is raised first, and alone.
+    """
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for error in errors:
         if not isinstance(error, UserError):

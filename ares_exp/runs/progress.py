@@ -1,7 +1,7 @@
-"""The live progress of a run: a bar and a panel on a terminal, or otherwise a plain line every few seconds.
+"""The progress display of a run: a bar and status lines on a terminal, or otherwise a plain line every few seconds.
 
-A separate thread draws the display. The display therefore stays current while the event loop is busy, and a slow
-terminal never delays an episode.
+A separate thread draws the display. It therefore stays current while the event loop is busy, and a slow terminal never
+delays an episode.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _REDRAW_SEC = 0.2
 _INDENT = "  "
 _BAR_COLUMNS = 20
 _LEAST_COLUMNS = 8
-"""Minimum width of the bar and of task names, in columns."""
+"""Minimum width of the bar and of the list of task names, in columns. If there is less room, they are omitted."""
 _MAX_LINES = 2
-"""Maximum number of terminal lines into which a line of the panel is wrapped."""
+"""Maximum number of terminal lines for each status line below the bar. The rest of a longer line is cut off."""
 _STOP_TIMEOUT_SEC = 2.0
 
 
 class Progress:
-    """Shows the state of a run: `3/12 done · 4 running · reward 0.67 · ETA 12 s`."""
+    """Shows the state of a run while its block runs, such as `3/12 done · 4 running · reward 0.67 · ETA 12 s`."""
 
     def __init__(
         self,
@@ -46,8 +46,9 @@ class Progress:
     ) -> None:
         """Stores the arguments. Entering the context starts the display.
 
-        `status` is called in the drawing thread. If `stream` is not a terminal (detected by default), a line is written
-        every `interval_sec` seconds. If `is_kept` is set, the last state remains on the terminal after the end.
+        `status` returns the state of the run, and is called in the drawing thread. If `stream` is not a terminal
+        (detected by default), a line is written every `interval_sec` seconds. If `is_kept` is set, the last state
+        remains visible after the end.
         """
         self._status = status
         self._stream = stream if stream is not None else sys.stderr
@@ -159,7 +160,7 @@ class Progress:
 
 @contextlib.contextmanager
 def _log_lines_above(console: Console) -> Iterator[None]:
-    """Prints log lines above the bar if they go to a terminal."""
+    """Makes log handlers that write to a terminal print their lines above the bar, so that they do not destroy it."""
     from rich.file_proxy import FileProxy
 
     handlers = [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]

@@ -1,4 +1,4 @@
-"""The provenance of a run: code, versions and machine."""
+"""The provenance of a run: the versions of its code and tasks, and the machine on which it ran."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from ares_exp.records.secrets import scrub_argv
 from ares_exp.tasks.task_contract import TaskOrigin
 
 _BESIDE = ("numpy", "openai")
-"""Optional packages that can affect results."""
+"""Optional packages whose versions are also recorded, because they can affect results."""
 _GIT_TIMEOUT_SEC = 5.0
 
 
 def collect_provenance(
     *, task_set_path: Path | None = None, task_origins: Mapping[str, TaskOrigin] | None = None
 ) -> dict[str, Any]:
-    """Collects the code versions and the machine of a run, so that its results can be traced to them.
-
-    Includes the git commit of the task set's folder, and the origins of tasks that were fetched from git.
+    """Collects the versions of code and tasks and the facts about this machine that may explain a run's results.
 
     Returns:
-        A JSON-ready mapping: `ares_exp_version`, `project` and `task_set` (each `{"commit", "dirty"}`, or `None` if git
-        is missing or does not track the folder), `task_origins` (`{"git_url", "git_commit", "path"}` by name),
-        `python`, `platform`, `packages` (versions of requirements and plugins, by name; `None` if a package is not
-        installed), `hostname`, `pid`, `argv` (with masked secrets) and `python_hash_seed`.
+        A JSON-ready mapping. `project` and `task_set` are the git states of the checkout of `ares_exp` and of the
+        folder of tasks. Each is `{"commit", "dirty"}`, or `None` if git is missing or does not track the folder.
+        `task_origins` is `{"git_url", "git_commit", "path"}` for each task that was fetched from git, by name.
+        `packages` contains the versions of requirements and plugins, by name; `None` if a package is not installed. The
+        other keys are `ares_exp_version`, `python`, `platform`, `hostname`, `pid`, `argv` (with masked secrets) and
+        `python_hash_seed`.
     """
     checkout = Path(ares_exp.__file__).resolve().parent.parent
     return {
@@ -54,7 +54,10 @@ def collect_provenance(
 
 
 def _git_state(folder: Path) -> dict[str, Any] | None:
-    """Returns `{"commit": hash, "dirty": whether the folder has changes}`; `None` for an untracked folder."""
+    """Returns the git commit of a folder, and whether files in it have changed (`{"commit": hash, "dirty": bool}`).
+
+    Returns `None` if git is missing or does not track the folder.
+    """
     folder = folder if folder.is_dir() else folder.parent
     # The output is empty if an enclosing repository does not track the folder, such as a virtual environment.
     if not _git(folder, "ls-tree", "--name-only", "HEAD", "."):
@@ -68,7 +71,7 @@ def _git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    # GIT_DIR, which hooks set, selects another repository. A repository can configure a file system monitor to start.
+    # GIT_DIR, which hooks set, selects another repository. A repository can name a program (`core.fsmonitor`) to run.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
     try:
@@ -86,7 +89,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _own_version(checkout: Path) -> str | None:
-    """Returns the version of the checkout, which can be newer than its editable install, or the installed version."""
+    """Returns the version of `ares_exp`.
+
+    In a checkout, reads it from `pyproject.toml`, because an editable install keeps the version from when it was
+    installed.
+    """
     try:
         version: str = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
     except (OSError, KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""The recorder of a run, which writes rows, response logs and totals, and passes results to the tracker."""
+"""The recorder of a run, which writes result rows, response logs and totals, and passes results to the tracker."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Writes the records of a run. A failing disk ends the run, but a failing tracker or collector does not.
+    """Writes the records of a run. The run ends if its disk fails, but not if a tracker or collector fails.
 
     Attributes:
         results: Results of all sessions, in the order in which they were written.
-        failures: Number of records that could not be written.
-        unwritten_rows: Number of rows that could not be written.
+        failures: Number of failures of trackers, collectors and summary files.
+        unwritten_rows: Number of rows that could not be written to `episodes.jsonl`.
     """
 
     def __init__(
@@ -53,7 +53,10 @@ class Recorder:
         self._rows = GatheredCalls(self._write)
 
     def start_tracker(self, info: RunInfo, earlier: PreviousSessions) -> None:
-        """Starts the tracker with the results of earlier sessions, but logs their lost episodes as new results."""
+        """Starts the tracker, and passes it the results of earlier sessions.
+
+        Lost episodes of earlier sessions are logged as new results, because the tracker did not get them before.
+        """
         lost = {result.episode_id for result in earlier.lost}
         told = tuple(result for result in self.results if result.episode_id not in lost)
         tracker = self._parts.tracker
@@ -62,13 +65,20 @@ class Recorder:
             self.track(tracker.log_episode, result)
 
     async def cause(self, failure: BaseException) -> BaseException:
-        """Returns the failed write that may have caused `failure`; if no write has failed, returns `failure` itself."""
+        """Returns the error to report for a failed episode: a failed write of the run's records, or `failure` itself.
+
+        If the disk is full, an episode can fail in many ways. Therefore, this method first tests whether the disk is
+        writable.
+        """
         if not isinstance(failure, (asyncio.CancelledError, BudgetExhaustedError, StorageError)):
             await asyncio.to_thread(self._storage.probe)
         return self._storage.failure or failure
 
     async def write(self, episode: RunningEpisode, result: EpisodeResult) -> EpisodeResult:
-        """Writes the row of an episode. Returns the result that was written."""
+        """Writes the row of an episode to `episodes.jsonl`, and returns its result.
+
+        If the row could not be written, this result is an error without a reward.
+        """
         self.failures += episode.collector_failures
         await asyncio.shield(self._rows.put((episode, result)))
         assert episode.result is not None
@@ -84,8 +94,8 @@ class Recorder:
     def _write(self, ended: Sequence[tuple[RunningEpisode, EpisodeResult]]) -> None:
         """Writes rows of episodes, then deletes the response logs that are no longer needed.
 
-        The log of a retry is created before the row is written. A resumed run therefore starts the retry even if this
-        process dies while the retry waits.
+        If an episode is retried, first creates the response log of its retry. Even if this process dies before the
+        retry starts, the resumed run finds this log and starts the retry.
         """
         rows = [episode.row_of(result) for episode, result in ended]
         try:
@@ -114,7 +124,11 @@ class Recorder:
         self.guard("Writing results.json", lambda: self._run_dir.write_json(results, results_document(summary)))
 
     async def close(self, summary: RunSummary | None) -> None:
-        """Closes the collectors, and passes the totals to the tracker, which has its own time limit."""
+        """Closes the collectors, and passes the totals to the tracker, which has its own time limit for this.
+
+        If the run was not interrupted, also removes the data of deleted snapshots. Without a `summary`, only closes the
+        collectors.
+        """
         for name, collector in self._parts.collectors.items():
             await asyncio.to_thread(self.guard, f"Closing the {name} collector", collector.close)
         if summary is None:
@@ -125,13 +139,13 @@ class Recorder:
         await asyncio.to_thread(self.guard, "The tracker's end", lambda: tracker.finish(summary))
 
     def track(self, log: Callable[..., object], *values: object) -> None:
-        """Calls a method of the tracker (see `guard`)."""
+        """Calls a method of the tracker. A failure is logged and counted, as in `guard`."""
         self.guard("The tracker", partial(log, *values))
 
     def guard(self, what: str, act: Callable[[], object]) -> None:
-        """Calls `act`. Logs and counts a failure, without ending the run.
+        """Calls `act`. If it fails, logs and counts the failure, and the run continues.
 
-        After a failed write has ended the run, further failures are expected and logged at the level DEBUG.
+        After a failed write has ended the run, further failures are expected. They are only logged, at the level DEBUG.
         """
         try:
             act()

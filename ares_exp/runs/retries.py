@@ -1,4 +1,4 @@
-"""Retry rules, which define the errors after which an attempt is retried, the number of retries, and the waits."""
+"""Retry rules, which define after which errors an attempt is retried, how often, and after which wait."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Seconds = Annotated[float, Field(ge=0, le=86_400)]
 
 
 class RetryRules:
-    """The number of retries of an attempt without a reward, by error class or by outcome.
+    """The maximum number of retries of an attempt that failed, by class of the error or by outcome.
 
-    A retry is a new episode in a fresh container and with fresh objects. The failed episode keeps its row. Only errors
-    are retried. Cancelled attempts and attempts that reached a limit are not retried.
+    A retry is a new episode with a fresh container and a new agent. The failed episode keeps its row. Only errors are
+    retried. Cancelled attempts and attempts that reached a limit are not retried.
     """
 
     @validate_call
@@ -49,19 +49,23 @@ class RetryRules:
         """Stores the rules.
 
         Args:
-            infrastructure: Whether temporary errors of containers and endpoints are retried. Each is retried twice,
-                unless `errors` sets another number.
+            infrastructure: Whether temporary errors of containers and endpoints are retried. The number of retries
+                depends on the class (see `ares_exp.errors.INFRASTRUCTURE`), and is usually 2. `errors` can set other
+                numbers.
             container_error: Number of retries of an attempt with the outcome `container_error`.
             verifier_error: Number of retries of an attempt with the outcome `verifier_error`.
             policy_error: Number of retries of an attempt with the outcome `policy_error`.
             agent_error: Number of retries of an attempt with the outcome `agent_error`.
             errored: Number of retries of an attempt with the outcome `errored`.
-            errors: Number of retries by the name of an error class, which includes its subclasses. The most specific
-                class takes precedence, also over the rule for the outcome. Names with the value `None` are ignored.
+            errors: Number of retries by name of an error class, which also applies to its subclasses. If several
+                entries match, the most specific class is used. These numbers take precedence over the numbers for
+                outcomes. Names with the value `None` are ignored.
             base_sec: Maximum wait before the first retry, in seconds. Each further retry doubles it. Each wait is
-                shortened at random by up to half, so that failed attempts are not all retried at the same time.
-            max_wait_sec: Maximum of every wait, in seconds, also if an endpoint requests a longer wait (`Retry-After`).
-            seed: Seed of the random waits; `None` uses different waits in every run. Results do not depend on it.
+                shortened at random by up to half, so that attempts that failed together are not retried together.
+            max_wait_sec: Maximum wait in seconds. It also applies if an endpoint requests a longer wait
+                (`Retry-After`).
+            seed: Seed of the random part of the waits; `None` for other waits in every run. Results do not depend on
+                it.
 
         Raises:
             ConfigError: A name in `errors` is not an error class.
@@ -90,10 +94,10 @@ class RetryRules:
             _check_class(name)
 
     def changed(self, changes: Mapping[str, Any]) -> RetryRules:
-        """Returns the rules with changed values, for example of `base_sec` or `errors.RateLimitError`.
+        """Returns a copy of the rules with new values, by name, such as `base_sec` or `errors.RateLimitError`.
 
         Raises:
-            ConfigError: A rule or an error class does not exist.
+            ConfigError: There is no rule or error class of this name.
             ValidationError: A value is invalid.
         """
         given = {**self._given, "errors": dict(self._given["errors"])}
@@ -108,12 +112,12 @@ class RetryRules:
         return RetryRules(**given)
 
     def wait_sec(self, error: BaseException, outcome: Outcome, tries: int) -> float | None:
-        """Returns the seconds to wait before the retry; `None` for no retry.
+        """Returns the number of seconds to wait before a failed attempt is retried; `None` if it is not retried.
 
         Args:
-            error: Error that ended the last episode.
-            outcome: Outcome of the last episode.
-            tries: Number of failed episodes of the attempt, from 1.
+            error: Error that ended the attempt's last episode.
+            outcome: Outcome of this episode.
+            tries: Number of failed episodes of the attempt, including this one.
         """
         if outcome not in self._by_outcome:
             return None
@@ -137,6 +141,6 @@ def _check_class(name: str) -> None:
 
 
 def _names_below(kind: type[AresExpError]) -> list[str]:
-    """Lists the names of a class and of all its imported subclasses, including user-defined subclasses."""
+    """Lists the names of an error class and of all its imported subclasses, including subclasses in user code."""
     below = [name for sub in kind.__subclasses__() for name in _names_below(sub)]
     return sorted({kind.__name__, *below})

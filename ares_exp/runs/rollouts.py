@@ -1,4 +1,4 @@
-"""The function `rollouts`, which runs episodes for a loop in Python without writing to the disk."""
+"""The function `rollouts`, which yields finished episodes to your own Python loop and writes nothing to the disk."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 
 EPISODE_KEYS = ("limits", "timeouts", "verify_on_truncation")
-"""Top-level keys that can be overridden, because they apply to a single episode."""
+"""Top-level config keys that `rollouts` accepts as overrides, because they apply to single episodes."""
 RELEASE_LIMIT_SEC = 60.0
-"""Time limit, in seconds, for cancelled episodes to release their containers."""
+"""Maximum time, in seconds, that cancelled episodes get to release their containers."""
 
 logger = logging.getLogger(__name__)
 
 
 class MadeEnvironments(SourceBase):
-    """A source that creates environments by calling a function. Its only task has the function's name."""
+    """A source that creates environments by calling a function. It has a single task with the function's name."""
 
     path = None
     needs_container = False
@@ -70,7 +70,7 @@ class MadeEnvironments(SourceBase):
         """Accepts all parts, because the requirements of the function are unknown."""
 
     def make(self, task_name: str, parts: EpisodeParts) -> EnvironmentWrapper:
-        """Calls the function. Raises `TypeError` if it does not return an environment."""
+        """Calls the function to create an environment. Raises `TypeError` if the result is not an environment."""
         made = self._make()
         if not isinstance(made, MinimalEnvironment):
             raise TypeError(
@@ -81,7 +81,7 @@ class MadeEnvironments(SourceBase):
 
 
 class _Seeded(EnvironmentWrapper):
-    """A wrapper that passes the episode's seed to the first `reset`, if the environment accepts a seed."""
+    """A wrapper that passes the episode's seed to the first `reset`, if the environment's `reset` accepts one."""
 
     def __init__(self, env: MinimalEnvironment, seed: int) -> None:
         super().__init__(env)
@@ -95,10 +95,10 @@ class _Seeded(EnvironmentWrapper):
 def _make_parts(
     given: Mapping[str, Any], values: Mapping[str, Any], overrides: Sequence[str], config_dirs: Sequence[Path]
 ) -> tuple[Components, Settings, list[Callable[[], Awaitable[None]]]]:
-    """Creates the components (not started yet), the settings, and the functions that close the components.
+    """Creates the components without starting them, the settings, and the functions that close the components.
 
-    Parts in `given` are objects, names of options, contents of option files, or `None` for the default option. The
-    caller closes its own objects.
+    `given` maps config groups to objects, names of options, contents of option files, or `None` for the default option.
+    Objects in `given` belong to the caller and are not closed.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -136,7 +136,7 @@ def _make_parts(
 
 
 def _check_overrides(overrides: Sequence[str], given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` if an override has no effect. Syntax errors are reported when the config is composed."""
+    """Raises `ConfigError` if an override would have no effect. Ignores syntax errors, which Hydra reports later."""
     from hydra.errors import OverrideParseException
 
     try:
@@ -181,12 +181,12 @@ def _source(env: Any) -> SourceBase:
 
 @dataclass(frozen=True)
 class FinishedEpisode:
-    """A finished episode, with a reward or an error.
+    """An episode that has ended, with a reward or an error.
 
     Attributes:
-        result: Result of the episode, as in the `episodes.jsonl` of a run.
+        result: Result of the episode, with the same fields as a row of `episodes.jsonl` of a run.
         trajectory: Steps of the episode; `None` if its environment could not be created.
-        usage: Responses, tokens and cost of the policy.
+        usage: Number of the policy's responses, their tokens and their cost.
     """
 
     result: EpisodeResult
@@ -208,7 +208,7 @@ class FinishedEpisode:
 
     @property
     def reward(self) -> float | None:
-        """The reward; `None` if the episode has no reward."""
+        """The reward; `None` if the episode ended without a reward, for example because of an error."""
         return self.result.reward
 
     @property
@@ -218,7 +218,7 @@ class FinishedEpisode:
 
     @property
     def error(self) -> ErrorInfo | None:
-        """The error, or the limit that truncated the episode; `None` if the episode was completed."""
+        """The error that ended the episode, or the limit that truncated it; `None` if the episode was completed."""
         return self.result.error
 
 
@@ -234,34 +234,35 @@ async def rollouts(
     overrides: Sequence[str] = (),
     config_dirs: Sequence[str | Path] = (),
 ) -> AsyncGenerator[FinishedEpisode, None]:
-    """Runs every task `attempts` times, and yields episodes in the order in which they finish.
+    """Runs every task `attempts` times, and yields each episode when it has ended.
 
-    The episodes run on the event loop of the caller. At most `concurrency` episodes are running, or have finished and
-    wait for the consumer. While the consumer handles an episode, the other episodes continue. An error ends only the
+    The episodes run on the event loop of the caller. At most `concurrency` episodes are running, or have ended and wait
+    until your loop takes them. While your loop handles an episode, the other episodes continue. An error ends only the
     episode in which it occurs. Episodes are not retried.
 
     If you leave the loop early (`break`, an exception, cancellation, `aclose()`), running episodes are cancelled and
-    all containers are released. After `break`, this happens when Python deletes the generator. To wait until it is
+    all containers are released. After `break`, this happens only when Python deletes the generator. To wait until it is
     done, use `async with contextlib.aclosing(rollouts(…)) as episodes:`.
 
-    A part is an object, the name of an option (`policy="oracle"`), or the content of an option file
-    (`{"_target_": "my_module.MyPolicy", "temperature": 0.7}`). The caller closes its own objects.
+    You can pass `env`, `policy`, `agent` and `container` as an object or as the name of an option (`policy="oracle"`).
+    You can also pass the content of an option file (`{"_target_": "my_module.MyPolicy", "temperature": 0.7}`). Objects
+    that you pass are not closed.
 
     Args:
         env: Source of tasks, or a function that creates an environment. The function is called for each episode. If the
             environment's `reset` accepts a seed, it receives the episode's seed.
-        policy: Policy that responds to the requests; can be any `async` function that takes a request.
+        policy: Policy that responds to the requests. It can be any `async` function that takes a request.
         agent: Factory of code agents. `None` uses the default option.
         container: Factory of containers. `None` uses the default option.
         attempts: Number of attempts at each task, numbered from 0. They differ only in their seeds.
         concurrency: Maximum number of concurrent episodes.
         seed: Seed of all random choices. The episodes' seeds are the same as in a run with this seed.
-        overrides: Overrides of these parts and of the limits of episodes, as on the command line:
+        overrides: Overrides of these components and of the limits of episodes, as on the command line:
             `["env.path=tasks", "policy.model=…", "limits.steps=20", "timeouts.agent=600"]`.
         config_dirs: Folders of options, as for `--config-dir`.
 
     Yields:
-        Finished episodes.
+        Episodes in the order in which they end.
 
     Raises:
         UserError: An argument is invalid, or the tasks or the machine cannot be used. Raised when the first episode is
@@ -305,7 +306,7 @@ async def rollouts(
 async def _execute(
     maker: EpisodeMaker, planned: PlannedEpisode, settings: Settings, *, chooses_task: bool
 ) -> FinishedEpisode:
-    """Runs one episode. Errors are returned as the episode's outcome; only `CancelledError` is raised."""
+    """Runs one episode. If it fails, the returned episode contains the error. Only `CancelledError` is raised."""
     episode = RunningEpisode(planned=planned, limits=settings.limits)
     failure = await maker.run(episode)
     result, trajectory = episode.to_result(failure), episode.trajectory
@@ -316,7 +317,10 @@ async def _execute(
 
 
 async def _release(running: set[asyncio.Task[FinishedEpisode]], owned: Sequence[Callable[[], Any]]) -> None:
-    """Cancels running episodes, waits up to `RELEASE_LIMIT_SEC` for their end, and calls the functions in `owned`."""
+    """Cancels running episodes, waits until they end, and then calls the functions in `owned`, which close components.
+
+    The wait ends after `RELEASE_LIMIT_SEC` at the latest.
+    """
     tasks = {*running}
     await cancel_all(*tasks, within_sec=RELEASE_LIMIT_SEC)
     if stuck := sum(not task.done() for task in tasks):

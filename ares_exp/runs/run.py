@@ -1,4 +1,4 @@
-"""One run of a composed config, from the creation of its directory to the printed summary."""
+"""The class `Run`, which executes a composed config: from the checks to the printed summary."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 SHOWN_TASKS = 10
 _VERBS = {"branch": "branch_from", "replay": "replay"}
-"""Kinds of runs that are based on a recorded run, with the config key that names the recorded run."""
+"""Kinds of runs that start from a recorded run. Maps each kind to the config key that names the recorded run."""
 
 logger = logging.getLogger(__name__)
 
 
 class Run:
-    """A run that can be executed once.
+    """One run of an experiment, which can be executed once.
 
     Attributes:
         run_dir: Directory of the run.
@@ -50,10 +50,10 @@ class Run:
     def __init__(
         self, config: DictConfig, hydra: HydraConf, *, quiet: bool = False, given: Mapping[str, Any] | None = None
     ) -> None:
-        """Validates a composed config, and creates the run. A resumed run uses its recorded config instead.
+        """Validates a composed config and creates its components. A resumed run uses its recorded config instead.
 
-        If the run is `quiet`, it prints no progress and no summary. Components in `given`, by group, replace the
-        components of the config.
+        If `quiet` is set, the run prints no progress and no summary. If `given` contains an object for a group, such as
+        `policy`, this object is used instead of the group's config.
 
         Raises:
             UserError: The config is invalid, or a component cannot be created.
@@ -99,7 +99,7 @@ class Run:
         self._interrupted = False
 
     async def execute(self) -> RunSummary:
-        """Prepares, runs and records the episodes, and prints the summary.
+        """Runs the checks, runs and records the episodes, and prints the summary.
 
         Raises:
             UserError: The run cannot start. No container was started.
@@ -132,7 +132,7 @@ class Run:
         return summary
 
     def interrupt(self) -> None:
-        """Cancels running episodes and starts no further episodes, so that `execute` returns or raises."""
+        """Cancels running episodes and starts no others, so that `execute` returns or raises `KeyboardInterrupt`."""
         self._interrupted = True
         if self._preparing is not None:
             self._preparing.cancel()
@@ -143,7 +143,7 @@ class Run:
         self._experiment.request_snapshots()
 
     def _open_session(self, task_names: Sequence[str]) -> tuple[Session, RunInfo]:
-        """Opens the session. Returns the session, and the facts about the run that trackers receive. Blocking."""
+        """Starts this session of the run. Returns it, and the facts about the run that trackers get. Blocking."""
         source = self._components.source
         provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
         provenance["choices"] = dict(self._choices)
@@ -188,7 +188,7 @@ class Run:
             print_error(_broken_solutions(summary, self.run_dir))
 
     def _report(self, summary: RunSummary) -> ReplayReport | None:
-        """Returns the report of a replaying policy, and writes it to `replay.json`; `None` for other policies."""
+        """Returns the policy's report on a replay, and writes it to `replay.json`; `None` without a replay."""
         report = self._components.policy.report(summary.results)
         if report is None:
             return None
@@ -217,7 +217,7 @@ def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
 
 
 def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Returns the directories of the runs that this run branches or replays."""
+    """Returns the directories of the recorded runs from which this run branches or which it replays."""
     named = [config[key] for key in _VERBS.values() if config[key] is not None]
     if not named:
         return ()
@@ -240,7 +240,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def prepare_log() -> None:
-    """Makes Hydra's log handlers mask secrets of the command line, and show each kind of warning only once."""
+    """Makes Hydra's log handlers mask secrets of the command line, and show repeated warnings only once."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(SecretFilter(typed_secrets(sys.argv[1:])))
         if type(handler) is logging.StreamHandler:
@@ -249,7 +249,10 @@ def prepare_log() -> None:
 
 
 async def run_attended(run: Run) -> RunSummary:
-    """Executes a run like `Run.execute`. The first Ctrl-C (or SIGTERM) ends the run, a second one exits immediately."""
+    """Executes a run on the command line. The first Ctrl-C or SIGTERM ends the run, a second one exits immediately.
+
+    SIGUSR1 requests a snapshot of every running episode.
+    """
     presses = 0
 
     def on_signal() -> None:

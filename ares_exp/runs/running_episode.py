@@ -1,4 +1,4 @@
-"""A running episode, and its conversion to a row."""
+"""The state of a running episode, from which its result and its row in `episodes.jsonl` are created."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunningEpisode(EpisodeEvents):
-    """The state of a running episode, and the handlers of its events.
+    """The state of a running episode, which also receives its events, such as waits and the end of the episode.
 
     The rollout loop, the policy and the collecting wrapper refer to this object. This object does not refer to them, so
     that their memory is freed as soon as the episode ends.
 
     Attributes:
         place: Place of the environment, in this process or on a host.
-        recorder: Recorder of the episode; `None` if the episode is not recorded.
+        recorder: Experiment that records the episode; `None` if the episode is not recorded.
         started_at, finished_at: Times in epoch seconds; `finished_at` is `None` until the episode ends.
         environment: The environment without the wrapper that records it; `None` until it is created.
         given_again: Responses that the policy replayed from an earlier episode; `None` until the policy is created.
-        from_snapshot: Number of exchanges from an earlier episode that the restored snapshot contains.
+        from_snapshot: Number of the earlier episode's exchanges that are part of the restored snapshot; `None` without
+            a snapshot.
         trajectory: The trajectory; `None` until the episode ends, or if no collector could record it.
         collector_failures: Number of collector calls that raised an error.
         is_unkept: Whether a collector could not store the end of the trajectory, because its disk failed.
@@ -64,7 +65,7 @@ class RunningEpisode(EpisodeEvents):
     _row: tuple[EpisodeResult, str] | None = field(default=None, init=False, repr=False)
 
     def report(self) -> EpisodeReport:
-        """Returns the environment's report, or an empty report before the environment is created."""
+        """Returns the environment's report; an empty report if the environment is not created yet."""
         return self.environment.report() if self.environment is not None else EpisodeReport()
 
     @property
@@ -74,23 +75,23 @@ class RunningEpisode(EpisodeEvents):
 
     @property
     def starts_anew(self) -> bool:
-        """Whether the attempt is retried from the beginning instead of continuing this episode."""
+        """Whether the attempt will be retried from the beginning, without replaying responses of this episode."""
         return self.retry is not None and self.retry.planned.earlier is None
 
     def waited(self, seconds: float) -> None:
-        """Adds the time that the policy waited for its endpoint, and extends the episode's time limits by this time."""
+        """Counts a wait of the policy for its endpoint, and extends the episode's time limit by the same time."""
         super().waited(seconds)
         if self.environment is not None:
             self.environment.grant_time(seconds)
 
     def held(self, seconds: float) -> None:
-        """Adds the duration of a pause of the run, and extends the episode's time limits by this duration."""
+        """Counts a pause of the run, and extends the episode's time limit by the same time."""
         super().held(seconds)
         if self.environment is not None:
             self.environment.grant_time(seconds)
 
     def has_room(self, responses: int) -> bool:
-        """Returns whether the episode can receive this many more responses before it reaches a limit."""
+        """Returns whether the episode could receive `responses` more responses without reaching one of its limits."""
         return self.limits.reached(replace(self.usage, num_steps=self.usage.num_steps + responses)) is None
 
     def pay(self, response: LLMResponse) -> None:
@@ -100,7 +101,10 @@ class RunningEpisode(EpisodeEvents):
             self.recorder.spending.pay(self, response)
 
     def reached_last(self, last: TimeStep[Any], report: EpisodeReport, *, end_time: float) -> None:
-        """Writes the result to the response log, so that it survives a crash while the trajectory is written."""
+        """Writes the episode's result to its response log when the environment has reached its last step.
+
+        The result is then not lost if the process dies before the trajectory and the row are written.
+        """
         self.last, self.finished_at = last, end_time
         result = self.to_result(None, report)
         if self.log is not None and result.outcome in RESPONSES_USED_UP:
@@ -108,36 +112,39 @@ class RunningEpisode(EpisodeEvents):
                 self.log.end(self.row_of(result))
 
     def row_of(self, result: EpisodeResult) -> str:
-        """Returns a result as JSON. Caches the text, because the final result usually equals the result at LAST."""
+        """Formats a result as a JSON row, and caches the text.
+
+        The text is usually needed twice, because the result at the last step and the final result are mostly equal.
+        """
         if self._row is None or self._row[0] != result:
             self._row = result, dump_json(result.to_dict())
         return self._row[1]
 
     def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
-        """Handles an error of a collector. Returns whether the error ends the run, because a disk failed."""
+        """Handles an error of a collector. Returns true if a failed disk caused the error, which ends the run."""
         if self.recorder is None or not self.recorder.is_ended_by(error):
             return False
         self.is_unkept = self.is_unkept or is_at_end
         return True
 
     def recorded(self, trajectory: EpisodeTrajectory | None, failures: int, *, end_time: float) -> None:
-        """Stores the recorded trajectory, the number of collector failures and the end time of the episode."""
+        """Stores what the collectors recorded: the trajectory, the number of failures and the episode's end time."""
         self.trajectory, self.collector_failures, self.finished_at = trajectory, failures, end_time
 
     async def ended(self) -> None:
-        """Writes the row before the container and the agent are released."""
+        """Writes the row of the episode. This happens before the container and the agent are released."""
         if self.recorder is not None:
             await self.recorder.record(self, None)
 
     def to_unrecorded(self, failure: StorageError) -> EpisodeResult:
-        """Returns the result of an episode that could not be recorded. A resumed run repeats the episode."""
+        """Returns the result of an episode whose records could not be written. A resumed run runs its attempt again."""
         result = self.to_result(failure)
         return replace(
             result, outcome=Outcome.of(failure), error=ErrorInfo.of(failure), reward=None, rewards={}, note=None
         )
 
     def to_result(self, failure: BaseException | None, report: EpisodeReport | None = None) -> EpisodeResult:
-        """Returns the result of the episode. `failure` is the exception that ended the episode, if any."""
+        """Returns the episode's result. `failure` is the exception that ended the episode, if any."""
         planned, usage, report = self.planned, self.usage, report or self.report()
         limit, note = report.truncated_by, report.limit_note
         last = self.last

@@ -1,4 +1,4 @@
-"""The scheduler, which limits the number of concurrent episodes. Waiting retries do not use a slot."""
+"""The scheduler, which decides when each episode of a run starts, and limits how many run at the same time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ares_exp.trajectories.response_log import LoggedEpisode
 
 @dataclass(frozen=True, slots=True)
 class PlannedEpisode:
-    """One planned episode of an attempt.
+    """The plan of one episode. Each attempt at a task has one episode, and one more for each retry.
 
     Attributes:
         episode_id: Unique id, which can be used as a file name.
         task_name: Name of the task.
         attempt: Number of the attempt at the task, from 0.
         seed: Seed of the episode, which depends only on the run's seed, the task's name, the attempt and the retry.
-        retry: Number of earlier episodes of the attempt.
-        earlier: Earlier episode whose responses are replayed; `None` to start from the beginning.
+        retry: Number of earlier episodes of the same attempt.
+        earlier: Log of the earlier episode whose responses are replayed; `None` to start from the beginning.
         use_snapshots: Whether the episode may continue from a snapshot of the earlier episode.
-        limits: Limits of the episode; `None` for the limits of the run.
+        limits: Limits of this episode; `None` for the limits of the run.
     """
 
     episode_id: str
@@ -41,26 +41,26 @@ class PlannedEpisode:
 
     @property
     def slot(self) -> tuple[str, int]:
-        """The name of the task and the number of the attempt."""
+        """The name of the task and the number of the attempt, which identify the attempt."""
         return self.task_name, self.attempt
 
     def going_on(self, earlier: LoggedEpisode, *, retry: int, use_snapshots: bool = True) -> Self:
-        """Plans an episode with the seed of an earlier episode, whose responses are replayed."""
+        """Plans another episode of this attempt, which replays the responses of `earlier` and has the same seed."""
         again = self.anew(retry=retry, seed=earlier.seed)
         return replace(again, earlier=earlier, use_snapshots=use_snapshots)
 
     def anew(self, *, retry: int, seed: int) -> Self:
-        """Plans an episode that starts from the beginning, after a failed or lost episode."""
+        """Plans another episode of this attempt, which starts from the beginning after a failed or lost episode."""
         return replace(self, episode_id=_new_id(*self.slot), seed=seed, retry=retry, earlier=None)
 
 
 def plan_episodes(task_names: Sequence[str], *, attempts: int, seed: int) -> list[PlannedEpisode]:
-    """Plans every task `attempts` times. The first attempts at all tasks come first, then the second attempts, etc."""
+    """Plans `attempts` attempts at every task: first the first attempts at all tasks, then the second attempts, etc."""
     return [plan_attempt(name, attempt, seed=seed) for attempt in range(attempts) for name in task_names]
 
 
 def plan_attempt(task_name: str, attempt: int, *, seed: int) -> PlannedEpisode:
-    """Plans one attempt. Its seed is derived from the run's seed."""
+    """Plans the first episode of an attempt. Its seed is derived from the run's `seed`."""
     return PlannedEpisode(_new_id(task_name, attempt), task_name, attempt, episode_seed(seed, task_name, attempt))
 
 
@@ -70,17 +70,20 @@ def _new_id(task_name: str, attempt: int) -> str:
 
 
 def episode_seed(seed: int, task_name: str, attempt: int, retry: int = 0) -> int:
-    """Derives a seed in [0, 2**31) that is the same on every machine."""
+    """Derives an episode's seed in [0, 2**31) from the run's `seed`. It is the same on every machine."""
     name = f"{seed}/{task_name}/{attempt}" + (f"/{retry}" if retry else "")
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") >> 1
 
 
 INTERRUPT_GRACE_SEC = 4.5
-"""Time limit, in seconds, for interrupted episodes to clean up. The run ends without waiting longer."""
+"""Maximum time, in seconds, that an interrupted run waits until its episodes have released their resources."""
 
 
 class Retry(NamedTuple):
-    """A retry of an attempt, which is queued after `wait_sec` seconds; if `is_first`, at the front of the queue."""
+    """A planned retry of an attempt. It is added to the queue after `wait_sec` seconds.
+
+    If `is_first` is set, it is added to the front of the queue. While it waits, it does not use a slot.
+    """
 
     planned: PlannedEpisode
     wait_sec: float
@@ -92,16 +95,20 @@ _Running = asyncio.Task[Retry | None]
 
 
 class Scheduler:
-    """Runs episodes until all attempts have results, or until `interrupt` is called.
+    """Runs planned episodes until all attempts have results, or until `interrupt` is called.
 
     Attributes:
         concurrency: Maximum number of concurrent episodes.
         interrupted: Whether `interrupt` was called.
-        holds: Explanations of the current pauses, by cause. The text is empty for a pause that a user requested.
+        holds: Reasons for the current pauses, by the object that paused. The reason is empty if a user paused the run.
     """
 
     def __init__(self, concurrency: int, execute: Execute) -> None:
-        """Creates a scheduler. `execute` awaits `starts`, runs an episode, and raises only errors that end the run."""
+        """Creates a scheduler that calls `execute` for each episode.
+
+        `execute` first awaits `starts`, then runs the episode, and returns a retry if one is needed. It raises only
+        errors that end the run.
+        """
         self.concurrency = concurrency
         self._execute = execute
         self._ready: deque[PlannedEpisode] = deque()
@@ -123,7 +130,7 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """The number of episodes that wait for a slot, for the end of a delay, or for a place in the executor."""
+        """The number of episodes that wait for a slot, for the delay before a retry, or for room in the executor."""
         return len(self._ready) + len(self._waiting) + len(self._running) - len(self._started)
 
     def interrupt(self) -> None:
@@ -139,21 +146,21 @@ class Scheduler:
         return bool(self.holds)
 
     def pause(self, by: object = "order", why: str = "") -> None:
-        """Starts no new episodes until `resume(by)`. Running episodes continue to their end."""
+        """Prevents the start of new episodes until `resume` is called with the same `by`. Running episodes continue."""
         self.holds[by] = why
         self._resumed.clear()
 
     def resume(self, by: object = "order") -> None:
-        """Ends a pause. New episodes start if no other pause is active."""
+        """Ends the pause of `by`. New episodes start if there is no other pause."""
         self.holds.pop(by, None)
         if not self.holds:
             self._resumed.set()
             self._changed.set()
 
     async def starts(self, planned: PlannedEpisode, check: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Waits until an episode may start. `execute` calls this method when a place for the episode is available.
+        """Waits until an episode may start. `execute` calls this method when the executor has room for the episode.
 
-        `check` is awaited before the start and after each pause. It can pause the scheduler.
+        `check` is awaited before the start and after each pause. It can pause the scheduler, which delays the start.
         """
         while True:
             while self.paused:  # a new pause may start before the waiting task runs
@@ -170,14 +177,17 @@ class Scheduler:
         self._changed.set()
 
     def cancel(self, episode_id: str) -> None:
-        """Cancels the asyncio task of a running episode. `execute` decides what happens to the episode."""
+        """Cancels the asyncio task of a running episode. `execute` handles the cancellation and records the episode."""
         for task, planned in self._running.items():
             if planned.episode_id == episode_id:
                 self._cancelled.add(task)
                 task.cancel()
 
     def drop(self, is_unwanted: Callable[[PlannedEpisode], bool]) -> list[PlannedEpisode]:
-        """Removes and returns the unwanted episodes that have not started, including episodes that wait for a place."""
+        """Removes and returns the episodes that have not started and for which `is_unwanted` returns true.
+
+        These include episodes that wait for a retry's delay or for room in the executor.
+        """
         dropped = [one for one in self._ready if is_unwanted(one)]
         self._ready = deque(one for one in self._ready if not is_unwanted(one))
         for planned, timer in list(self._waiting.values()):
@@ -198,17 +208,17 @@ class Scheduler:
         self._changed.set()
 
     def end(self) -> None:
-        """Makes `run` return when all attempts have results, because no more episodes will be added."""
+        """Announces that no more episodes will be added, so that `run` returns when all attempts have results."""
         self._waits_for_more = False
         self._changed.set()
 
     async def run(self, owed: Sequence[PlannedEpisode], *, waits_for_more: bool = False) -> None:
-        """Runs all planned episodes and, with `waits_for_more`, further episodes until `end` is called.
+        """Runs all planned episodes. With `waits_for_more`, also runs episodes that are added before `end` is called.
 
         After an interrupt, returns within `INTERRUPT_GRACE_SEC`.
 
         Raises:
-            Exception: `execute` raised this error.
+            Exception: The error that `execute` raised.
         """
         self._ready.extend(owed)
         self._waits_for_more = waits_for_more
@@ -240,7 +250,7 @@ class Scheduler:
         self._changed.set()
 
     def _settle(self) -> None:
-        """Frees the slots of ended episodes, and schedules their retries."""
+        """Frees the slots of episodes that have ended, and schedules their retries."""
         while self._ended:
             task = self._ended.popleft()
             self._started.discard(self._running.pop(task).episode_id)

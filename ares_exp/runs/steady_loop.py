@@ -1,4 +1,4 @@
-"""The event loop of a run. Its time limits do not count time in which the process is stopped."""
+"""The event loop of a run, whose time limits do not count time in which the process was stopped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 TICK_SEC = 1.0
 STOPPED_SEC = 5.0
-"""Time without a tick, in seconds, after which the process counts as stopped if it used almost no CPU time."""
+"""Time without a callback, in seconds, after which the process counts as stopped if it also used almost no CPU time."""
 
 _T = TypeVar("_T")
 
@@ -18,14 +18,14 @@ class SteadyEventLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock does not advance while this process is stopped (by Ctrl-Z or SIGSTOP)."""
 
     def __init__(self) -> None:
-        """Schedules a regular callback, so that an idle loop also notices that the process was stopped."""
+        """Creates the loop with a callback every second, so that an idle loop also notices a stopped process."""
         self._stopped_for_sec = 0.0
         self._last_seen, self._cpu_at_tick = time.monotonic(), time.process_time()
         super().__init__()
         self._tick()
 
     def time(self) -> float:
-        """Returns the time of a monotonic clock in seconds, minus the time in which the process was stopped."""
+        """Returns the time of a monotonic clock in seconds, without the time in which the process was stopped."""
         now = time.monotonic()
         gap, self._last_seen = now - self._last_seen, now
         if gap > STOPPED_SEC and time.process_time() - self._cpu_at_tick < gap / 2:
@@ -38,6 +38,6 @@ class SteadyEventLoop(asyncio.SelectorEventLoop):
 
 
 def run_steadily(main: Coroutine[Any, Any, _T]) -> _T:
-    """Runs a coroutine as `asyncio.run` does, in a `SteadyEventLoop`."""
+    """Runs a coroutine to its end in a new `SteadyEventLoop`, like `asyncio.run`."""
     with asyncio.Runner(loop_factory=SteadyEventLoop) as runner:
         return runner.run(main)

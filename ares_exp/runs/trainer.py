@@ -1,4 +1,4 @@
-"""The contract between a run and its trainer. The trainer chooses the episodes and learns from them."""
+"""The interface between a run and its trainer, which chooses the episodes and learns from them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ OnEnd = Callable[["RunningEpisode | None"], None]
 Slot = tuple[str, int]
 PauseScope = Literal["requests", "starts"]
 TRAINER = "trainer"
-"""Name under which a trainer pauses the run."""
+"""Name that identifies pauses by the trainer, as opposed to pauses by a user."""
 GRACE_SEC = 60.0
-"""Time limit, in seconds, for an interrupted trainer to finish its current step."""
+"""Maximum time, in seconds, that the run waits for an interrupted trainer to finish its current step."""
 
 logger = logging.getLogger(__name__)
 
 
 class Trainer(Protocol):
-    """Chooses the episodes of a run and learns from them.
+    """A component that chooses the episodes of a run and learns from them.
 
     If the run is interrupted, `train` is cancelled, and must then return soon.
     """
 
     def check(self, policy: Policy, task_names: Sequence[str]) -> None:
-        """Checks that training is possible, before the first container starts. Blocking.
+        """Checks that the trainer can train with this policy and these tasks. Blocking.
+
+        Called before the first container starts.
 
         Raises:
             UserError: Training is not possible. The message suggests a fix.
@@ -44,7 +46,7 @@ class Trainer(Protocol):
         ...
 
     async def train(self, run: TrainedRun) -> None:
-        """Trains until the training is complete.
+        """Trains until the training is complete. Requests episodes with `run.execute`.
 
         Raises:
             UserError: Training failed because of a problem that the user can fix. The run can be resumed.
@@ -53,12 +55,12 @@ class Trainer(Protocol):
 
 
 class TrainedRun:
-    """The interface of a run for its trainer. Must be used on the event loop of the run.
+    """The functions of a run that its trainer can use. Call them only on the event loop of the run.
 
     Attributes:
         task_names: Names of the selected tasks.
         seed: Seed of all random choices.
-        earlier: Records of earlier sessions of the run.
+        earlier: Results and response logs of earlier sessions of the run.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class TrainedRun:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the run was interrupted."""
+        """Whether the run was interrupted, so that no more episodes start."""
         return self._scheduler.interrupted
 
     @property
@@ -101,10 +103,10 @@ class TrainedRun:
         return self._scheduler.concurrency
 
     def describe(self, task_name: str) -> Mapping[str, Any]:
-        """Returns the description of a task.
+        """Returns a description of a task as a mapping.
 
-        If the source has no task objects, returns only the digest of the task; an empty mapping if the digest is
-        unknown.
+        If the source has no task objects, the mapping contains only the digest of the task's files. It is empty if the
+        digest is unknown.
         """
         task = next((one for one in self._source.tasks if one.name == task_name), None)
         if task is not None:
@@ -113,21 +115,22 @@ class TrainedRun:
         return {} if digest is None else {"digest": digest}
 
     def running(self) -> Mapping[Slot, RunningEpisode]:
-        """Returns the running episodes by attempt."""
+        """Returns the running episodes, by the name of the task and the number of the attempt."""
         return {one.planned.slot: one for one in self._running()}
 
     def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
-        """Runs and records an attempt when a slot is available. Its slot (task and number) must be unique in the run.
+        """Adds an attempt to the queue. The run executes and records it when a slot is free.
 
-        `on_end` is called once, when the row of the last episode is written: after a result, an error that is not
-        retried, `cancel` or an interrupt. Its argument is the last episode, or `None` if the attempt never started.
+        The attempt's task and number must be unique in the run. `on_end` is called once, when the row of the attempt's
+        last episode is written. This happens after a result, an error that is not retried, `cancel` or an interrupt.
+        The argument of `on_end` is the last episode, or `None` if the attempt never started.
         """
         self._on_end[planned.slot] = on_end
         self._scheduler.append(planned)
         self._on_run()
 
     def cancel(self, slot: Slot) -> None:
-        """Cancels an attempt. If the attempt has not started, it is never run. Has no effect after its end."""
+        """Cancels an attempt. If it has not started yet, it will not start. Has no effect if the attempt has ended."""
         if slot not in self._on_end:
             return
         self._cancelled.add(slot)
@@ -137,14 +140,17 @@ class TrainedRun:
             self._end(slot)
 
     def pause(self, scope: PauseScope) -> None:
-        """Pauses requests to the policy or the start of episodes until `resume`. Time limits do not count the pause."""
+        """Pauses all requests to the policy (`requests`) or the start of episodes (`starts`) until `resume` is called.
+
+        The time limits of episodes do not count the pause.
+        """
         if scope == "requests":
             self._gate.close(TRAINER)
         else:
             self._scheduler.pause(TRAINER, "The trainer has paused the start of new episodes.")
 
     def resume(self, scope: PauseScope) -> None:
-        """Ends a pause by the trainer. A pause that a user ordered continues."""
+        """Ends a pause of the trainer. If a user has also paused the run, the run stays paused."""
         if scope == "requests":
             self._gate.open(TRAINER)
         else:
@@ -153,20 +159,20 @@ class TrainedRun:
     # Methods for the run
 
     def dropped(self, planned: PlannedEpisode) -> None:
-        """Ends an attempt whose episode another component has removed from the queue."""
+        """Ends an attempt whose queued episode was removed from the queue, for example because a user cancelled it."""
         if planned.slot in self._on_end:
             self._end(planned.slot)
 
     def is_cancelled(self, slot: Slot) -> bool:
-        """Returns whether the trainer has cancelled an attempt that has not ended."""
+        """Returns whether the trainer has cancelled an attempt whose last episode has not ended yet."""
         return slot in self._cancelled
 
     def tried(self, episode: RunningEpisode) -> None:
-        """Stores an episode as the latest of its attempt, after the row of the episode was written."""
+        """Stores an episode as its attempt's last episode so far. The row of the episode must have been written."""
         self._last[episode.planned.slot] = episode
 
     async def execute_try(self, planned: PlannedEpisode, execute: Execute) -> Retry | None:
-        """Runs one episode in a separate task, so that `cancel` can end it. Returns the next retry, if any."""
+        """Runs one episode in its own asyncio task, which `cancel` can cancel. Returns the next retry, if any."""
         slot, retry = planned.slot, None
         if slot in self._cancelled:
             self._cancelled.discard(slot)
@@ -190,10 +196,10 @@ class TrainedRun:
 
 
 async def train(trainer: Trainer, run: TrainedRun, scheduler: Scheduler) -> None:
-    """Runs a trainer and the attempts that it requests, until the trainer is done or the run is interrupted.
+    """Runs a trainer and the attempts that it requests, until the trainer has finished or the run is interrupted.
 
     Raises:
-        Exception: The trainer raised this error.
+        Exception: The error that the trainer raised.
     """
     training = asyncio.create_task(trainer.train(run))
     training.add_done_callback(lambda _: scheduler.end())

@@ -1,4 +1,4 @@
-"""The comparison of two runs on their common tasks: difference, p-value, and attempts needed for significance."""
+"""The comparison of two runs on their common tasks: difference, p-value, and number of attempts needed."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class TaskPair:
-    """The statistics of a task in run A and in run B."""
+    """The statistics of one task in run A (`a`) and in run B (`b`)."""
 
     a: TaskStatistics
     b: TaskStatistics
 
     @property
     def difference(self) -> float:
-        """The share of passed attempts in B minus the share in A. Attempts without a reward count as failed."""
+        """The share of attempts that passed in B minus the share in A. Attempts without a reward count as failed."""
         return self.b.passed / self.b.attempts - self.a.passed / self.a.attempts
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The comparison of run B with run A.
+    """The comparison of run B with run A, which is the baseline.
 
     Attributes:
         alpha: P-value below which a difference is significant.
-        pairs: Statistics of the tasks that both runs contain.
-        only_a, only_b: Names of tasks that only one run contains. These tasks are not compared.
-        errors_as_zero: Difference of the mean rewards, if attempts without a reward count as 0; `None` without common
+        pairs: Statistics of the tasks that are in both runs.
+        only_a, only_b: Names of tasks that are only in one of the runs. These tasks are not compared.
+        errors_as_zero: Difference of the mean rewards if attempts without a reward count as 0; `None` without common
             tasks.
-        scored_only: Difference of the mean rewards over the attempts that have a reward; `None` without common tasks.
-        remedy: Number of attempts or tasks that would make `errors_as_zero` significant; `None` without common
+        scored_only: Difference of the mean rewards over only the attempts that have a reward; `None` without common
             tasks.
+        remedy: Number of attempts or tasks that would make `errors_as_zero` significant; `None` without common tasks.
     """
 
     alpha: float
@@ -54,7 +54,8 @@ class Comparison:
     def of(cls, a: RunStatistics, b: RunStatistics, *, alpha: float = ALPHA, comparisons: int = 1) -> Self:
         """Compares the statistics of run A (the baseline) and run B, which must use the same threshold.
 
-        The remedy is adjusted for the total number of `comparisons`. The p-values are not adjusted.
+        If this is one of several comparisons, pass their number as `comparisons`. The remedy then uses a smaller alpha.
+        The p-values are not adjusted.
         """
         of_a, of_b = ({task.task_name: task for task in run.tasks} for run in (a, b))
         pairs = tuple(TaskPair(task, of_b[name]) for name, task in of_a.items() if name in of_b)
@@ -73,17 +74,17 @@ class Comparison:
 
     @property
     def is_too_few(self) -> bool:
-        """Whether no difference can be significant because there are too few common tasks."""
+        """Whether there are so few common tasks that even the largest difference could not be significant."""
         return bool(self.pairs) and is_too_few(len(self.pairs), self.alpha)
 
     @property
     def flips(self) -> tuple[TaskPair, ...]:
-        """The tasks whose share of passed attempts differs between the runs, largest difference first."""
+        """The tasks whose share of passed attempts differs between the runs, starting with the largest difference."""
         changed = [pair for pair in self.pairs if pair.difference]
         return tuple(sorted(changed, key=lambda pair: (-abs(pair.difference), pair.a.task_name)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form. Numbers that are not finite become `None`."""
+        """Returns the JSON-ready form, in which `flips` replaces `pairs`. NaN and infinity become `None`."""
         data = {key: value for key, value in asdict(self).items() if key != "pairs"}
         flips = [{"task_name": one.a.task_name, **_counts("a", one.a), **_counts("b", one.b)} for one in self.flips]
         return dict(json_ready({**data, "flips": flips}))

@@ -1,10 +1,10 @@
-"""A mean with its confidence interval, for a sample of tasks with several attempts each.
+"""The mean of scores with a confidence interval, for a sample of tasks with several attempts each.
 
-Attempts at the same task are similar and therefore not independent observations. The unit of the sample is the task.
+Attempts at the same task are similar, so they are not independent observations. The tasks are the independent units.
 
 *Scores between 0 and 1* (pass or fail, pass@k, most rewards) get Wilson's interval (Wilson 1927), which stays inside
-the scale and never has width zero. The number of observations is replaced by the effective number of observations, as
-for clustered surveys (Korn & Graubard 1998; compared in Dean & Pagano 2015, Franco et al. 2019):
+the scale and never has width zero. It needs a number of independent observations. As for clustered surveys, this is the
+effective number n* (Korn & Graubard 1998; compared in Dean & Pagano 2015, Franco et al. 2019):
 
     n* = m (1 - m) / V * (z / t)²        m: mean; V: its cluster-robust variance; t with (tasks - 1) degrees of freedom
 
@@ -21,8 +21,8 @@ V is the variance of the ratio estimator, `T / (T - 1) * sum (S_i - n_i m)² / N
 S_i the sum of the n_i scores of task i (Cochran 1977; Miller 2024, "Adding Error Bars to Evals", without the
 small-sample factor).
 
-A single task contains no information about other tasks. In this case, the attempts are the units, and the interval
-only describes this task.
+A single task contains no information about other tasks. Its attempts are then the units, and the interval describes
+only this task.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def two_sided_p(freedom: int, value: float) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def t_quantile(freedom: int, probability: float) -> float:
-    """Computes a quantile of Student's t-distribution, by bisection to the precision of floats."""
+    """Computes the value below which Student's t-distribution has this `probability`, to the precision of floats."""
     if probability < 0.5:
         return -t_quantile(freedom, 1 - probability)
     if probability >= 1:
@@ -92,7 +92,7 @@ def _nonzero(value: float) -> float:
 
 
 z_quantile = NormalDist().inv_cdf
-"""Function that computes a quantile of the standard normal distribution."""
+"""Function that computes the value below which the standard normal distribution has a given probability."""
 LEVEL = 0.95
 NEGLIGIBLE = 1e-9
 """Differences between scores that are smaller than this value are treated as rounding errors."""
@@ -105,10 +105,10 @@ class Estimate:
 
     Attributes:
         value: The mean.
-        low, high: Bounds of the interval; `None` if the data do not determine an interval.
+        low, high: Bounds of the interval; `None` if no interval can be computed.
         tasks: Number of tasks.
         attempts: Number of attempts at these tasks.
-        unit: Unit of the sample: `"tasks"`, or `"attempts"` if there is only one task.
+        unit: Independent units of the sample: `"tasks"`, or `"attempts"` if there is only one task.
     """
 
     value: float
@@ -120,7 +120,7 @@ class Estimate:
 
 
 def mean_over_attempts(tasks: Iterable[Sequence[float]], *, level: float = LEVEL) -> Estimate | None:
-    """Estimates the mean of all scores, which are grouped by task. Returns `None` if there are no scores."""
+    """Estimates the mean of all scores; `None` if there are none. `tasks` contains the scores of each task."""
     scored = [scores for scores in tasks if scores]
     if not scored:
         return None
@@ -134,10 +134,10 @@ def mean_over_attempts(tasks: Iterable[Sequence[float]], *, level: float = LEVEL
 def mean_over_tasks(
     values: Sequence[float], *, attempts: int, is_skewed: bool = False, level: float = LEVEL
 ) -> Estimate:
-    """Estimates the mean of values between 0 and 1, with one value for each of at least two tasks.
+    """Estimates the mean of `values` between 0 and 1, one for each task. There must be at least two tasks.
 
-    The variance of skewed values (`is_skewed`) is unreliable if their mean is near 0 or 1. In this case, the number of
-    tasks is the upper bound on the number of observations. `attempts` is the total number of attempts.
+    `attempts` is the total number of attempts. Set `is_skewed` if the variance of the values is unreliable when their
+    mean is near 0 or 1. The effective number of observations is then at most the number of tasks.
     """
     few = is_skewed and min(mean(values), 1 - mean(values)) * len(values) < FEW
     most = len(values) if few else attempts
@@ -146,7 +146,7 @@ def mean_over_tasks(
 
 
 def mean(values: Sequence[float]) -> float:
-    """Computes the mean exactly, without overflow and independently of the order of the values."""
+    """Computes the mean exactly: without overflow, and with the same result for any order of the values."""
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
@@ -156,7 +156,10 @@ def mean(values: Sequence[float]) -> float:
 def _interval(
     clusters: Sequence[Sequence[float]], *, most: int | None, level: float
 ) -> tuple[float, float | None, float | None]:
-    """Computes the mean and its interval. `most` is the upper bound on the effective number of observations."""
+    """Computes the mean of the scores, which are grouped by task, and the bounds of its interval.
+
+    `most` is the upper bound on the effective number of observations (see the docstring of the module).
+    """
     scores = [score for cluster in clusters for score in cluster]
     center, upper = mean(scores), 1 - (1 - level) / 2
     variance = _variance(clusters, center)
@@ -170,7 +173,10 @@ def _interval(
 
 
 def _variance(clusters: Sequence[Sequence[float]], center: float) -> float | None:
-    """Computes the cluster-robust variance of the mean; `None` for one cluster, or if the variance overflows."""
+    """Computes the cluster-robust variance of the mean (V in the docstring of the module).
+
+    Returns `None` if there is only one cluster, or if the variance overflows.
+    """
     number, total = len(clusters), sum(map(len, clusters))
     if number == 1:
         return None

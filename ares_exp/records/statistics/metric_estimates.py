@@ -1,4 +1,4 @@
-"""The statistics of a run as a flat mapping from metric names to numbers, for trackers."""
+"""The statistics of a run as metrics with names such as `stat/mean_reward`, for trackers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PHASES = ("start", "agent", "policy", "verify")
 
 
 def metrics(statistics: RunStatistics) -> dict[str, float]:
-    """Returns the statistics by metric name: `stat/mean_reward`, `stat/mean_reward_low`, `stat/pass@2`, ….
+    """Returns the statistics of a run by metric name: `stat/mean_reward`, `stat/mean_reward_low`, `stat/pass@2`, ….
 
-    Errors count as zero. If some attempts have no reward, the metrics `stat/scored_only/…` are computed without these
-    attempts. Unknown values are omitted.
+    An attempt without a reward counts as reward 0. If there are such attempts, `stat/scored_only/…` are the same
+    metrics without them. Unknown values are omitted.
     """
     found = {
         "stat/attempts": float(statistics.attempts),
@@ -39,7 +39,10 @@ def metrics(statistics: RunStatistics) -> dict[str, float]:
 
 
 def added_metrics(results: Sequence[EpisodeResult], added: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Returns the means of added rewards by metric name: `stat/rewards/judge`, `stat/rewards/judge_low`, …."""
+    """Returns the means of rewards that `ares-exp score` has added to a run, by metric name.
+
+    The names are `stat/rewards/judge`, `stat/rewards/judge_low`, ….
+    """
     means = mean_scores(results, added)
     return {key: value for name, mean in means for key, value in _estimate(f"stat/rewards/{name}", mean)}
 
@@ -61,16 +64,16 @@ def _estimate(name: str, estimate: Estimate | None) -> Iterator[tuple[str, float
 
 
 def objective(summary: RunSummary, name: str) -> float | None:
-    """Returns the value of the metric `name` (see `known_metrics`); `None` if it cannot be computed.
+    """Returns the value of one metric of a run, such as `mean_reward`; `None` if it cannot be computed.
 
-    In `mean_reward` and the pass rates, an attempt without a reward counts as 0. Otherwise, a job of a sweep could win
-    because hard tasks end with errors.
+    `known_metrics` returns the possible names. In `mean_reward` and the pass rates, an attempt without a reward counts
+    as 0. Otherwise, a job of a sweep could win because hard tasks end with errors.
     """
     return _metrics(summary).get(PREFIX + name)
 
 
 def known_metrics(attempts: int) -> list[str]:
-    """Returns the names of the metrics of a run with this number of attempts per task."""
+    """Returns the names of all metrics that a run with this number of attempts per task has."""
     results = tuple(
         EpisodeResult("any", task, attempt, 0, Outcome.COMPLETED, reward, phase_sec=dict.fromkeys(PHASES, 0.0))
         for task, reward in (("solved", 1.0), ("unscored", None))
@@ -80,7 +83,7 @@ def known_metrics(attempts: int) -> list[str]:
 
 
 def check_objective(name: str, *, attempts: int) -> None:
-    """Raises `ConfigError` if the metric does not exist. The message lists the existing metrics."""
+    """Raises `ConfigError` if there is no metric `name`. The message lists the existing metrics."""
     if name not in (known := known_metrics(attempts)):
         raise ConfigError(
             f"There is no metric `objective={name}` with attempts={attempts}.{close_matches(name, known)} "

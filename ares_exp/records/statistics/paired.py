@@ -1,12 +1,13 @@
-"""The paired test of two runs on their common tasks, which compares the results of each task in both runs.
+"""The paired test of two runs, which compares the results of each common task in both runs.
 
-The differences do not depend on the difficulty of the tasks. They are therefore more informative than the two means
-(Miller 2024, "Adding Error Bars to Evals", section 4). Each task has one difference, for any number of attempts.
+The differences between the runs do not depend on how hard the tasks are. They are therefore more informative than the
+two means (Miller 2024, "Adding Error Bars to Evals", section 4). Each task has one difference, for any number of
+attempts.
 
-If few tasks differ, the p-value is exact. If the runs were equal, both signs of a difference would be equally likely.
-The p-value is the share of all combinations of signs for which the mean is at least as far from zero as the observed
-mean (Fisher's test of paired differences). If many tasks differ, the t-test is used, which then agrees with the exact
-test.
+If few tasks differ, the p-value is exact. If the runs were equal, each difference could equally likely have the
+opposite sign. The p-value is the share of all combinations of signs for which the mean is at least as far from zero as
+the observed mean (Fisher's test of paired differences). If many tasks differ, the t-test is used, which then agrees
+with the exact test.
 
 The interval is from the paired t-test. If all differences are equal, their spread is zero. If the rewards are also
 between 0 and 1, the interval is from Bonett & Price (2012, for paired proportions), who add one task in favour of each
@@ -27,21 +28,21 @@ from dataclasses import dataclass
 from ares_exp.records.statistics.estimate import LEVEL, NEGLIGIBLE, mean, t_quantile, two_sided_p, z_quantile
 
 MOST_FLIPS = 18
-"""Maximum number of differing tasks for the exact test. 18 tasks have `2 ** 18` combinations of signs."""
+"""Maximum number of tasks with a difference for the exact test. 18 such tasks have `2 ** 18` sign combinations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The mean of run B minus the mean of run A.
+    """The mean reward of run B minus the mean reward of run A, with its interval and test.
 
     Attributes:
         value: Mean of the tasks' differences.
-        low, high: Bounds of the interval; `None` if the data do not determine an interval.
-        p: Two-sided p-value, the probability that chance alone causes a difference of at least this size.
+        low, high: Bounds of the interval; `None` if no interval can be computed.
+        p: Two-sided p-value: the probability of a difference of at least this size if the runs were equal.
         test: Test that computed the p-value: `"sign-flip"` or `"paired t"`.
         tasks: Number of common tasks.
-        interval: Source of the interval: `"spread"` (the differences) or `"test"` (the p-value); `None` without an
-            interval.
+        interval: Source of the interval: `"spread"` (the spread of the differences) or `"test"` (the p-value); `None`
+            without an interval.
     """
 
     value: float
@@ -54,9 +55,9 @@ class Difference:
 
     @classmethod
     def of(cls, differences: Sequence[float], *, is_bounded: bool, level: float = LEVEL) -> Difference | None:
-        """Tests one difference per task: B's mean minus A's mean. Returns `None` if there are no tasks.
+        """Tests the `differences`, one per task: B's mean reward minus A's. Returns `None` if there are no tasks.
 
-        `is_bounded` means that all rewards are between 0 and 1, so that each difference is between -1 and 1.
+        Set `is_bounded` if all rewards are between 0 and 1, so that each difference is between -1 and 1.
         """
         if not differences:
             return None
@@ -89,14 +90,15 @@ def standard_error(differences: Sequence[float]) -> float:
 
 
 def implied_error(value: float, p: float, tasks: int) -> float:
-    """Computes the standard error with which a t-test of the mean `value` has the p-value `p`; infinite for `p` = 1."""
+    """Computes the standard error with which a t-test of `value` has the p-value `p`; infinite for `p` = 1."""
     quantile = t_quantile(tasks - 1, 1 - p / 2)
     return abs(value) / quantile if quantile > 0 else math.inf
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Computes the share of all combinations of signs for which the mean is at least as far from zero.
+    """Computes the p-value of the exact test.
 
+    This is the share of all combinations of signs for which the mean is at least as far from zero as the observed mean.
     Memory and time are proportional to `2 ** n`, with n nonzero differences.
     """
     import numpy as np
@@ -109,7 +111,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 
 def smallest_sign_flip_p(tasks: int) -> float:
-    """Computes the smallest possible `sign_flip_p` for this number of tasks."""
+    """Computes the smallest p-value that the exact test can have with this number of tasks."""
     return min(1.0, 2.0 ** (1 - tasks))
 
 

@@ -1,4 +1,4 @@
-"""The number of attempts or tasks that are needed to decide whether two runs differ.
+"""The number of attempts or tasks that would be needed to show that two runs differ.
 
 The differences of the tasks vary for two reasons. The change affects tasks differently (between), and each mean is
 computed from few attempts (within). With T tasks and m attempts per task and run, the variance of the mean is
@@ -14,8 +14,8 @@ two-sided test at `alpha` finds a difference d with probability `power` if
 More attempts only reduce the variance within tasks. If the variance between tasks is too large, only more tasks help.
 The true difference is assumed to equal the observed difference, so the resulting numbers are estimates.
 
-A difference may be significant with this variance, but not in the exact test. In this case, the variance that the
-p-value implies is used (`paired.implied_error`), so that the resulting numbers are larger than the current numbers.
+A difference may be significant with this variance, but not in the exact test. Then the larger variance that the p-value
+implies is used (`paired.implied_error`). Otherwise, the result could be fewer attempts than there already are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ares_exp.records.statistics.paired import implied_error, smallest_sign_flip
 
 POWER = 0.8
 MOST = 1_000_000
-"""Maximum number of attempts or tasks in a report."""
+"""Largest number of attempts or tasks that is reported. If more would be needed, no number is reported."""
 
 
 class Obstacle(StrEnum):
@@ -45,7 +45,7 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """The attempts or tasks that are needed for a significant result.
+    """The number of attempts or tasks that would make the difference of two runs significant.
 
     The numbers assume that the true difference equals the observed difference.
 
@@ -53,8 +53,9 @@ class Remedy:
         attempts: Required attempts per task and run; `None` if no number of attempts is sufficient (see `obstacle`).
         tasks: Required number of similar tasks, with the current number of attempts; `None` if unknown.
         obstacle: Reason why more attempts would not help; `None` if more attempts would help.
-        detectable: Smallest difference that can be detected with the current tasks and attempts; `None` if unknown.
-        power: Probability of detecting the difference.
+        detectable: Smallest difference that the current tasks and attempts would show with probability `power`; `None`
+            if unknown.
+        power: Probability with which the test finds the difference.
     """
 
     attempts: int | None
@@ -67,12 +68,12 @@ class Remedy:
 def find_remedy(
     pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, alpha: float, p: float | None = None
 ) -> Remedy:
-    """Computes the numbers of attempts and tasks that are needed to decide whether B differs from A.
+    """Computes how many attempts or tasks would be needed to show that run B differs from run A.
 
     Args:
         pairs: For each common task, the rewards in A and the rewards in B. Both have at least one reward.
         alpha: P-value below which a difference is significant.
-        p: P-value of the pairs, at least `alpha`; `None` if the pairs were not tested.
+        p: P-value of the observed difference, at least `alpha`; `None` if it was not tested.
     """
     number = len(pairs)
     differences = [mean(b) - mean(a) for a, b in pairs]
@@ -95,7 +96,7 @@ def find_remedy(
 
 
 def is_too_few(tasks: int, alpha: float) -> bool:
-    """Returns whether p-values below `alpha` are impossible with this number of tasks, whatever the rewards are."""
+    """Returns whether this number of tasks is too small for a p-value below `alpha`, whatever the rewards are."""
     return smallest_sign_flip_p(tasks) >= alpha
 
 
@@ -116,7 +117,10 @@ def _attempts(
 
 
 def _tasks(found: float, now: float, alpha: float) -> int | None:
-    """Finds the smallest number of tasks with enough power. Uses bisection, because power grows with this number."""
+    """Finds the smallest number of tasks with which the test finds the difference; `None` if more than `MOST`.
+
+    Uses bisection, because more tasks always make the test more powerful.
+    """
     low, high = 2, 2
     while not _enough(high, found, now, alpha):
         low, high = high + 1, 2 * high

@@ -1,4 +1,4 @@
-"""The statistics of one run."""
+"""The statistics of one run: mean rewards, pass rates, errors, usage and durations."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from ares_exp.records.statistics.task_statistics import (
 
 THRESHOLD = 1.0
 DIGITS = 10
-"""Number of significant digits in JSON. More digits would only show rounding errors."""
+"""Number of significant digits of floats in JSON. Further digits would only be rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of a run. Attempts without a reward either count as 0 or are not included.
+    """The mean reward and the pass rates of a run, over some or all of its attempts.
+
+    Attempts without a reward are either included with reward 0, or not included.
 
     Attributes:
         tasks: Number of tasks that have at least one included attempt.
         attempts: Number of included attempts.
         mean_reward: Mean reward of the included attempts; `None` if no attempt is included.
-        pass_rates: pass@k and pass^k for k = 1, 2, 4, …, and the largest number of attempts at a task.
+        pass_rates: pass@k and pass^k for k = 1, 2, 4, …, and for the largest number of attempts at a task.
     """
 
     tasks: int
@@ -45,7 +47,9 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """The statistics of a run, from each attempt's last episode. Attempts that never started only count in `planned`.
+    """The statistics of a run. An attempt with several episodes is represented by its last episode.
+
+    Attempts that never started are only counted in `planned`.
 
     Attributes:
         threshold: Minimum reward of an attempt that passes.
@@ -56,10 +60,10 @@ class RunStatistics:
         retried: Number of attempts with more than one episode.
         errors_as_zero: Scores in which an attempt without a reward counts as reward 0. Interrupted attempts
             (`UNFINISHED`) are not included in any scores.
-        scored_only: Scores of only the attempts that have a reward.
+        scored_only: Scores over only the attempts that have a reward.
         outcomes: Number of attempts by outcome.
         errors: Number of attempts without a reward, by class of the error. Interrupted attempts are not counted.
-        retried_errors: Number of episodes that were followed by another episode of the attempt, by class of the error.
+        retried_errors: Number of episodes after which their attempt was run again, by class of the error.
         tokens, generated_tokens, cost, num_steps, seconds: Distributions over the attempts. `seconds` is wall-clock
             time.
         phase_sec: Distributions of wall-clock seconds by phase, over the attempts in which the phase occurred.
@@ -89,7 +93,7 @@ class RunStatistics:
     def of(
         cls, results: Sequence[EpisodeResult], *, planned: int, threshold: float = THRESHOLD, level: float = LEVEL
     ) -> Self:
-        """Computes the statistics from all episodes of all attempts."""
+        """Computes the statistics. `results` contains all episodes of the run, including retried ones."""
         final = final_results(results)
         last = {id(result) for result in final}
         tries = Counter((result.task_name, result.attempt) for result in results)
@@ -124,11 +128,11 @@ class RunStatistics:
 
     @property
     def flaky(self) -> tuple[str, ...]:
-        """The names of tasks with both passed and failed attempts. Attempts without a reward are ignored."""
+        """The names of the tasks with both passed and failed attempts. Attempts without a reward are ignored."""
         return tuple(task.task_name for task in self.tasks if task.is_flaky)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form without the tasks. Numbers that are not finite become `None`."""
+        """Returns the statistics in JSON-ready form, without the single tasks. NaN and infinity become `None`."""
         data = {key: value for key, value in asdict(self).items() if key != "tasks"}
         return dict(json_ready({**data, "flaky": self.flaky}))
 
@@ -152,7 +156,10 @@ def _scores(
 def mean_scores(
     results: Sequence[EpisodeResult], added: Mapping[str, Mapping[str, float]]
 ) -> Iterator[tuple[str, Estimate]]:
-    """Estimates the mean of each reward that was added after the run, over the attempts with this reward."""
+    """Estimates the mean of each reward that was computed after the run (see `added_rewards`).
+
+    Yields its name and the mean over the attempts that have it.
+    """
     attempts = by_task(final_results(results)).values()
     for name in dict.fromkeys(name for rewards in added.values() for name in rewards):
         scores = [[one.rewards[name] for one in own if name in one.rewards] for own in attempts]
@@ -161,7 +168,7 @@ def mean_scores(
 
 
 def json_ready(data: Any) -> Any:
-    """Copies JSON-like data. Rounds floats to `DIGITS` digits, and replaces floats that are not finite by `None`."""
+    """Copies JSON-like data, with floats rounded to `DIGITS` digits. NaN and infinity become `None`."""
     if isinstance(data, float):
         return float(f"{data:.{DIGITS}g}") if math.isfinite(data) else None
     if isinstance(data, Mapping):
@@ -173,7 +180,7 @@ def json_ready(data: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The distribution of one number over attempts. `p95` is interpolated between the two nearest values."""
+    """The distribution of a number, such as the cost, over attempts. `p95` is the interpolated 95th percentile."""
 
     count: int
     mean: float
@@ -183,7 +190,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Computes the distribution of `values`. If there are no values, all fields are zero."""
+        """Computes the distribution of `values`. All fields are zero if there are no values."""
         if not values:
             return cls(0, 0.0, 0.0, 0.0, 0.0)
         p95 = quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]

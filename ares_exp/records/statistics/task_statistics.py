@@ -1,4 +1,4 @@
-"""Statistics of the attempts at one task."""
+"""The statistics of all attempts at one task, and pass rates over tasks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from ares_exp.records.statistics.estimate import LEVEL, Estimate, mean, mean_ove
 class PassRate:
     """pass@k and pass^k for one k, over the tasks with at least k attempts.
 
+    pass@k is the probability that at least one of k attempts at a task passes, and pass^k that all of them pass.
+
     Attributes:
         k: Number of attempts.
         pass_at_k: pass@k; `None` if no task has k attempts. Its `tasks` is the number of tasks with k attempts.
@@ -30,22 +32,22 @@ class PassRate:
 
 
 def pass_at_k(attempts: int, passed: int, k: int) -> float:
-    """Computes the probability that at least one of k attempts passed, if k of the attempts are drawn at random."""
+    """Computes the probability that at least one of `k` attempts, chosen at random from all attempts, passed."""
     return 1 - comb(attempts - passed, k) / comb(attempts, k)
 
 
 def pass_hat_k(attempts: int, passed: int, k: int) -> float:
-    """Computes the probability that all of k attempts passed, if k of the attempts are drawn at random."""
+    """Computes the probability that all of `k` attempts, chosen at random from all attempts, passed."""
     return comb(passed, k) / comb(attempts, k)
 
 
 def ks_up_to(attempts: int) -> tuple[int, ...]:
-    """Returns the powers of two up to the number of attempts, and the number of attempts itself."""
+    """Returns the numbers k of shown pass rates: the powers of two up to `attempts`, and `attempts` itself."""
     return tuple(sorted({*(2**power for power in range(attempts.bit_length())), attempts} - {0}))
 
 
 def pass_rates(counts: Sequence[tuple[int, int]], ks: Sequence[int], *, level: float = LEVEL) -> tuple[PassRate, ...]:
-    """Computes the rates for every k in `ks`. `counts` contains the attempts and the passed attempts of each task."""
+    """Computes pass rates for every k in `ks`. `counts` contains the attempts and passed attempts of each task."""
     return tuple(_pass_rate([one for one in counts if one[0] >= k], k, level) for k in ks)
 
 
@@ -63,7 +65,10 @@ def _pass_rate(counts: Sequence[tuple[int, int]], k: int, level: float) -> PassR
 
 
 def _of_one_task(attempts: int, passed: int, k: int, level: float) -> PassRate:
-    """Computes the rates of one task. The bounds are `1 - (1 - p)^k` and `p^k` for the bounds p of the pass rate."""
+    """Computes the pass rates of a single task.
+
+    For a bound `p` of the pass rate's interval, pass@k has the bound `1 - (1 - p)^k`, and pass^k has the bound `p^k`.
+    """
     low, high = wilson(passed / attempts, attempts, level=level)
     return PassRate(
         k,
@@ -78,18 +83,20 @@ def _between(value: float, low: float, high: float, attempts: int) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class TaskStatistics:
-    """The statistics of one task of a run, from the last episode of each attempt.
+    """The statistics of one task of a run. An attempt with several episodes is represented by its last episode.
 
     Attributes:
         task_name: Name of the task.
         rewards: Rewards of the attempts, in order; `None` for an attempt without a reward.
-        passed: Number of attempts that reached the threshold.
+        passed: Number of attempts whose reward reached the threshold.
         mean_reward: Mean over the attempts with a reward; `None` if there are no rewards.
         outcomes: Number of attempts by outcome.
         errors: Number of attempts without a reward, by class of the error.
         tries: Number of all episodes of these attempts.
-        num_steps, tokens, cost, seconds: Mean numbers per attempt of responses, of prompt and generated tokens, of US
-            dollars, and of wall-clock seconds.
+        num_steps: Mean number of steps of an attempt.
+        tokens: Mean number of prompt and generated tokens of an attempt.
+        cost: Mean cost of an attempt, in US dollars.
+        seconds: Mean duration of an attempt, in wall-clock seconds.
     """
 
     task_name: str
@@ -106,7 +113,7 @@ class TaskStatistics:
 
     @classmethod
     def of(cls, results: Sequence[EpisodeResult], *, tries: int, threshold: float) -> Self:
-        """Computes the statistics from the last episodes of one or more attempts at one task."""
+        """Computes the statistics of a task. `results` contains the last episode of each attempt, at least one."""
         results = sorted(results, key=attrgetter("attempt"))
         rewards = tuple(result.reward for result in results)
         scored = [reward for reward in rewards if reward is not None]
@@ -146,26 +153,26 @@ class TaskStatistics:
 
     @property
     def pass_rate(self) -> float | None:
-        """The share of passed attempts among the attempts with a reward; `None` if there are no rewards."""
+        """The share of the attempts with a reward that passed; `None` if there are no rewards."""
         return self.passed / self.scored if self.scored else None
 
     @property
     def pass_variance(self) -> float | None:
-        """The variance `p (1 - p)` of the pass rate p: 0.0 if all or no attempts pass, 0.25 if half of them pass."""
+        """The variance `p (1 - p)` of the pass rate p, such as 0.0 if all attempts pass; `None` without rewards."""
         return None if self.pass_rate is None else self.pass_rate * (1 - self.pass_rate)
 
     @property
     def is_flaky(self) -> bool:
-        """Whether some, but not all, attempts with a reward passed."""
+        """Whether some attempts passed and others failed. Attempts without a reward are ignored."""
         return 0 < self.passed < self.scored
 
 
 def count_errors(results: Iterable[EpisodeResult]) -> dict[str, int]:
-    """Counts errors by class, starting with the most common."""
+    """Counts the errors in `results` by class. The most common class is first."""
     return dict(Counter(result.error.type for result in results if result.error is not None).most_common())
 
 
 def by_task(results: Sequence[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
-    """Groups results by task, in the order of the tasks' names."""
+    """Groups results by task. The tasks are in alphabetical order."""
     name = attrgetter("task_name")
     return {task: list(own) for task, own in groupby(sorted(results, key=name), key=name)}

@@ -1,1 +1,5 @@
-"""Control and monitoring of a run: order and status files in the run directory, and detection of stuck episodes."""
+"""Control and monitoring of a run in progress.
+
+Users send orders, such as `pause`, as files in the run directory. The run writes its state to a file there, and warns
+about stuck episodes.
+"""

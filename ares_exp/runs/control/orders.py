@@ -1,8 +1,8 @@
 """Orders, which are commands that a user sends to a run in progress, and the files that contain them.
 
-An order is a small JSON file in `control/` of the run directory, or of the sweep's folder for all jobs of the sweep.
-The run reads and removes the file, and records the outcome in `control.jsonl`. Every user who can write to the
-directory can control the run. The run rejects all other files in `control/`.
+An order is a small JSON file in the folder `control/` of the run directory. To reach all jobs of a sweep, it is in
+`control/` of the sweep's folder. The run reads and removes the file, and records the outcome in `control.jsonl`. Every
+user who can write to the directory can control the run. The run rejects all other files in `control/`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from ares_exp.records.validation import explain_validation
 MAX_BYTES = 64 * 2**10
 MAX_PAUSE_SEC = 30 * 86_400.0
 WATCHED = ".watched"
-"""Name of a file in `control/` that processes touch while they read the state. The run then writes it more often."""
+"""Name of a file in `control/` that a process touches while it reads `status.json`.
+
+While this file is recent, the run writes `status.json` more often.
+"""
 
 Verb = Literal["pause", "resume", "set", "cancel", "stop"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
@@ -44,14 +47,14 @@ class Order:
 
     Attributes:
         id: Unique name of the order.
-        verb: Action of the order.
-        by: User and machine of the author, as reported by the author's process.
-        at: Time of the order, in epoch seconds.
-        reason: Reason that the author gave.
-        what: Task or episode to cancel (only for `cancel`).
+        verb: Action that is requested: `pause`, `resume`, `set`, `cancel` or `stop`.
+        by: User and machine that sent the order (`user@machine`), as reported by the sender's process.
+        at: Time when the order was sent, in epoch seconds.
+        reason: Reason that the user gave, if any.
+        what: Name of a task, or id of an episode, to cancel (only for `cancel`).
         now: Whether requests to the policy are also paused (only for `pause`).
         for_sec: Number of seconds after which the run resumes automatically (only for `pause`).
-        values: Keys with their new values (only for `set`).
+        values: Config keys with their new values (only for `set`).
         schema_version: Version of the format.
     """
 
@@ -78,7 +81,7 @@ class Order:
 
     @classmethod
     def new(cls, verb: Verb, **fields: Any) -> Self:
-        """Creates an order in the name of this process's user. Raises `ConfigError` if a field is invalid."""
+        """Creates an order that is sent by the current user. Raises `ConfigError` if a field is invalid."""
         try:
             user = getpass.getuser()
         except (OSError, KeyError):  # a user id without a name
@@ -91,7 +94,7 @@ class Order:
 
     @classmethod
     def parse(cls, data: bytes) -> Order:
-        """Parses an order. Raises `ValueError` with the reason if the data is not a valid order."""
+        """Parses the JSON content of an order file. Raises `ValueError` with the reason if it is not a valid order."""
         try:
             return _ORDER.validate_json(data)
         except ValidationError as error:
@@ -110,10 +113,10 @@ class Order:
         return {key: value for key, value in given.items() if key != "schema_version"}
 
     def settled(self, outcome: str, says: str, *, uid: int | None = None) -> dict[str, Any]:
-        """Returns the record of this order for `control.jsonl`.
+        """Returns this order and its outcome as a line for `control.jsonl`.
 
-        `outcome` is `done`, `refused` or `failed`, and `says` describes the outcome. `uid` is the owner of the order's
-        file.
+        `outcome` is `done`, `refused` or `failed`, and `says` describes the outcome in a sentence. `uid` is the user id
+        of the owner of the order's file.
         """
         return {**self.to_dict(), "uid": uid, "outcome": outcome, "says": says, "settled_at": time.time()}
 
@@ -122,10 +125,10 @@ _ORDER = TypeAdapter(Order)
 
 
 def write_order(folder: Path, order: Order) -> Path:
-    """Writes an order for a run.
+    """Sends an order to a run: writes it as a new file to `folder`, the run's or sweep's `control/`. Returns its path.
 
     Raises:
-        ConfigError: The folder is a link, which is not trusted.
+        ConfigError: The folder is a symbolic link, which is not trusted.
         OSError: The file cannot be written.
     """
     if folder.is_symlink():
@@ -137,7 +140,10 @@ def write_order(folder: Path, order: Order) -> Path:
 
 
 def watch(folder: Path) -> None:
-    """Makes a run write its state more often for a while. Has no effect if the run directory is not writable."""
+    """Requests that a run writes `status.json` more often for the next 10 seconds, by touching a file in `folder`.
+
+    Has no effect if the run directory is not writable.
+    """
     with suppress(OSError):
         if not folder.is_symlink():
             folder.mkdir(exist_ok=True)
@@ -146,7 +152,7 @@ def watch(folder: Path) -> None:
 
 
 MAX_TAKEN = 200
-"""Maximum number of order files that one call reads. The next call reads further files."""
+"""Maximum number of order files that one call of `Inbox.take` reads. The next call reads more files."""
 MAX_LISTED = 5_000
 MAX_REMEMBERED = 10_000
 WATCHED_SEC = 10.0
@@ -154,9 +160,10 @@ WATCHED_SEC = 10.0
 
 @dataclass(frozen=True, slots=True)
 class OrderFile:
-    """A file in the inbox. `order` is `None` if the file is not a valid order; `problem` is then the reason.
+    """A file that was found in `control/`.
 
-    `uid` is the user id of the file's owner; `None` for an order without a file.
+    If the file is not a valid order, `order` is `None` and `problem` is the reason. `uid` is the user id of the file's
+    owner. It is `None` for the order that stops all jobs of a sweep, which has no file in `control/`.
     """
 
     name: str
@@ -166,19 +173,20 @@ class OrderFile:
 
 
 class Inbox:
-    """Reads each order file once, oldest first. Links, pipes, and large or invalid files are returned as rejected.
+    """Reads the order files in `control/`. Each file is read once, the oldest first.
 
-    Skips names with a leading dot, because another process may be writing these files.
+    Links, pipes, and large or invalid files are returned with a reason and without an order. Files with a leading dot
+    in their name are skipped, because another process may still be writing them.
     """
 
     def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
-        """Stores the arguments. If all jobs of a sweep read the folder (`is_shared`), order files are not removed."""
+        """Stores the arguments. Set `is_shared` if all jobs of a sweep read this folder. Files are then not removed."""
         self.folder = folder
         self._is_shared = is_shared
         self._known: dict[str, None] = {}
 
     def take(self) -> list[OrderFile]:
-        """Returns up to `MAX_TAKEN` new files. Blocking."""
+        """Returns up to `MAX_TAKEN` files that were not returned before. Blocking."""
         try:
             directory = os.open(self.folder, DIRECTORY_FLAGS)
         except FileNotFoundError:
@@ -197,14 +205,14 @@ class Inbox:
             os.close(directory)
 
     def forget(self) -> None:
-        """Removes orders that were sent to an earlier session. Blocking."""
+        """Discards all waiting orders without applying them, because they were sent to an earlier session. Blocking."""
         for _ in range(MAX_LISTED // MAX_TAKEN):
             if not self.take():
                 return
 
     @property
     def is_watched(self) -> bool:
-        """Whether another process currently reads the state of the run. Blocking."""
+        """Whether another process is currently reading the run's `status.json`. Blocking."""
         with suppress(OSError):
             return time.time() - (self.folder / WATCHED).lstat().st_mtime < WATCHED_SEC
         return False
@@ -229,7 +237,7 @@ class Inbox:
 
 
 def _read(directory: int, name: str) -> tuple[bytes, int]:
-    """Reads a small regular file. Returns its content and the user id of its owner. Links are not followed."""
+    """Reads a small regular file in `directory`, without following links. Returns its content and owner's user id."""
     if not stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
         raise ValueError("expected a regular file")
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

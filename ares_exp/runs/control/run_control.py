@@ -1,4 +1,4 @@
-"""The control of a run by files: reading, applying and recording orders, and writing the state."""
+"""The control of a run by files: the run applies and records order files, and writes its state to `status.json`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode, Scheduler
 
 LOOK_SEC = 1.0
-"""Interval between two reads of the inbox, in seconds."""
+"""Interval between two checks for new order files, in seconds."""
 WRITE_SEC, WATCHED_WRITE_SEC = 10.0, 2.0
-"""Intervals in seconds between writes of the state, by default and while another process reads the state."""
+"""Intervals between two writes of `status.json`, in seconds: by default, and while another process reads the file."""
 UNWIND_SEC = 2.0
 MAX_ROUNDS = 100
 SHOWN_FILES, SHOWN_EPISODES = 3, 10
@@ -34,15 +34,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class RunControl:
-    """Applies orders and writes the state while the block `async with RunControl(…):` runs.
+    """Applies orders and writes `status.json` while the block `async with RunControl(…):` runs.
 
     Attributes:
         sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` if there is no sweep.
-        set: Function that changes settings of the run, passed by key. If one is invalid, the function changes none.
+        set: Function that changes settings of the run, passed by key. If one value is invalid, it changes nothing.
         interrupt: Function that ends the run, like Ctrl-C.
         on_drop: Function that is called with each episode that is removed from the queue.
         note: Function that is called with each line of `control.jsonl`.
-        is_recorded: Function that returns whether the run can write its records. The run itself reports failed writes.
+        is_recorded: Function that returns whether the run can still write its records. If it returns false, the run has
+            already reported this, so that failures to write `status.json` cause no further warning.
     """
 
     run_dir: RunDir
@@ -104,7 +105,7 @@ class RunControl:
                 await self._write_status()
 
     async def _look(self) -> bool:
-        """Reads and applies new orders. Returns whether it found any order files."""
+        """Reads new order files and applies them. Returns whether there were any files."""
 
         def take() -> tuple[list[OrderFile], bool]:
             found = self._own.take() + (self._shared.take() if self._shared is not None else [])
@@ -134,7 +135,7 @@ class RunControl:
         await self._record(order.settled(outcome, says, uid=uid))
 
     def _apply(self, order: Order) -> str:
-        """Applies an order, and describes the result in a sentence. If it raises `UserError`, the run is unchanged."""
+        """Applies an order, and describes the result in a sentence. If it raises `UserError`, nothing has changed."""
         match order.verb:
             case "pause":
                 return self._pause(order)

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class ProcessFigures:
-    """The metrics of this process, without its containers and child processes."""
+    """Metrics of the current process, such as its CPU use and memory, without containers and child processes."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.monotonic(), time.process_time()
 
     def take(self) -> dict[str, float]:
-        """Returns the metrics that the system provides, by name.
+        """Returns the metrics by name. Omits metrics that this operating system does not provide.
 
         `system/cpu_percent` is the mean since the last call (100 is one core). The unit of `system/rss_mb` is MiB.
         """
@@ -47,9 +47,9 @@ class ProcessFigures:
 TICK_SEC = 0.25
 """Interval of the timer that measures the lag, in seconds."""
 LOOK_SEC = 1.0
-"""Interval between two checks of the timer by the thread, in seconds."""
+"""Interval in seconds at which the checking thread looks at the timer."""
 BLOCKED_SEC = 5.0
-"""Lag after which the loop counts as blocked, in seconds."""
+"""Lag after which the thread reports that the event loop is blocked, in seconds."""
 _STOP_TIMEOUT_SEC = 2.0
 _SHOWN_CALLS = 8
 _NAMED = 3
@@ -58,10 +58,11 @@ logger = logging.getLogger(__name__)
 
 
 class LoopLag:
-    """Measures the lag of the event loop: the difference between the planned and the actual time of a timer.
+    """Measures the lag of the event loop: how late a periodic timer runs.
 
-    A thread checks the timer. If the timer is late by more than `blocked_sec`, the thread reports once which call
-    blocks the loop and therefore all episodes. `max_sec` is the longest lag so far, in seconds.
+    A separate thread checks the timer. If the timer is late by more than `blocked_sec`, the thread reports which call
+    blocks the loop and therefore all episodes. It reports each blockage once. `max_sec` is the longest lag so far, in
+    seconds.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class LoopLag:
         blocked_sec: float = BLOCKED_SEC,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Stores the arguments. `start()` starts the measurement. `warn` is called in the checking thread."""
+        """Stores the arguments. Call `start()` to start the measurement. `warn` is called in the checking thread."""
         self.max_sec = 0.0
         self._warn = warn
         self._tick_sec = tick_sec
@@ -126,7 +127,10 @@ class LoopLag:
         self._max, self.max_sec = max(self._max, lag), max(self.max_sec, lag)
 
     def _look_after(self) -> None:
-        """Checks the timer in a thread. Ignores times in which the whole process was stopped, including this thread."""
+        """Checks in a thread whether the timer is late.
+
+        If the whole process was stopped (for example by Ctrl-Z), this thread was also stopped. Such times do not count.
+        """
         awake_since = before = self._clock()
         while not self._stopped.wait(self._look_sec):
             now = self._clock()
@@ -148,7 +152,7 @@ class LoopLag:
 
 
 def _calls(frame: FrameType | None) -> str:
-    """Formats the call stack of `frame` up to the event loop, starting with the innermost call."""
+    """Returns the call stack of `frame` as text, from the innermost call to the last call before the event loop."""
     calls: list[str] = []
     while frame is not None and len(calls) < _SHOWN_CALLS:
         code = frame.f_code
@@ -160,7 +164,7 @@ def _calls(frame: FrameType | None) -> str:
 
 
 class Watchdog:
-    """Reports episodes that wait too long, and reports them again whenever the wait has doubled."""
+    """Warns about episodes that wait too long. Warns again about an episode whenever its wait has doubled."""
 
     def __init__(self, stall_warn_sec: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stall_warn_sec = stall_warn_sec
@@ -168,7 +172,7 @@ class Watchdog:
         self._stalls: dict[str, tuple[float, float]] = {}  # start of the wait, and seconds until the next warning
 
     def check(self, episodes: Iterable[RunningEpisode]) -> list[str]:
-        """Returns the new warnings: one sentence for each phase in which episodes wait too long."""
+        """Returns the warnings that are due: one sentence for all episodes that wait too long for the same thing."""
         now, seen, places = self._clock(), self._stalls, dict[str, list[tuple[float, Any]]]()
         self._stalls = {}
         for episode in episodes:
@@ -220,11 +224,12 @@ def _sentence(place: str, stalled: list[tuple[float, RunningEpisode]]) -> str:
 
 
 class RunnerMonitor:
-    """Monitors a run while the block `async with RunnerMonitor(…):` runs.
+    """Samples metrics of a run and warns about stuck episodes while the block `async with RunnerMonitor(…):` runs.
 
     A sample contains the longest and the mean lag of the event loop since the last sample, and the metrics of
     `ProcessFigures`. It also contains the numbers of queued episodes, of running episodes (in total and by phase), and
-    of their containers. Failed samples and checks are only counted, in `failures`.
+    of their containers. If taking a sample or checking the episodes fails, the run continues. `failures` counts such
+    errors.
     """
 
     def __init__(
@@ -242,7 +247,7 @@ class RunnerMonitor:
 
         `report` is called with every sample on the event loop, and must return immediately. `warn` is called on the
         event loop or, if the loop is blocked, in a thread. `figures` returns additional metrics by name. An episode
-        without progress is reported after `stall_warn_sec` seconds.
+        that has made no progress for `stall_warn_sec` seconds causes a warning.
         """
         self.failures = 0
         self._episodes = episodes

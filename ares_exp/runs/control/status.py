@@ -1,4 +1,4 @@
-"""The state of a run in progress, as `status.json` and as human-readable lines."""
+"""The state of a run in progress, which is written to `status.json` and shown as human-readable lines."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 16 * 2**20
 MAX_EPISODES = 1_000
-"""Maximum number of running episodes in the file. The file contains the episodes with the longest waits."""
+"""Maximum number of running episodes in `status.json`. If more are running, those that wait longest are kept."""
 SLOWEST = 3
 SLOW_SEC = 5.0
-"""Minimum wait, in seconds, of an episode that the human-readable lines list."""
+"""Minimum wait of an episode, in seconds, for `RunStatus.lines` to list it as slow."""
 PLACES: Mapping[WaitsFor, str] = {
     "start": "to start",
     "policy": "for the policy",
@@ -43,23 +43,24 @@ PLACES: Mapping[WaitsFor, str] = {
 State = Literal["running", "pausing", "paused", "ending", "ended"]
 """State of a run.
 
-`pausing` means that no episode starts, but some are still running. `paused` means that no episode is running.
+`running`: Episodes start normally. `pausing`: No episode starts, but some are still running. `paused`: No episode
+starts, and none is running. `ending`: The run was interrupted. `ended`: This session of the run is over.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStatus:
-    """A running episode.
+    """The state of a running episode.
 
     Attributes:
-        episode_id, task_name, attempt: Identification of the episode, as in its row.
-        retry: Number of earlier episodes of the attempt.
-        waits_for: Phase in which the episode waits: `start`, `policy`, `environment` or `end`.
-        since: Start of the wait, in epoch seconds.
+        episode_id, task_name, attempt: Identification of the episode, as in its row of `episodes.jsonl`.
+        retry: Number of earlier episodes of the same attempt.
+        waits_for: Phase of the episode, named after what it waits for: `start`, `policy`, `environment` or `end`.
+        since: Start of this phase, in epoch seconds.
         started_at: Start of the episode, in epoch seconds.
         num_steps: Number of responses that the episode has received so far.
-        tokens: Prompt and generated tokens so far.
-        cost: US dollars so far.
+        tokens: Number of prompt and generated tokens so far.
+        cost: Cost so far, in US dollars.
     """
 
     episode_id: str
@@ -99,27 +100,27 @@ class RunStatus:
     """The state of a run.
 
     Attributes:
-        written_at: Time of this state, in epoch seconds.
+        written_at: Time at which this state was read, in epoch seconds.
         started_at: Start of this session, in epoch seconds.
         pid, hostname: Process id and host of the run.
         state: State of the run: `running`, `pausing`, `paused`, `ending` or `ended`.
-        held: Pause that a user requested; `None` if there is no pause.
-        outage: Causes of an automatic pause, such as an unreachable service; empty if there is no pause.
+        held: Pause that a user requested; `None` if no user has paused the run.
+        outage: Reasons why the run has paused itself, such as an unreachable service; empty if it has not.
         concurrency: Maximum number of concurrent episodes.
-        planned: Number of attempts of the run.
-        done_before: Number of attempts that earlier sessions have completed.
-        expected: Number of episodes in this session, for new attempts and for retries.
+        planned: Number of attempts that make up the whole run.
+        done_before: Number of these attempts that earlier sessions have completed.
+        expected: Number of episodes that this session has run or will run, for new attempts and for retries.
         ended: Number of episodes in this session that have ended.
-        cut_short: Number of ended episodes without a result, because they were cancelled or lost.
-        queued: Number of episodes that wait for a slot, or for the end of their delay.
-        waiting: Number of running episodes, by the phase in which they wait.
+        cut_short: Number of ended episodes that were cancelled or lost, and therefore have no result.
+        queued: Number of episodes that wait for a free slot, or for the delay before a retry.
+        waiting: Number of running episodes in each phase (`start`, `policy`, `environment` or `end`).
         reward: Mean reward of the run, including earlier sessions, and its interval: `[value, low, high]`. Unknown
             values are `None`.
-        tokens, cost: Usage of this session, including running episodes.
+        tokens, cost: Tokens and US dollars of this session, including running episodes.
         tokens_per_sec: Mean number of tokens per second since the session started.
-        spent: Spending of all sessions that counts towards the run's budget.
-        budget: Limits of the budget that are set.
-        max_loop_lag_sec: Longest lag of the event loop, in seconds.
+        spent: Amounts of all sessions that count towards the run's budget.
+        budget: Limits of the budget, by name. Limits that are not set are omitted.
+        max_loop_lag_sec: Longest delay of the event loop so far, in seconds.
         errors: Latest errors, starting with the newest.
         episodes: Running episodes, at most `MAX_EPISODES`.
         schema_version: Version of the format.
@@ -157,7 +158,7 @@ class RunStatus:
         return sum(self.waiting.values())
 
     def lines(self) -> Iterator[str]:
-        """Yields human-readable lines. Omits unknown values."""
+        """Yields lines for the terminal: pauses, waits, rewards, usage, slow episodes and errors, as far as known."""
         if self.held is not None:
             yield self._pause(self.held)
         if self.outage:
@@ -197,7 +198,7 @@ _STATUS = TypeAdapter(RunStatus)
 
 
 def write_status(path: Path, status: RunStatus) -> None:
-    """Writes a state atomically. After a power cut, the file can be missing. Blocking."""
+    """Writes `status.json` atomically, with masked secrets. After a power cut, the file can be missing. Blocking."""
     longest = sorted(status.episodes, key=lambda one: one.since)[:MAX_EPISODES]
     text = _STATUS.dump_json(replace(status, episodes=longest)).decode()
     with atomic_file(path, sync=False) as file:
@@ -205,7 +206,7 @@ def write_status(path: Path, status: RunStatus) -> None:
 
 
 def read_status(path: Path) -> RunStatus | None:
-    """Reads an untrusted status file. Returns `None` if the file is missing or invalid. Blocking."""
+    """Reads a status file, whose content is not trusted. Returns `None` if it is missing or invalid. Blocking."""
     try:
         return _STATUS.validate_json(read_record(path, max_bytes=MAX_BYTES))
     except (OSError, ConfigError, ValidationError):
@@ -219,10 +220,10 @@ _HOSTNAME = socket.gethostname()
 
 
 class LiveStatus:
-    """The current state of a run, with counts of ended episodes.
+    """The counts from which a run computes its current state.
 
-    `read`, which any thread can call, adds the running episodes. Other components of the run set the attributes, which
-    `RunStatus` describes.
+    `add` counts episodes that have ended. `read`, which any thread can call, adds the running episodes and returns a
+    `RunStatus`. Other parts of the run set the public attributes, which `RunStatus` describes.
     """
 
     def __init__(
@@ -263,13 +264,13 @@ class LiveStatus:
             self._errors.append(sentence[:MAX_ERROR_CHARS])
 
     def add_reward(self, result: EpisodeResult) -> None:
-        """Counts the reward of an episode, if any. The episode can be from an earlier session."""
+        """Counts the reward of an episode, if it has one. The episode can be from an earlier session."""
         if result.reward is not None:
             self._rewards.setdefault(result.task_name, []).append(result.reward)
             self._reward = None
 
     def expect_another(self) -> None:
-        """Counts one more planned attempt."""
+        """Counts one more attempt, which a trainer has requested during the run."""
         self.planned += 1
         self.expected += 1
 
@@ -326,12 +327,12 @@ class LiveStatus:
 
     @property
     def outage(self) -> str:
-        """The causes of an automatic pause; empty if there is no such pause."""
+        """The reasons why the run has paused itself, such as an unreachable service; empty if it has not."""
         return " ".join(filter(None, list(self._scheduler.holds.values())))
 
     @property
     def state(self) -> State:
-        """The state of the run."""
+        """The state of the run. `State` describes the values."""
         if self.has_ended:
             return "ended"
         if self._scheduler.interrupted:

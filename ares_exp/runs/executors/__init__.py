@@ -1,4 +1,4 @@
-"""The execution of environments in the run's own process, or in hosts on the nodes of a cluster.
+"""Executors, which run environments in the run's own process or on the nodes of a Ray cluster.
 
-Only `ray_executor` imports Ray, when it connects.
+Ray is an optional dependency. Only `ray_executor` imports it, when it connects to a cluster.
 """

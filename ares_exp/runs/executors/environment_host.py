@@ -1,7 +1,8 @@
-"""The environment host, which serves environments on one node to the run. It does not import Ray.
+"""The environment host, a process on a node of a cluster in which environments of a run are executed.
 
-Only the run opens connections: it calls the host, and polls the host for news such as model requests, records, reports
-and warnings. If the host receives no call within its lease time, it closes its environments and ends.
+Only the run opens connections. It calls methods of the host, and polls the host for news such as model requests,
+records, reports and warnings. If the host receives no call within its lease time, it closes its environments and ends.
+This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -43,28 +44,32 @@ from ares_exp.runs.executors.executor import Recipe
 from ares_exp.runs.executors.remote_messages import EnvironmentOrder, Facts, Failure, News, Outcome
 
 REPORTS_SEC = 1.0
-"""Minimum interval between two transfers of the reports of all environments, in seconds."""
+"""Minimum interval, in seconds, between two transfers of the environments' reports to the run."""
 CLOSE_SEC = 30.0
-"""Time limit for closing the environments of a host before it ends, in seconds."""
+"""Maximum time, in seconds, for closing the environments of a host when the host ends."""
 PIECE_BYTES = 64 * 1024
-"""Maximum size of a piece of an archive. Ray is slow for objects over 100 kB."""
+"""Maximum size of a piece of an archive of files, in bytes. Ray is slow for objects over 100 kB."""
 
 logger = logging.getLogger(__name__)
 
 
 def versions_here() -> dict[str, str]:
-    """Returns the software versions that must be the same in a run and its hosts."""
+    """Returns the versions of `ares_exp` and Python, which must be the same in a run and its hosts."""
     return {"ares_exp": __version__, "Python": ".".join(platform.python_version_tuple()[:2])}
 
 
 def parts_to_send(parts: EpisodeParts) -> dict[str, Any]:
-    """Returns the parts of an episode that are sent to a host. Factories are not sent, because the host has its own."""
+    """Returns the parts of an episode that are sent to a host. The host creates the factories itself."""
     names = ("limits", "seed", "provide_solution", "start_from", "episode_id", "attempt", "output_dir")
     return {name: getattr(parts, name) for name in names}
 
 
 class _Hosted(NamedTuple):
-    """An environment in the host. `files` is the directory for its files; if `is_streamed`, the run fetches them."""
+    """An environment in the host.
+
+    `files` is the directory in which the environment stores the files of its episode. If `is_streamed`, this directory
+    is only on the node, and the run fetches the files.
+    """
 
     environment: EnvironmentBase
     files: Path | None
@@ -72,7 +77,7 @@ class _Hosted(NamedTuple):
 
 
 class EnvironmentHost(ModelsElsewhere):
-    """Runs environments on a node. The run calls all methods through `call`, and all calls share one event loop."""
+    """Executes environments on a node. The run calls all methods through `call`, and all calls share one event loop."""
 
     def __init__(self, lease_sec: float, *, on_end: Callable[[], None] = lambda: None) -> None:
         """Creates a host without environments.
@@ -99,7 +104,7 @@ class EnvironmentHost(ModelsElsewhere):
         self._has_ended = False
 
     async def call(self, words: bytes) -> bytes:
-        """Calls the method whose name and arguments are pickled in `words`, and renews the lease.
+        """Calls a method of this host, and renews the lease. `words` is the pickled name and arguments of the method.
 
         Returns the pickled `Outcome`. Calls and outcomes are pickled here, because Ray transfers bytes faster than
         objects.
@@ -125,7 +130,7 @@ class EnvironmentHost(ModelsElsewhere):
         return await getattr(self, method)(*arguments)
 
     async def _watch(self) -> None:
-        """Ends the host when its lease has expired."""
+        """Closes all environments and ends the host when the run has not called it for `lease_sec` seconds."""
         left = self._lease_sec
         while left > 0:
             await asyncio.sleep(left)
@@ -144,20 +149,21 @@ class EnvironmentHost(ModelsElsewhere):
         versions: Mapping[str, str],
         seen_file: tuple[Path, str] | None,
     ) -> tuple[list[str], bool]:
-        """Creates the factories and the task set, and checks that the tasks can be run here.
+        """Creates the factories and the task set, and checks that this node can run the tasks.
 
         Args:
             recipe: Recipe that is used to create environments.
             digests: Digest of the content of each task of the run, by name; `None` for an unknown digest.
             parts: Parts that all episodes have in common, without the factories.
             versions: Versions of the run's software, by name.
-            seen_file: Path and content of a file in the run directory; `None` without a run directory.
+            seen_file: Path and content of a file in the run directory, to test whether this node can read it; `None`
+                without a run directory.
 
         Returns:
             Warnings for the user, and whether this node can access the run directory.
 
         Raises:
-            UserError: The tasks cannot be run here, or the versions or tasks differ from those of the run.
+            UserError: The node cannot run the tasks, or its versions or task files differ from those of the run.
         """
         both = [(name, here, versions.get(name)) for name, here in versions_here().items()]
         if different := [f"{name} {here} instead of {run}" for name, here, run in both if here != run]:
@@ -208,16 +214,16 @@ class EnvironmentHost(ModelsElsewhere):
     def adopt(
         self, name: str, environment: MinimalEnvironment, *, files: Path | None = None, is_streamed: bool = False
     ) -> None:
-        """Adds an existing environment. If it is still open when the host ends, the host closes it."""
+        """Adds an existing environment under `name`. The run can then call it, and the host closes it at its end."""
         self._hosted[name] = _Hosted(complete(environment), files, is_streamed)
 
     async def act(
         self, name: str, method: str, arguments: Mapping[str, Any], order: EnvironmentOrder | None = None
     ) -> tuple[Outcome, Facts]:
-        """Calls an environment's `reset`, `step`, `truncate`, `export_state` or `close`.
+        """Calls the method `reset`, `step`, `truncate`, `export_state` or `close` of the environment `name`.
 
-        With an `order`, creates the environment if it does not exist. Returns the outcome of the call, and the state of
-        the environment after the call.
+        If the environment does not exist, first creates it from `order`. Returns the outcome of the call, and the state
+        of the environment after the call.
         """
         if name not in self._hosted:
             if method == "close":
@@ -256,7 +262,7 @@ class EnvironmentHost(ModelsElsewhere):
         )
 
     async def changed(self, name: str, known: Sequence[int]) -> tuple[PendingRequest, ...]:
-        """Waits until the pending requests from an environment differ from the ids in `known`, and returns them."""
+        """Waits until the ids of the environment's pending requests differ from `known`, and returns the requests."""
         stand_ins = [PendingRequest(call_id, "", None) for call_id in known]
         return tuple(await self._of(name).environment.changed_requests(stand_ins))
 
@@ -273,16 +279,16 @@ class EnvironmentHost(ModelsElsewhere):
         return [await self._facts(self._hosted[fork], "fork") for fork in forks]
 
     async def fetch(self, name: str, offset: int) -> tuple[bytes, bool]:
-        """Returns a piece of the archive of an episode's files, and whether more data follows.
+        """Returns the piece at `offset` of a tar archive of an episode's files, and whether more pieces follow.
 
-        The call with offset 0 creates the archive. After the last piece, the files are removed.
+        The call with offset 0 creates the archive. After the last piece, the archive and the files are removed.
         """
         files = self._of(name).files
         assert files is not None
         return await in_thread(lambda: _piece(files, offset))
 
     async def drop(self, name: str) -> None:
-        """Closes an environment, and removes it and its files. Does nothing for an unknown name."""
+        """Closes the environment `name`, and removes it with the files that the run fetches. Ignores unknown names."""
         hosted = self._hosted.pop(name, None)
         if hosted is None:
             return
@@ -293,7 +299,7 @@ class EnvironmentHost(ModelsElsewhere):
                 await in_thread(lambda: shutil.rmtree(files.parent, ignore_errors=True))
 
     async def end(self) -> None:
-        """Closes all environments and ends the host."""
+        """Closes all environments, after which the host accepts no more calls."""
         if self._watching is not None:
             self._watching.cancel()
         await self._close_all()
@@ -318,7 +324,10 @@ class EnvironmentHost(ModelsElsewhere):
     # News of the host
 
     async def news(self, wait_sec: float) -> tuple[float, list[News]]:
-        """Waits up to `wait_sec` for news. Returns the duration of the wait in seconds, and the news, if any."""
+        """Waits up to `wait_sec` until there is news for the run, such as a model request.
+
+        Returns how long it waited in seconds, and the news. The list is empty if there is none.
+        """
         started = time.monotonic()
         await happened(self._has_news, wait_sec)
         self._has_news.clear()
@@ -345,17 +354,17 @@ class EnvironmentHost(ModelsElsewhere):
             self._answers.pop(number, None)
 
     async def answer(self, number: int, outcome: Outcome) -> None:
-        """Receives the outcome of the call `number`, which this host made to the run."""
+        """Receives the result of a call from this host to the run. `number` is the number of the call's `News`."""
         waiting = self._answers.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(outcome)
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
-        """Creates a client of the environment's model `key`. The run sends the client's requests to the model."""
+        """Creates a client for an environment's own model `key`. The client sends its requests to the run."""
         return self._client("ask_model", next(self._numbers), self._name_of(files), key, spec)
 
     def background_client_of(self, name: str) -> LLMClient:
-        """Creates a client that sends the background requests from an environment to the run."""
+        """Creates a client through which the agent in environment `name` sends background requests to the run."""
         return self._client("background_request", name)
 
     def _client(self, method: str, *arguments: Any) -> LLMClient:
@@ -366,7 +375,7 @@ class EnvironmentHost(ModelsElsewhere):
         return ask
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Fetches the recorded calls of an environment's own models from the run."""
+        """Fetches from the run the recorded calls of an environment's own models, such as judges; `None` if none."""
         if (name := self._name_of(files)) is None:
             return None
         found: Sequence[Asked] | None = await self._ask("read_record", name)
@@ -378,7 +387,7 @@ class EnvironmentHost(ModelsElsewhere):
             await finish(self._ask("append_record", name, key, asked))
 
     def tell_log(self, record: logging.LogRecord) -> None:
-        """Sends a log record to the run. Can be called from any thread."""
+        """Sends a log record to the run, which logs it again. Can be called from any thread."""
         with suppress(RuntimeError):  # the loop and the host have ended
             if self._watching is not None:
                 arguments = (record.name, record.levelno, record.getMessage())
@@ -400,7 +409,7 @@ class EnvironmentHost(ModelsElsewhere):
 
 
 class HostProcess(EnvironmentHost):
-    """The Ray actor: a host in its own process on a node. It sends its warnings to the run."""
+    """The Ray actor: an environment host in its own process on a node. Sends its log warnings to the run."""
 
     def __init__(self, lease_sec: float) -> None:
         """Creates the host. Ray calls this method before the host's event loop runs."""

@@ -1,4 +1,4 @@
-"""The contract of executors, which are the options of the group `executor`, and the executor for one machine."""
+"""The base class of executors (config group `executor`), and the executor that runs everything in this process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe that another process uses to create the same environments, without the policy.
+    """A recipe from which another process creates the same environments. It does not include the policy.
 
     Attributes:
-        nodes: Resolved nodes of `env`, `scorer`, `agent` and `container`.
-        cwd: Working directory, which is the base of relative paths.
-        search_path: Module search path, which includes the user's own parts.
+        nodes: Resolved config nodes of the groups `env`, `scorer`, `agent` and `container`.
+        cwd: Working directory of the run, which is the base of relative paths.
+        search_path: Python module search path, which also contains the user's own components.
     """
 
     nodes: Mapping[str, Any]
@@ -48,9 +48,10 @@ class RunPlan:
     Attributes:
         source: Loaded task set.
         task_names: Names of the selected tasks.
-        parts: Parts that all episodes of the run have in common.
-        recipe: Recipe that other processes use to create environments; `None` if parts were passed as objects.
-        needs_shared_disk: Reason why nodes need access to the run directory; `None` if they do not need it.
+        parts: Parts that are the same for all episodes of the run.
+        recipe: Recipe that other processes use to create the same environments; `None` if some components were passed
+            as Python objects, which other processes cannot create.
+        needs_shared_disk: Reason why all nodes must be able to access the run directory; `None` if they need not.
         run_dir: Run directory; `None` if nothing is recorded.
     """
 
@@ -63,7 +64,7 @@ class RunPlan:
 
 
 Place: TypeAlias = Callable[[SourceBase, str, EpisodeParts], MinimalEnvironment]
-"""A reserved place in this process or on a host. A call creates, but does not start, an environment in this place."""
+"""A place for one environment, in this process or on a host. Calling it creates the environment without starting it."""
 
 
 def make_here(source: SourceBase, task_name: str, parts: EpisodeParts) -> MinimalEnvironment:
@@ -72,14 +73,20 @@ def make_here(source: SourceBase, task_name: str, parts: EpisodeParts) -> Minima
 
 
 class Executor:
-    """Runs the environments of a run, possibly in other processes. All other parts stay in the run's own process."""
+    """The base class of executors, which run environments in this process or in other processes.
+
+    All other parts of the run, such as the policy, stay in the run's own process.
+    """
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
-        """Returns the executor's preflight checks, which run while the tasks are read. They raise `PreflightError`."""
+        """Returns the executor's preflight checks, which run while the tasks are read.
+
+        They can raise `PreflightError`.
+        """
         raise NotImplementedError
 
     async def open(self, ran: RunPlan, report: Report) -> None:
-        """Checks that the executor can run the tasks, and prepares the executor.
+        """Prepares the executor, and checks that it can run the tasks.
 
         Raises:
             UserError: The executor cannot run the tasks.
@@ -87,11 +94,11 @@ class Executor:
         raise NotImplementedError
 
     def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
-        """Waits for a place for an environment, and reserves the place during the block.
+        """Waits until there is room for one more environment, and reserves this place during the block.
 
         Args:
             task_name: Name of the environment's task.
-            losses: Number of hosts that were lost while they ran this attempt.
+            losses: Number of hosts that were lost while they ran an episode of this attempt.
         """
         raise NotImplementedError
 
@@ -113,9 +120,9 @@ class LocalExecutor(Executor):
         return parts.container_factory.preflight(), parts.code_agent_factory.preflight()
 
     async def open(self, ran: RunPlan, report: Report) -> None:
-        """Checks that the parts can run the tasks."""
+        """Checks that the run's components can run the tasks."""
         await asyncio.to_thread(ran.source.check, ran.parts, report=report)
 
     def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
-        """Returns a place immediately."""
+        """Returns a place immediately, because the number of environments is not limited."""
         return nullcontext(make_here)

@@ -1,4 +1,4 @@
-"""The placement of environments on hosts. Attempts at a task run on few hosts, so that few hosts need the image."""
+"""The choice of a host for each environment. Attempts at a task share few hosts, so that few nodes need its image."""
 
 from __future__ import annotations
 
@@ -11,23 +11,29 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 BOUND = 1.25
-"""Load of a host, relative to its share of all environments, above which another host is chosen for a task."""
+"""Factor that limits how unevenly hosts are loaded.
+
+A host that would have more than this multiple of its share of all environments is used only if no other host below
+this limit has room.
+"""
 FEWER = 8
-"""Factor by which each lost host of an attempt reduces the maximum number of environments on its next host."""
+"""Factor by which each lost host of an attempt divides the number of environments on its next host."""
 
 HostT = TypeVar("HostT")
 
 
 @dataclass(eq=False, slots=True)
 class Seat(Generic[HostT]):
-    """A host with slots.
+    """A host and the environments that run on it.
 
     Attributes:
         host: The host.
         node: Name of the host's node, which stores the images.
         slots: Maximum number of environments on the host.
-        limits: For each environment on the host, the maximum number of environments on a host that runs it.
-        kept_for: Attempt that waits until the host is empty; `None` if no attempt does so.
+        limits: For each environment on the host, the maximum number of environments (including itself) that may be on
+            the host while it runs there.
+        kept_for: Attempt for which the host takes no other environments, until there is room for the attempt; `None` if
+            there is no such attempt.
     """
 
     host: HostT
@@ -37,16 +43,19 @@ class Seat(Generic[HostT]):
     kept_for: object | None = None
 
     def has_room(self, limit: int) -> bool:
-        """Returns whether the host can take an environment that allows at most `limit` environments on its host."""
+        """Returns whether the host can take an environment that accepts at most `limit` environments on its host.
+
+        The limits of the environments that already run on the host also apply.
+        """
         return len(self.limits) < min([self.slots, limit, *self.limits])
 
 
 class Placement(Generic[HostT]):
-    """Assigns slots on hosts, which can be added and removed at any time.
+    """Assigns environments to slots on hosts. Hosts can be added and removed at any time.
 
     Attempts at a task prefer the same host, so that few nodes pull or build the image of the task. The more often an
-    attempt was lost with its host, the fewer environments share its next host. After several losses, the attempt has a
-    host to itself. A task that kills hosts is therefore identified, and affects few other tasks.
+    attempt has lost its host, the fewer environments share its next host. After several losses, the attempt has a host
+    to itself. Therefore, a task that kills hosts is identified, and it affects few other tasks.
     """
 
     def __init__(self) -> None:
@@ -70,19 +79,19 @@ class Placement(Generic[HostT]):
         self.tell()
 
     def remove(self, host: HostT) -> None:
-        """Removes a host. Environments on the host are not affected."""
+        """Removes a host, so that it gets no more environments. Environments on the host are not affected."""
         self._seats = [seat for seat in self._seats if seat.host is not host]
 
     @asynccontextmanager
     async def slot(self, task_name: str, *, losses: int = 0) -> AsyncIterator[HostT]:
-        """Waits for a slot, and reserves the slot during the block.
+        """Waits for a free slot on a host, and reserves this slot during the block.
 
         Args:
             task_name: Name of the task.
-            losses: Number of hosts that were lost while they ran this attempt.
+            losses: Number of hosts that were lost while they ran an episode of this attempt.
 
         Raises:
-            Exception: `give_up` was called with this error.
+            Exception: The error that was passed to `give_up`.
         """
         waiter = object()
         try:
@@ -106,12 +115,12 @@ class Placement(Generic[HostT]):
             await self._change()
 
     def tell(self) -> None:
-        """Makes all waiters check their conditions again, because hosts or slots have changed."""
+        """Wakes all waiting calls because hosts or slots have changed, so that they check their conditions again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def give_up(self, error: Exception) -> None:
-        """Makes `slot` and `wait_for` raise `error`, in current and later calls."""
+        """Makes all current and later calls of `slot` and `wait_for` raise `error` instead of waiting."""
         self._gave_up = error
         self.tell()
 
@@ -130,11 +139,14 @@ class Placement(Generic[HostT]):
         share = BOUND * (sum(len(seat.limits) for seat in self._seats) + 1) / self.slots
         fair = [seat for seat in found if len(seat.limits) + 1 <= math.ceil(share * seat.slots)]
         if fair:
-            # rendezvous hashing
+            # Rendezvous hashing: a task prefers the same node, even after other nodes have joined or left.
             return max(fair, key=lambda seat: hashlib.sha256(f"{seat.node}\0{task_name}".encode()).digest())
         return min(found, key=lambda seat: len(seat.limits) / seat.slots)
 
 
 def beside(losses: int, slots: int) -> int:
-    """Returns the maximum number of environments on a host that runs an attempt with `losses` lost hosts."""
+    """Returns how many environments may share a host with an attempt that has lost `losses` hosts, including itself.
+
+    Every lost host divides the number by 8, down to at least 1.
+    """
     return max(1, slots // int(FEWER**losses))

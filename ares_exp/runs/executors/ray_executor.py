@@ -1,7 +1,8 @@
-"""The executor for Ray (`executor=ray`): environments in hosts on the nodes of a Ray cluster.
+"""The executor for Ray (`executor=ray`), which runs environments in hosts on the nodes of a Ray cluster.
 
-Only this module imports Ray, when it connects. A host is an actor with async methods that is bound to its node. Ray
-starts the host, calls its methods, and lists the nodes. `RemoteHost` and `EnvironmentHost` handle errors and leases.
+A host is a Ray actor with async methods that is bound to one node. Ray only starts the hosts, calls their methods, and
+lists the nodes. `RemoteHost` and `EnvironmentHost` detect lost connections. Only this module imports Ray, when it
+connects.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ from ares_exp.runs.executors.remote_messages import EnvironmentOrder
 NODES_INTERVAL_SEC = 1.0
 """Interval between two checks of the cluster's nodes, in seconds."""
 RESTART_SEC = (1.0, 2.0, 5.0, 15.0, 60.0)
-"""Waits before a host is restarted on a node, in seconds, by the number of consecutive failures."""
+"""Delays in seconds before a host is started again on a node, after the first, second and later failures in a row."""
 CONNECT_SEC = 180.0
-"""Time limit for connecting to the cluster, in seconds. Ray keeps trying, even if no process listens at the address.
+"""Time limit for connecting to the cluster, in seconds.
 
-On a loaded machine, a local cluster takes more than a minute to start.
+Needed because Ray keeps trying, even if no process listens at the address. The limit is long, because a local cluster
+takes more than a minute to start on a loaded machine.
 """
 RESPONSE_SEC = 30.0
 """Time limit of a call to Ray during the run, in seconds."""
@@ -77,20 +79,22 @@ class RayExecutor(Executor):
         """Validates the options.
 
         Args:
-            address: Address of the cluster: `auto` (a cluster on this machine) or `host:6379`. `None` uses the
-                variable `RAY_ADDRESS`, or otherwise starts a local cluster that is stopped at the end of the run.
+            address: Address of the cluster: `auto` (a cluster on this machine) or `host:6379`. `None` uses the variable
+                `RAY_ADDRESS`, or otherwise starts a local cluster that is stopped at the end of the run.
             episodes_per_host: Maximum number of concurrent environments on a host.
             hosts_per_node: Number of hosts on each node. If a host ends, only the environments on it are lost.
-            resources: Ray resources that each host reserves on its node, such as `{docker: 1}`. `None` reserves
-                nothing.
-            num_cpus: Number of CPUs that a host reserves in Ray.
-            lease_sec: Number of seconds without contact after which the run gives up a host, and the host ends itself.
-            lost_per_attempt: Number of lost hosts after which an attempt ends with an error, if no other environment
-                was on the last of these hosts.
-            storage: Transfer of episode files to the run directory: `shared` (nodes can access it), `stream` (files are
-                sent), or `auto` (detected for each host).
-            join_timeout_sec: Time limit for the start of a host, including its checks of tasks and backend, in seconds.
-            no_node_timeout_sec: Maximum time that a run waits without any node, in seconds.
+            resources: Ray resources that each host reserves on its node, such as `{docker: 1}`. Only nodes with these
+                resources get hosts. `None` reserves nothing.
+            num_cpus: Number of CPUs that Ray reserves for a host.
+            lease_sec: Number of seconds without contact between a host and the run. After this time, the run gives up
+                the host, and the host ends itself.
+            lost_per_attempt: Number of lost hosts after which an attempt ends with an error, because it may be the
+                cause. The more hosts an attempt has lost, the fewer environments share its next host.
+            storage: Transfer of episode files to the run directory: `shared` (nodes write to it), `stream` (hosts send
+                the files), or `auto` (chosen for each host).
+            join_timeout_sec: Time limit in seconds for the start of a host, including its checks of tasks and
+                containers.
+            no_node_timeout_sec: Maximum time in seconds that the run waits while all hosts are lost.
         """
         self._address = address
         self._slots = episodes_per_host
@@ -117,15 +121,15 @@ class RayExecutor(Executor):
         self._has_left: threading.Event | None = None
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
-        """Returns a check that connects to the cluster. Later, each host checks its container backend and the agent."""
+        """Returns a check that connects to the cluster. Each host later checks its own container backend and agent."""
         return (self._connect(),)
 
     async def open(self, ran: RunPlan, report: Report) -> None:
-        """Starts hosts, and returns when the first host is ready. Further hosts join later.
+        """Starts hosts on the nodes, and returns when the first host is ready. Other hosts can become ready later.
 
         Raises:
             PreflightError: No node can run the tasks. The message contains the reason for each node.
-            ConfigError: The parts of the run cannot be created in another process.
+            ConfigError: Some components of the run were passed as objects, which other processes cannot create.
         """
         if ran.recipe is None:
             raise ConfigError(
@@ -152,16 +156,17 @@ class RayExecutor(Executor):
 
     @asynccontextmanager
     async def room(self, task_name: str, *, losses: int = 0) -> AsyncIterator[Place]:
-        """Waits for a slot on a node.
+        """Waits for a free slot on a host, and reserves this slot during the block.
 
         Raises:
-            PreflightError: No node was available for `no_node_timeout_sec`, or the cluster of the run has died.
+            PreflightError: All hosts were lost for longer than `no_node_timeout_sec`, or the run's own cluster has
+                died.
         """
         async with self._placement.slot(task_name, losses=losses) as host:
             yield partial(_make_there, host, losses + 1 >= self._lost_per_attempt)
 
     def figures(self) -> Mapping[str, float]:
-        """Returns the numbers of hosts, lost hosts and slots, and the longest current round-trip time of a host."""
+        """Returns the numbers of hosts, lost hosts and slots, and the longest round-trip time of a host, in seconds."""
         hosts = self._placement.hosts
         return {
             "system/hosts": len(hosts),
@@ -196,7 +201,10 @@ class RayExecutor(Executor):
     # The cluster
 
     async def _connect(self) -> None:
-        """Connects in a thread, because Ray would replace the run's signal handlers in the main thread."""
+        """Connects to the cluster, or starts a local one.
+
+        Runs in a thread, because in the main thread Ray would replace the run's signal handlers.
+        """
         try:
             import ray
         except ImportError as error:
@@ -233,7 +241,10 @@ class RayExecutor(Executor):
         self._has_left, self._is_private = has_left, address == "local"
 
     async def _tend(self) -> None:
-        """Monitors the nodes. Starts hosts on new nodes, and gives up the hosts of dead nodes."""
+        """Checks the nodes every second: starts hosts on new nodes, and gives up the hosts of nodes that are gone.
+
+        Makes waiting episodes fail if all hosts stay lost for too long.
+        """
         was_ready = False
         empty_since: float | None = None
         while True:
@@ -283,7 +294,7 @@ class RayExecutor(Executor):
         return all(node["Resources"].get(name, 0) >= amount for name, amount in self._resources.items())
 
     async def _keep_host(self, node: _Node) -> None:
-        """Starts a host on a node, and starts it again whenever it ends. Stops if the node cannot run the tasks."""
+        """Starts a host on a node, and starts a new one whenever it ends. Stops if the node cannot run the tasks."""
         failed = 0
         while node.refusal is None:
             try:
@@ -306,7 +317,7 @@ class RayExecutor(Executor):
             failed += 1
 
     async def _start(self, node: _Node) -> RemoteHost:
-        """Starts and prepares a host on a node. Ends the host again and raises the error if the preparation fails."""
+        """Starts a host on a node and prepares it. If the preparation fails, ends the host and raises the error."""
         ray = self._ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -336,7 +347,10 @@ class RayExecutor(Executor):
         return host
 
     def _uses_shared_disk(self, sees_run_dir: bool) -> bool:
-        """Returns whether a host writes to the run directory. Raises `PreflightError` if it must, but cannot."""
+        """Returns whether a host writes files directly to the run directory. If not, it sends them to the run.
+
+        Raises `PreflightError` if the host must write to the run directory but cannot.
+        """
         if self._storage == "shared" and not sees_run_dir:
             raise PreflightError("it cannot access the run directory, which `executor.storage=shared` requires.")
         shares = sees_run_dir and self._storage != "stream"
@@ -348,7 +362,7 @@ class RayExecutor(Executor):
         return shares
 
     def _lost(self, host: RemoteHost) -> None:
-        """Removes a lost host, and ends its process, which may still be running if only the connection broke."""
+        """Removes a lost host and ends its process, which may still be running if only the connection broke."""
         if host in self._placement.hosts:
             self._hosts_lost += 1
             self._placement.remove(host)
@@ -376,9 +390,9 @@ class _Node:
     Attributes:
         node_id: Ray's id of the node.
         name: Name of the node in messages.
-        refusal: Reason why the node cannot run the tasks; `None` if no reason is known.
+        refusal: Reason why the node cannot run the tasks; `None` if it can, as far as is known.
         trouble: Reason why the last start of a host on the node failed; `None` if no start failed.
-        keepers: Tasks that start and restart the hosts.
+        keepers: Asyncio tasks that start and restart the hosts on the node.
     """
 
     node_id: str
@@ -393,7 +407,7 @@ def _make_there(
 ) -> RemoteEnvironment:
     """Creates the environment of an episode on a host.
 
-    With `may_be_blamed`, the error after a loss of the host reports that this attempt may be the cause.
+    If the host is lost and `may_be_blamed` is true, the error says that this attempt may be the cause.
     """
     sent, client = parts_to_send(parts), parts.background_client
     if parts.output_dir is not None:
@@ -412,7 +426,7 @@ def _make_there(
 
 
 def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
-    """Writes a file that nodes use to detect a shared disk. Returns its path and content."""
+    """Writes a file from which nodes see whether they share the run directory. Returns its path and content."""
     path, content = (run_dir / f".seen-by-nodes-{secrets.token_hex(4)}").absolute(), secrets.token_hex(16)
     path.write_text(content)
     return path, content
@@ -421,8 +435,8 @@ def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
 async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:
     """Calls Ray in a daemon thread, because some calls never return if the cluster is broken.
 
-    When the thread ends, Linux kills the processes that `call` started. To keep them running, pass
-    `thread_stays_until`, an event before which the thread does not end.
+    Linux kills the processes that `call` started, such as a local cluster, when the thread ends. To keep them running,
+    pass an event as `thread_stays_until`. The thread then ends only after the event is set.
     """
     async with asyncio.timeout(within_sec):
         return await in_daemon_thread(call, thread_stays_until)

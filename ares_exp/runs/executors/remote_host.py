@@ -1,4 +1,4 @@
-"""The run's client of an environment host, which detects when the host is lost, and proxies of its environments."""
+"""The run's side of the environment hosts: a client that detects when its host is lost, and proxies of environments."""
 
 from __future__ import annotations
 
@@ -41,36 +41,38 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 NEWS_SEC = 5.0
-"""Maximum time, in seconds, that the host waits for news before it sends an empty reply."""
+"""Maximum time in seconds that the host waits for news before it sends an empty reply to a poll."""
 CANCEL_SEC = 10.0
-"""Time limit, in seconds, for the host to end a cancelled call."""
+"""Maximum time in seconds that the run waits until a cancelled call has ended in the host."""
 CLOSE_SEC = 120.0
 """Time limit for closing an environment in a host, in seconds."""
 KILL_SEC = 30.0
 """Time limit for Ray to kill a host, in seconds."""
 
 GUESSES = "Some common causes include"
-"""Start of a generic text in Ray's error messages, which is the same for all causes."""
+"""Start of a list of possible causes in Ray's error messages. It is the same for all errors, so it is cut off."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RemoteHost:
-    """The run's client of a host. The host is lost if its process ended, or if it did not reply within the lease time.
+    """The run's client of one environment host. It calls the host's methods and processes the host's requests.
+
+    The host is lost if its process has ended, or if it did not reply within the lease time.
 
     Attributes:
         ray: Imported package `ray`.
         actor: Handle of the Ray actor, an `EnvironmentHost`.
         node: Name of the host's node.
-        models: Models to which the run sends requests from environments, by key.
+        models: Environments' own models, such as judges, by config key. They are in the run and respond to the host.
         lease_sec: Number of seconds without a reply after which the host counts as lost. The host uses the same lease
             time.
         on_lost: Function that is called once, when the host is lost.
-        guests: Proxies of the host's environments, by name.
-        round_trip_sec: Last round trip time of a call, in seconds.
-        why_lost: Reason why the host is lost; `None` if it is not lost.
-        shares_disk: Whether the host can write to the run directory.
+        guests: Proxies of the environments in the host, by name.
+        round_trip_sec: Duration of the last poll for news, in seconds, without the time that the host waited for news.
+        why_lost: Reason why the host is lost or closed; `None` before that.
+        shares_disk: Whether the host writes files directly to the run directory.
         has_ended: Future that is done when the host is lost or closed.
     """
 
@@ -90,7 +92,7 @@ class RemoteHost:
     _clients: dict[int, tuple[str | None, LLMClient]] = field(default_factory=dict)
 
     async def start(self) -> None:
-        """Waits until the host replies, and starts to poll it for news.
+        """Waits until the host replies for the first time, and then polls it for news in the background.
 
         Raises:
             HostLostError: The host is lost.
@@ -99,7 +101,7 @@ class RemoteHost:
         self._spawn(self._listen())
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the host, and returns its result. If the call is cancelled, the method is also cancelled.
+        """Calls a method of the host, and returns its result. Cancelling the call also cancels the method in the host.
 
         Raises:
             HostLostError: The host is lost.
@@ -128,7 +130,7 @@ class RemoteHost:
 
     @asynccontextmanager
     async def _until_lost(self, limit_sec: float | None) -> AsyncIterator[None]:
-        """Raises `TimeoutError` in the block when the host is lost, or after the time limit."""
+        """Raises `TimeoutError` in the block when the host is lost, or after `limit_sec` seconds."""
         async with asyncio.timeout(limit_sec) as wait:
             self._waits.add(wait)
             try:
@@ -140,7 +142,7 @@ class RemoteHost:
         return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
 
     def lose(self, why: str) -> None:
-        """Marks the host as lost. Current and later calls of its methods raise `HostLostError`. Idempotent."""
+        """Marks the host as lost. Calls that are waiting and all later calls raise `HostLostError`. Idempotent."""
         if self.why_lost is None:
             self._give_up(why)
             self.on_lost(self)
@@ -174,7 +176,7 @@ class RemoteHost:
                 await in_daemon_thread(lambda: self.ray.kill(self.actor))
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Calls a method of the host without waiting for the call to end."""
+        """Calls a method of the host in the background, without waiting for its result."""
         self._spawn(self._tell(method, *arguments))
 
     async def _tell(self, method: str, *arguments: Any) -> None:
@@ -189,7 +191,7 @@ class RemoteHost:
     # News of the host
 
     async def _listen(self) -> None:
-        """Polls the host for news until the host is lost. Each poll also renews the lease."""
+        """Polls the host for news until it is lost. This also renews the lease, so that the host does not end."""
         wait_sec = min(NEWS_SEC, self.lease_sec / 4)
         while self.why_lost is None:
             why = f"it did not respond for {self.lease_sec:g} s"
@@ -226,7 +228,10 @@ class RemoteHost:
     async def on_ask_model(
         self, client: int, environment: str | None, key: str, spec: EpisodeSpec, request: LLMRequest
     ) -> LLMResponse:
-        """Sends a request from an environment to its model. The model's client is reused until the environment ends."""
+        """Sends a request from an environment in the host to the environment's own model, which is in the run.
+
+        The client that is created for the model is used again until the environment ends.
+        """
         if client not in self._clients:
             guests = self.guests
             self._clients = {n: one for n, one in self._clients.items() if one[0] is None or one[0] in guests}
@@ -245,7 +250,7 @@ class RemoteHost:
         return await asyncio.to_thread(read_asked, guest.output_dir)
 
     async def on_append_record(self, environment: str, key: str, asked: Asked) -> None:
-        """Counts the cost of an environment's model call, and appends the call to the record of the episode."""
+        """Counts the cost of a call of an environment's own model, and records the call in the files of the episode."""
         self.models[key].count(len(asked.said), asked.usage)
         if (guest := self.guests.get(environment)) is not None:
             guest.asked = (guest.asked or EnvironmentUsage()) + asked.usage
@@ -255,19 +260,19 @@ class RemoteHost:
 
 @dataclass(eq=False, repr=False)
 class RemoteEnvironment(EnvironmentBase):
-    """An environment whose episodes run in a host. Its properties return the values from the host's last reply.
+    """The run's proxy of an environment in a host. Its properties return values from the host's last reply.
 
-    If the host is lost, calls raise `HostLostError`, and closing has no effect.
+    If the host is lost, calls raise `HostLostError`, and `close` has no effect.
 
     Attributes:
         host: The host.
-        order: Order that makes the host create the environment at the first `reset`.
+        order: Order from which the host creates the environment at the first `reset`.
         output_dir: Directory in the run for the files of the episode; `None` if no files are kept.
         background_client: Client that responds to the agent's background requests.
         loss: Function that converts a `HostLostError` to the error that this environment raises.
         name: Name of the environment in the host.
-        asked: Usage of the environment's own models in this episode, as counted by the run; `None` if there were no
-            model calls.
+        asked: Usage of the environment's own models in this episode, as counted by the run; `None` if no model was
+            called.
     """
 
     host: RemoteHost
@@ -298,7 +303,7 @@ class RemoteEnvironment(EnvironmentBase):
         return taken
 
     async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
-        """Exports the environment. The run and the host must share the directory."""
+        """Writes a snapshot of the environment to `output_dir`, which the host must share with the run."""
         from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
         with self._calls.during("export_state()"):
@@ -307,7 +312,7 @@ class RemoteEnvironment(EnvironmentBase):
             return await asyncio.to_thread(EnvironmentSnapshot.load_from_file, place)
 
     async def fork(self, n: int, *, diversify: bool = False) -> Sequence[RemoteEnvironment]:
-        """Creates environments in the same host."""
+        """Creates `n` environments in the same host that continue from the current state of this environment."""
         if n < 1:
             raise ConfigError(f"Expected fork() to make at least 1 environment, got {n}.")
         with self._calls.during("fork()"):
@@ -320,7 +325,7 @@ class RemoteEnvironment(EnvironmentBase):
             return forks
 
     async def close(self) -> None:
-        """Closes the environment in its host. If the current time step is LAST, `time_step` remains readable."""
+        """Closes the environment in its host. If the episode had ended, its last time step can still be read."""
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
         self._facts = self._facts._replace(pending=())
@@ -345,7 +350,10 @@ class RemoteEnvironment(EnvironmentBase):
             raise self.loss(error) from error
 
     async def _stepped(self, method: str, **arguments: Any) -> Any:
-        """Calls a method that can return a time step, and stores the step. Returns the step; `None` without a step."""
+        """Calls a method that returns a time step, such as `step`, and stores the time step in `time_step`.
+
+        Returns `None` if the method returned no time step, as `truncate` may.
+        """
         with self._calls.during(f"{method}()"):
             if method == "reset":
                 self.time_step = self.asked = None
@@ -356,7 +364,10 @@ class RemoteEnvironment(EnvironmentBase):
             return taken
 
     async def _acted(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        """Calls a method of the environment in the host. Stores the new state, and fetches the episode's new files."""
+        """Calls a method of the environment in the host, and returns its result or raises its error.
+
+        Before that, stores the environment's new state, and fetches new files of the episode from the node.
+        """
         self._facts = self._facts._replace(pending=())
         self.host.guests[self.name] = self
         order = self.order if method == "reset" else None
@@ -385,7 +396,10 @@ class RemoteEnvironment(EnvironmentBase):
     # Values that need no call
 
     def report(self) -> EpisodeReport:
-        """Returns the host's last report. Its model usage is the larger of the host's count and the run's count."""
+        """Returns the last report from the host.
+
+        The host and the run both count the usage of the environment's own models. The report contains the larger count.
+        """
         report = self._facts.report or EpisodeReport()
         if self.asked is None:
             return report
@@ -398,7 +412,7 @@ class RemoteEnvironment(EnvironmentBase):
 
     @property
     def current_task(self) -> str | None:
-        """The name of the task. The task itself is in the host."""
+        """The name of the task, instead of the task object, which is only in the host."""
         return None if self._facts.report is None else self.report().task_name or self.order.task_name
 
     @property
@@ -407,19 +421,22 @@ class RemoteEnvironment(EnvironmentBase):
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
-        """The time steps before the snapshot of a restored episode, until the next step; otherwise empty."""
+        """The steps before the snapshot from which the environment was restored or forked.
+
+        Only set after `reset` and `fork`. Empty after the next step.
+        """
         return self._facts.past
 
     @property
     def time_left_sec(self) -> float | None:
-        """The number of seconds until the time limit, as computed from the host's last reply."""
+        """The number of seconds until the time limit, estimated from the host's last reply and the time since then."""
         left = self._facts.time_left_sec
         if left is None or self.time_step is None or self.time_step.last():
             return None
         return max(0.0, left - (time.monotonic() - self._facts_at))
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the time limit, first in this process and soon after in the host."""
+        """Extends the time limit, immediately in this process and soon after in the host."""
         if (left := self._facts.time_left_sec) is not None:
             self._facts = self._facts._replace(time_left_sec=left + seconds)
         if self.name in self.host.guests:
@@ -436,12 +453,12 @@ class RemoteEnvironment(EnvironmentBase):
         return changed
 
     def reported(self, report: EpisodeReport) -> None:
-        """Stores a report that the host sent during a call. Ignores a report that arrives after the call."""
+        """Stores a report that the host sent during a call. Ignores a report that arrives later and is outdated."""
         if self._calls.in_progress:
             self._facts = self._facts._replace(report=report)
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Sends a background request to the policy. The end of the episode cancels the request."""
+        """Sends a background request from the agent to the policy. The request is cancelled if the episode ends."""
         assert self.background_client is not None, "the host asks only if the episode has a background client"
         answering = asyncio.ensure_future(self.background_client(request))
         self._background_requests.add(answering)
@@ -461,7 +478,7 @@ def _size(used: EnvironmentUsage) -> tuple[int, float]:
 
 
 def _in_short(error: BaseException) -> str:
-    """Returns the class of an error and the last line of its message, which contains the cause in Ray's errors."""
+    """Describes an error from Ray in one line: its class and the last line of its message, which contains the cause."""
     lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
     cause, _, _ = (lines or [""])[-1].partition(GUESSES)
     return f"{type(error).__name__}: {cause.rstrip(' .')[:300]}"

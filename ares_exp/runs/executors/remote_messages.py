@@ -1,4 +1,4 @@
-"""The messages between a run and its hosts, which can contain errors of any class."""
+"""The messages between a run and its environment hosts. They also transfer errors of any class."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ MAX_DETAIL_CHARS = 20_000
 
 
 class ForeignError(Exception):
-    """Replaces an error from another process that cannot be recreated here. Has the original name and message."""
+    """Replaces an error from another process that cannot be recreated in this process.
+
+    The replacement has the class name and the message of the original error.
+    """
 
 
 class Failure(NamedTuple):
-    """A serialized error. Needed because Ray changes the classes of errors, and cannot send some errors.
+    """An error in a form that can be sent to another process.
+
+    Ray itself cannot send some errors, and changes the classes of others.
 
     Attributes:
         name: Name of the error's class.
@@ -36,7 +41,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Serializes an error."""
+        """Converts an error to a form that can be sent."""
         attributes = {name: data for name, value in vars(error).items() if (data := _pickled(value)) is not None}
         attributes.pop("__notes__", None)
         # The `args` of an `OSError` do not contain the names of files.
@@ -49,7 +54,7 @@ class Failure(NamedTuple):
         )
 
     def error(self, host: str) -> BaseException:
-        """Recreates the error, with a note that names the host that raised it."""
+        """Recreates the error, and adds a note with the traceback and the name of the host on which it was raised."""
         made = self._same_class()
         if made is None or _text_of(made) != self.message:
             made = type(self.name, (ForeignError,), {})(self.message)
@@ -89,21 +94,24 @@ class Outcome(NamedTuple):
 
     @classmethod
     async def of(cls, function: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Self:
-        """Calls a function, and returns the outcome."""
+        """Calls a function, and returns its value or its error as an `Outcome`."""
         try:
             return cls(await function(*args, **kwargs))
         except (Exception, SystemExit) as error:
             return cls(None, Failure.of(error))
 
     def result(self, host: str) -> Any:
-        """Returns the value, or raises the error with a note that names the host."""
+        """Returns the value, or raises the error with a note that names the host on which it was raised."""
         if self.failure is not None:
             raise self.failure.error(host)
         return self.value
 
 
 class News(NamedTuple):
-    """A host's call of `RemoteHost.on_{method}` in the run. If the call has a number, the host awaits the result."""
+    """A call from a host to the run, which executes `RemoteHost.on_{method}`.
+
+    If the call has a `number`, the host waits until the run sends back the result.
+    """
 
     number: int | None
     method: str
@@ -111,13 +119,13 @@ class News(NamedTuple):
 
 
 class EnvironmentOrder(NamedTuple):
-    """An order to create an environment, which the run sends to a host.
+    """A description of an environment that the run sends to a host, so that the host creates the environment.
 
     Attributes:
         task_name: Name of the task.
         parts: Parts of the episode, without the factories.
-        streams: Whether the host stores the files of the episode until the run fetches them.
-        has_background_requests: Whether the run responds to background requests from the agent.
+        streams: Whether the files of the episode are stored on the node until the run fetches them.
+        has_background_requests: Whether the agent can send background requests, to which the run responds.
     """
 
     task_name: str
@@ -127,13 +135,15 @@ class EnvironmentOrder(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The state of an environment at the end of a call. Most fields are copies of the environment's members.
+    """The state of an environment after a call, which the host sends to the run with each result.
+
+    Most fields are copies of the environment's attributes.
 
     Attributes:
         report: Report of the environment; `None` before the first call.
         step_type: Type of the current time step; `None` if there is no time step.
         past: Value of `past_steps`, which is only set after `reset` and `fork`.
-        has_files: Whether files of the episode are on the node and must still be fetched.
+        has_files: Whether the node still has files of the episode that the run must fetch.
     """
 
     report: EpisodeReport | None = None

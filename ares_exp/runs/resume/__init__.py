@@ -1,1 +1,1 @@
-"""Resuming, replaying and branching of runs: the records of an earlier run, and the episodes that remain to be run."""
+"""Resuming, replaying and branching, which read the records of an earlier run and continue from them."""

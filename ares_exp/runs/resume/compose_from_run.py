@@ -1,12 +1,12 @@
 """Commands that continue a recorded run: `resume=<run>`, `resume=<sweep>`, `replay=<run>[/<episode>]`, `branch_from=…`.
 
-They start from the recorded config of the run, in which references to other keys are kept (see
-`trusted_record.values_of`). A typed override replaces the recorded values of its key and of all keys below it. For
-example, `policy.temperature=1` changes one value of the recorded policy, and `policy=other` drops all recorded values
-of the policy.
+These keys are called verbs. The command starts from the recorded config of the run, in which references to other keys
+are kept (see `trusted_record.values_of`). An override on the command line replaces the recorded values of its key and
+of all keys below it. For example, `policy.temperature=1` changes one value of the recorded policy, and `policy=other`
+drops all recorded values of the policy.
 
 A sweep has no single config, because its jobs differ. To resume a sweep, the command line that started it is run again,
-and each job continues with its recorded config (`keep_recorded`).
+and each job continues with its own recorded config (`keep_recorded`).
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 ASKED_FOR = (*VERBS, *BRANCH_KEYS, *RESUME_KEYS, "attempts")
-"""Keys that select a recorded run and what to do with it. Their recorded values are ignored."""
+"""Keys that name a recorded run and what to do with it. For a replay or branch, their recorded values are ignored."""
 NO_SELECTION: Mapping[str, Any] = {"exclude": [], "limit": None}
 """Keys of `env` that select tasks, with the values that select all tasks."""
 OF_ONE_SESSION = ("resume", "resume_redo", "resume_force", "hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
-"""Keys that apply to one session only, not to all sessions of a run or sweep."""
+"""Keys that apply only to one session. Their recorded values are ignored when a later session resumes the run."""
 
 _GOES_ON = "the run continues in its directory"
 FIXED: Mapping[str, Mapping[str, str]] = {
@@ -63,17 +63,17 @@ FIXED: Mapping[str, Mapping[str, str]] = {
     },
     "branch_from": {"attempts": "use `branches` to set the number of branches"},
 }
-"""Keys that cannot be combined with a verb, by verb, with the reasons."""
+"""Keys that cannot be set together with a verb. For each verb, maps the keys to the reasons."""
 
 
 class Command(NamedTuple):
-    """A command line, ready for Hydra.
+    """A command line whose verb (`resume`, `replay` or `branch_from`) has been replaced, so that Hydra can process it.
 
     Attributes:
         argv: Flags and overrides.
         source: Run or sweep that the command resumes, replays or branches; `None` for a new run.
-        values: Recorded config that the overrides change; `None` to compose the root config.
-        choices: Recorded options of the groups.
+        values: Recorded config, to which the overrides are applied; `None` to start from the root config.
+        choices: Name of the recorded option of each config group.
     """
 
     argv: list[str]
@@ -83,7 +83,9 @@ class Command(NamedTuple):
 
 
 def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
-    """Expands a command line that has a verb (`resume`, `replay`, …). Returns other command lines unchanged.
+    """Converts a command line with `resume`, `replay` or `branch_from` to one that Hydra can process.
+
+    Returns any other command line unchanged.
 
     Raises:
         ConfigError: The run, episode or step does not exist, a record cannot be used, or the verb cannot be combined
@@ -174,7 +176,10 @@ def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Ov
 
 
 def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
-    """Returns the overrides of a replay, and the names of its tasks. By default, all recorded attempts are replayed."""
+    """Returns the overrides that start a replay, and the names of the tasks to run.
+
+    If `ref` names no episode, all recorded attempts are replayed.
+    """
     if ref.step is not None:
         raise ConfigError(f"`replay` runs whole episodes. Leave `@{ref.step}` out, or use `branch_from=`.")
     episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())
@@ -196,7 +201,7 @@ def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
 
 
 def _branch(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
-    """Returns the overrides of a run with branches, and the name of the task."""
+    """Returns the overrides that start the branches, and the name of the only task to run."""
     episode = ref.episode
     if episode is None or ref.step is None:
         have = "its episodes are in episodes.jsonl"
@@ -223,7 +228,7 @@ def _composed(
 
 
 def _make_room(values: dict[str, Any], override: Override) -> None:
-    """Removes the recorded values of the group or mapping that `override` replaces."""
+    """Removes the recorded values that `override` replaces: a whole config group, or all values of a mapping."""
     key = key_set_by(override)
     if key in GROUPS:
         values.pop(key, None)
@@ -237,7 +242,7 @@ def _make_room(values: dict[str, Any], override: Override) -> None:
 
 
 def _over(values: Mapping[str, Any], override: Override) -> str:
-    """Formats an override so that Hydra accepts it, even if its key already has a recorded value."""
+    """Formats an override for Hydra. Adds `+` if Hydra would otherwise reject it because of the recorded values."""
     line = str(override.input_line)
     if override.package is None:
         return f"+{line}" if override.is_add() else line
@@ -255,7 +260,7 @@ def _search_path(folders: Sequence[Path]) -> list[str]:
 
 
 def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
-    """Returns recorded overrides, with relative paths resolved against the folder in which the run was started."""
+    """Returns a sweep's recorded overrides, with relative paths resolved against `place`, where it was started."""
     given = {one.key_or_group for one in recorded if one.value() is not None}
     lines = []
     for one in recorded:
@@ -270,13 +275,13 @@ def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
 
 
 def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str]) -> list[str]:
-    """Restores recorded values in the config of a resumed job, except for keys that the user sets now.
+    """Makes a resumed run or job use its recorded config, except for keys that the user sets now.
 
-    Secrets, and values whose classes have changed, are not restored. `open_session` rejects remaining differences that
-    affect results.
+    Changes `config`. Secrets, and values whose classes have changed, are not restored. `open_session` later rejects
+    remaining differences that affect results.
 
     Returns:
-        The top-level keys of options and defaults that have changed on disk since the start of the run.
+        The top-level keys whose options or defaults on disk have changed since the start of the run.
     """
     from omegaconf import OmegaConf, open_dict
 

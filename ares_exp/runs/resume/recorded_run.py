@@ -1,4 +1,4 @@
-"""The records of an earlier run: its episodes and its composition. All records are untrusted input."""
+"""Readers for the records of an earlier run: its episodes, config and overrides. All records are untrusted input."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ SHOWN = 5
 PATH_KEY = re.compile(
     r"(^|[._])(paths?|dir|file|trajectory|replay|branch_from)$|^env\.(objects|registry)$|^agent\.(mount$|files\.)"
 )
-"""Pattern that matches config keys whose relative values refer to the folder in which the run was started."""
+"""Pattern of config keys with paths. A relative path is resolved against the folder in which the run was started."""
 _MAYBE_IN_A_REPOSITORY = ("env.path", "env.registry")
 
 _AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
 
 
 def starts_where_started(key: str, given: Container[str]) -> bool:
-    """Returns whether a relative value of a dotted `key` is resolved against the folder in which the run was started.
+    """Returns whether the value of `key` is a path that is resolved against the folder in which the run was started.
 
-    If a key in `given` selects a git repository, paths of tasks are relative to the repository instead.
+    This does not apply to paths of tasks if a key in `given` selects a git repository. They are relative to the
+    repository.
     """
     in_a_repository = key in _MAYBE_IN_A_REPOSITORY and ("env.repo" in given or "env.git_url" in given)
     return PATH_KEY.search(key) is not None and not in_a_repository
@@ -40,12 +41,13 @@ def starts_where_started(key: str, given: Container[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """One episode of a run.
+    """One episode of a recorded run.
 
     Attributes:
         episode_id: Id of the episode, as in `episodes.jsonl`, the trajectories and the snapshots.
         task_name: Name of the task.
-        last_step: Number of the last step, from 0, at which the episode waited for a response; -1 if it never waited.
+        last_step: Number of the last step at which the episode waited for a response. Steps count from 0; -1 if the
+            episode never waited.
     """
 
     episode_id: str
@@ -80,16 +82,16 @@ class _HydraRecord(BaseModel):
 
 
 class RecordedRun:
-    """The records in a run directory `path`, such as `<run>` or `<sweep>/<number>`."""
+    """The records in the run directory `path`, such as `outputs/first`, or `<sweep>/<number>` for a job of a sweep."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `ConfigError` if `path` is not a run directory. Does not read the records."""
+        """Checks that `path` is a run directory, and otherwise raises `ConfigError`. Does not read the records yet."""
         if not is_recorded_run(path):
             raise ConfigError(no_such_run(path))
         self.path = path
 
     def overrides(self) -> Sequence[str]:
-        """Returns the overrides of the run's command as typed, with masked secrets and without Hydra's keys.
+        """Returns the overrides with which the run was started, with masked secrets and without Hydra's own keys.
 
         Raises:
             ConfigError: The overrides were not recorded, or cannot be read.
@@ -100,7 +102,10 @@ class RecordedRun:
         return found
 
     def composed_config(self) -> dict[str, Any]:
-        """Returns the config of the run with unresolved references. Raises the same errors as `overrides`."""
+        """Returns the config of the run as Hydra composed it, in which references such as `${seed}` are not resolved.
+
+        Raises the same errors as `overrides`.
+        """
         found = self._hydra_record("config.yaml")
         if not isinstance(found, dict):
             raise broken(self._hydra_file("config.yaml"), "a config", _kind(found))
@@ -111,7 +116,7 @@ class RecordedRun:
         return Path(self._record().runtime.cwd)
 
     def config_dirs(self) -> Sequence[Path]:
-        """Returns the user's folders of options (`--config-dir`), without the folders of plugins.
+        """Returns the folders of options that the user passed with `--config-dir`. Folders of plugins are not included.
 
         Raises the same errors as `overrides`.
         """
@@ -121,11 +126,11 @@ class RecordedRun:
         return list(dict.fromkeys(own))  # Hydra lists a `--config-dir` twice
 
     def choices(self) -> dict[str, str]:
-        """Returns the names of the chosen options, by group. Raises the same errors as `overrides`."""
+        """Returns the name of the chosen option for each config group. Raises the same errors as `overrides`."""
         return {group: option for group, option in self._record().runtime.choices.items() if isinstance(option, str)}
 
     def episodes(self) -> Sequence[RecordedEpisode]:
-        """Lists finished and unfinished episodes from the rows, trajectories and snapshots of the run."""
+        """Lists all episodes of the run, also unfinished ones. Finds them in the rows, trajectories and snapshots."""
         found: dict[str, RecordedEpisode] = {}
         for episode in (*self._rows(), *self.trajectories(partial=True)):  # trajectories take precedence over rows
             found[episode.episode_id] = episode
@@ -138,7 +143,9 @@ class RecordedRun:
         return list(found.values())
 
     def episode(self, name: str) -> RecordedEpisode:
-        """Finds an attempt by an episode id, a task name or the start of an id. Returns the attempt's last episode.
+        """Finds the episode that `name` refers to: an episode id, the start of an id, or a task name.
+
+        If the episode's attempt has several episodes that match, returns the last of them.
 
         Raises:
             ConfigError: No episode matches, or episodes of several attempts match.
@@ -162,7 +169,7 @@ class RecordedRun:
         raise ConfigError(f"{self.path} has no episode {name!r}.{close}")
 
     def _rows(self) -> Iterator[RecordedEpisode]:
-        """Yields the episodes of valid rows. Skips an incomplete row, whose episode never ended."""
+        """Yields the episodes in `episodes.jsonl`. Skips invalid rows, such as an incomplete last row."""
         try:
             with open_regular(self.path / EPISODES) as lines:
                 for line in lines:
@@ -172,7 +179,7 @@ class RecordedRun:
             raise ConfigError(f"Cannot read {self.path / EPISODES}: {error.strerror}.") from error
 
     def trajectories(self, *, partial: bool = False) -> Iterator[RecordedEpisode]:
-        """Yields the episodes that have a trajectory. Includes running and lost episodes only with `partial`."""
+        """Yields the episodes that have a trajectory. If `partial` is set, also yields running and lost episodes."""
         from ares_exp.trajectories.stored_episodes import load
 
         try:
@@ -229,7 +236,7 @@ class RecordedSweep(RecordedRun):
         self.path = path
 
     def overrides(self) -> Sequence[str]:
-        """Returns the overrides of the sweep's command, including Hydra's keys. Raises the errors of `RecordedRun`."""
+        """Returns the overrides of the sweep, including Hydra's own keys. Raises the same errors as for a run."""
         typed = self._record().overrides
         return [*typed.hydra, *typed.task]
 
@@ -238,7 +245,7 @@ class RecordedSweep(RecordedRun):
 
 
 def recorded_config(run_dir: Path) -> dict[str, Any]:
-    """Reads the config of a run. Its references were resolved at the start of the run.
+    """Reads the config of a run, in which references such as `${seed}` were resolved when the run was started.
 
     Raises:
         OSError: The config cannot be read, or is not a regular file.
@@ -252,17 +259,17 @@ def recorded_config(run_dir: Path) -> dict[str, Any]:
 
 
 def is_recorded_run(path: Path) -> bool:
-    """Returns whether `path` is a run directory. Raises `OSError` if the path is not accessible."""
+    """Returns whether `path` is a run directory. Raises `OSError` if the path cannot be accessed."""
     return is_file(path / EPISODES)
 
 
 def is_folder_of_runs(path: Path) -> bool:
-    """Returns whether `path` contains runs and is not a run itself. Raises `OSError` if it cannot be read."""
+    """Returns whether `path` is a folder that contains runs but is not a run. Raises `OSError` if it cannot be read."""
     return not is_recorded_run(path) and any(map(is_recorded_run, path.iterdir()))
 
 
 def no_such_run(path: Path) -> str:
-    """Explains why a path is not a run: it is a folder of runs, another file or folder, or missing."""
+    """Explains in a message why `path` is not a run, for example because it is missing or a folder of runs."""
     place = next((one for one in (path, *path.parents) if one.exists()), Path())
     names = sorted(one.name for one in place.iterdir() if is_recorded_run(one)) if place.is_dir() else []
     if names:
@@ -276,7 +283,7 @@ def no_such_run(path: Path) -> str:
 
 
 def _kind(value: object) -> str:
-    """Names the type of a value, for messages. The value itself can be extremely long."""
+    """Describes the type of an invalid value for an error message, because the value itself can be extremely long."""
     return "nothing" if value is None else f"something else, a {type(value).__name__}"
 
 
@@ -299,12 +306,12 @@ def _listed(episodes: Sequence[RecordedEpisode]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRef:
-    """A reference to an existing `<run>`, `<run>/<episode>` or `<run>/<episode>@<step>`.
+    """A reference to an existing run, episode or step: `<run>`, `<run>/<episode>` or `<run>/<episode>@<step>`.
 
     Attributes:
         run: The run.
-        episode: The episode; `None` for the whole run.
-        step: Number of applied responses; `None` if not specified.
+        episode: The episode; `None` if the reference is to the whole run.
+        step: Number of the step, which is the number of responses before it; `None` if the reference has no step.
     """
 
     run: RecordedRun
@@ -313,9 +320,10 @@ class EpisodeRef:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parses a reference. The longest leading path that is a run directory is the run; the rest names the episode.
+        """Parses a reference and finds what it refers to.
 
-        The episode can be an id, a prefix of an id, or a task with a single attempt.
+        The longest part of the path that is a run directory is the run. The rest names the episode by its id, the start
+        of its id, or its task if the task has a single attempt.
 
         Raises:
             ConfigError: The run, episode or step does not exist. The message lists existing ones.
@@ -341,7 +349,7 @@ class EpisodeRef:
         return cls(RecordedRun(run), episode, step)
 
     def __str__(self) -> str:
-        """Formats the reference with the full episode id, so that its meaning does not change later."""
+        """Formats the reference with the full episode id. A task name could refer to another episode later."""
         if self.episode is None:
             return str(self.run.path)
         return f"{self.run.path / self.episode.episode_id}{'' if self.step is None else f'@{self.step}'}"

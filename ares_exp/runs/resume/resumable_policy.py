@@ -1,7 +1,7 @@
-"""The policy of an episode that can be resumed: it logs every response, and replays logged responses.
+"""The policy of an episode that can be resumed: it logs every response, and replays the responses in the log.
 
-A request that got no response within a time limit is also logged. If this ended a stage of the task, the replayed stage
-ends at the same request.
+The log also contains requests that got no response within a time limit. If such a time limit ended a stage of the task,
+the stage ends at the same request when the log is replayed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class GivenAgain:
-    """The responses from an earlier episode that a policy has replayed, including responses before a restored snapshot.
+    """The responses from an earlier episode that a policy has replayed.
 
-    `diverged_at` is the first step whose request differs; `None` if all requests are equal.
+    `responses` includes responses from before the snapshot from which the episode was restored. `diverged_at` is the
+    first step whose request differs from the recorded one; `None` if no request differs.
     """
 
     responses: list[LLMResponse]
@@ -47,12 +48,13 @@ class _Answered(NamedTuple):
 
 
 class ResumablePolicy:
-    """Replays the responses from an earlier episode as long as the requests are equal, then uses the policy.
+    """Replays the responses from an earlier episode as long as the agent sends the same requests, then uses the policy.
 
-    Equal requests may contain different times, process ids and similar values (see `request_diff`). Each conversation
-    of an agent is replayed in its own order: a request is compared with the next recorded request of its conversation.
-    Responses that are requested ahead of time are logged when they arrive. A response that the earlier episode
-    requested ahead of time and did not use is replayed for an equal request, in any order.
+    Two requests count as the same even if times, process ids and similar values in them differ (see `request_diff`). An
+    agent can have several conversations. A request is compared with the next recorded request of its own conversation.
+
+    Responses that are requested ahead of time are logged when they arrive. If the earlier episode did not use such a
+    response, it is replayed when the same request comes, in any order.
 
     Attributes:
         given_again: The responses that were replayed so far.
@@ -70,12 +72,13 @@ class ResumablePolicy:
         may_ask: Callable[[], Awaitable[None]] | None = None,
         normalisers: Sequence[Normaliser] | None = None,
     ) -> None:
-        """Creates the policy of an episode. A restored snapshot contains the first `start_at` exchanges.
+        """Creates the policy of an episode.
 
-        If the client is an `AdvancingClient`, it is notified of replayed and missing responses. `earlier` contains the
-        logged exchanges of the earlier episode. `ahead` contains exchanges that the earlier episode requested ahead of
-        time and did not use. `may_ask` waits until requests to the policy are allowed, for example until the end of a
-        pause.
+        `earlier` contains the logged exchanges (requests with responses) of the earlier episode. The first `start_at`
+        of them are skipped, because they are already part of the restored snapshot. `ahead` contains exchanges that the
+        earlier episode requested ahead of time and did not use. If the client is an `AdvancingClient`, it is notified
+        of replayed and missing responses. `may_ask` waits until requests to the policy are allowed, for example until
+        the end of a pause.
         """
         self._client = client
         self._log = log
@@ -105,7 +108,7 @@ class ResumablePolicy:
         return self._asked.looks_ahead
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
-        """Requests responses ahead of time (see `ForesightedClient`), unless responses are still being replayed."""
+        """Sends pending requests ahead of time (see `ForesightedClient`), unless responses are still being replayed."""
         self._pending = pending
         if self._is_live:
             self._asked.expect(pending)
@@ -115,11 +118,12 @@ class ResumablePolicy:
         await self._asked.close()
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Responds to one request.
+        """Responds to one request, with a recorded response or by the policy.
 
         Raises:
             PolicyError: The policy failed, or returned an invalid response.
-            UnansweredError: The recorded request has no response, because a time limit ended it.
+            UnansweredError: In the earlier episode, a time limit ended this request or the stage before a response
+                arrived.
         """
         position = self._position
         self._position += 1
@@ -146,7 +150,11 @@ class ResumablePolicy:
         return response
 
     async def _recorded_response(self, request: LLMRequest, position: int) -> LLMResponse | None:
-        """Returns the recorded response; `None` if the request differs, or the conversation has no more responses."""
+        """Returns the recorded response to `request`, or `None` if the policy must respond.
+
+        This is the case if the request differs from the recorded one, or if its conversation has no more recorded
+        requests.
+        """
         asked = serialize_llm_request(request)
         if (exchange := self._recorded.next_for(asked)) is None:
             return None
@@ -165,9 +173,10 @@ class ResumablePolicy:
         return None
 
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Responds to background requests, one at a time. Replays the earlier episode's response to an equal request.
+        """Responds to background requests of the agent, one at a time.
 
-        In the log, these responses are marked as requested ahead of time and not used for a step.
+        If the earlier episode got a response to the same request, replays it. Otherwise, uses the policy. In the log,
+        such responses are marked like responses that were requested ahead of time and not used for a step.
         """
         async with self._background_request:
             call = PendingRequest(NO_CALL, conversation_of(serialize_llm_request(request)), request)
@@ -182,7 +191,7 @@ class ResumablePolicy:
             return response
 
     async def _diverge(self, position: int, asked: Mapping[str, Any], compared: StepComparison) -> None:
-        """Continues a conversation with the policy, and discards the conversation's remaining recorded responses."""
+        """Makes a conversation use the policy from now on, and discards its remaining recorded responses."""
         if self.given_again.diverged_at is None:
             self.given_again.diverged_at = position
             logger.warning(
@@ -196,7 +205,10 @@ class ResumablePolicy:
         await self._start_log([exchange for exchange in self._logged if id(exchange) not in forgotten])
 
     def _go_live(self) -> None:
-        """Uses the policy from now on. Requests responses ahead of time only after all conversations were replayed."""
+        """Switches to the policy.
+
+        Allows requests ahead of time only when no conversation has recorded responses left.
+        """
         if not self._has_gone_live:
             self._has_gone_live = True
             for response in responses(self._left_over.values()):  # paid for, even if never used
@@ -222,7 +234,11 @@ class ResumablePolicy:
         return _Answered(response, ahead)
 
     async def _paid_response(self, request: LLMRequest) -> LLMResponse:
-        """Requests a response when the run allows it. Counts the cost only of a refusal, which raises an error."""
+        """Waits until the run allows requests, and requests a response from the policy.
+
+        The caller counts the cost of the response. Only the cost of a refusal is counted here, because it raises an
+        error.
+        """
         if self._may_ask is not None:
             await self._may_ask()
         try:
@@ -233,7 +249,7 @@ class ResumablePolicy:
             raise
 
     def _take(self, call: PendingRequest) -> _Answered | None:
-        """Returns the response if the earlier episode requested it ahead of time with an equal request."""
+        """Returns an unused response that the earlier episode got ahead of time for the same request, if any."""
         stage, request = self._events.num_stages, serialize_llm_request(call.request)
         for number, earlier in self._left_over.items():
             response = earlier.response
@@ -251,7 +267,7 @@ class ResumablePolicy:
         self._logged.append(Exchange(serialize_llm_request(request), response, self._events.num_stages))
 
     async def _end_stage(self, asked: Mapping[str, Any], next_one: Exchange) -> None:
-        """Inserts `asked` without a response before `next_one` in the log, because the time limit ended the stage."""
+        """Notes in the log, before `next_one`, that the request `asked` got no response because its stage had ended."""
         place = next(number for number, exchange in enumerate(self._logged) if exchange is next_one)
         self._logged.insert(place, Exchange(asked, None, self._events.num_stages))
         await self._start_log(self._logged)
@@ -263,4 +279,4 @@ class ResumablePolicy:
 
 
 def _stay(request: LLMRequest, response: LLMResponse | None) -> None:
-    """Replaces `advance` for clients that do not need to be notified of responses."""
+    """Does nothing. It is used as `advance` for clients that need no notification of responses."""

@@ -1,4 +1,4 @@
-"""A session of a run: a new run, or the continuation of an earlier one (`resume`)."""
+"""A session of a run, which is one execution by one process. The first session starts the run, later ones resume it."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ Slot = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class PreviousSessions:
-    """The state of the run after its earlier sessions.
+    """The results and response logs that a run has from its earlier sessions.
 
     Attributes:
         results: Results of all episodes that ended or were lost.
-        lost: Results of lost episodes, whose rows this session has written.
+        lost: Those results that had no row, because the process died. This session has written their rows.
         logs: Response logs of attempts that have no final result, by attempt.
         wall_sec: Wall-clock seconds of earlier sessions.
-        ended: Response logs of attempts that have a result, but whose process died before it stored the end of the
-            trajectory, by attempt.
+        ended: Response logs that already contain a result, by attempt. The process died before it wrote the row, and
+            possibly before it stored the end of the trajectory.
     """
 
     results: tuple[EpisodeResult, ...] = ()
@@ -66,9 +66,9 @@ class PreviousSessions:
     def owed(
         self, planned: Sequence[PlannedEpisode], *, run_seed: int, redo: Sequence[str] = ()
     ) -> list[PlannedEpisode]:
-        """Returns the remaining attempts, starting with the attempts that were running.
+        """Returns the attempts that still have to be run. Attempts that were already started come first.
 
-        Attempts with an outcome in `redo` are run again.
+        Attempts whose outcome is in `redo` are also run again.
         """
         final = {(result.task_name, result.attempt): result for result in final_results(self.results)}
         started: list[PlannedEpisode] = []
@@ -91,9 +91,9 @@ class PreviousSessions:
 
 
 def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> PreviousSessions:
-    """Writes the rows of lost episodes, and returns the state of the run. Blocking.
+    """Reads the records of earlier sessions, and writes the missing rows of lost episodes. Blocking.
 
-    Only the process that owns the run may call this function. It can be called again if the process is killed.
+    Only the process that owns the run may call this function. If it is killed, the next process can call it again.
 
     Raises:
         UserError: The records of the run cannot be read.
@@ -125,9 +125,9 @@ def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> Previou
 def _latest(
     run_dir: RunDir, logs: Sequence[LoggedEpisode], results: Sequence[EpisodeResult], never: Sequence[LoggedEpisode]
 ) -> dict[Slot, LoggedEpisode]:
-    """Returns the newest log of every attempt without a result, and deletes all other logs.
+    """Returns the newest response log of every attempt that needs another episode, and deletes all other logs.
 
-    The newest log can belong to an earlier episode, if the last episode ended before it replayed responses.
+    If the attempt's last episode ended before it replayed any responses, this is the log of an earlier episode.
     """
     used_up = {(one.task_name, one.attempt) for one in final_results(results) if one.outcome in RESPONSES_USED_UP}
     useful = [log for log in logs if log.slot not in used_up and log not in never]
@@ -139,7 +139,7 @@ def _latest(
 
 
 def _lost(log: LoggedEpisode, end_time: float, used: EnvironmentUsage | None) -> EpisodeResult:
-    """Returns the result of an episode whose process died."""
+    """Creates the result of an episode whose process died, from its response log."""
     usage = EpisodeUsage()
     for response in responses(log.exchanges):
         usage.add(response)
@@ -213,7 +213,7 @@ KEYS_THAT_MAY_CHANGE = (
     *(*_GROUPS, *_TOP_LEVEL, *_OF_FETCHING),
     *(f"policy.{name}" for name in (*_OF_THE_ENDPOINT, *_OF_THE_MODEL)),
 )
-"""Keys that may change when a run is resumed, because they do not change results."""
+"""Config keys that may have new values when a run is resumed, because they do not change results."""
 
 _PACKAGE_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -222,7 +222,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One execution of a run by a process. `earlier` is `None` for a new run."""
+    """One execution of a run by a process. `earlier` is `None` if this is the first session of the run."""
 
     run_id: str
     earlier: PreviousSessions | None = None
@@ -235,7 +235,9 @@ def open_session(
     tasks: Mapping[str, str | None],
     warnings: Sequence[str],
 ) -> Session:
-    """Starts the run, or resumes the run in its directory. This process must own the directory. Blocking.
+    """Starts a new run, or resumes the run that is already in `run_dir`. Blocking.
+
+    This process must own the directory.
 
     Args:
         run_dir: Directory of the run.
@@ -280,7 +282,7 @@ def open_session(
 
 
 def close_session(run_dir: RunDir, summary: RunSummary) -> None:
-    """Records the end of the session, and removes the folder of response logs if it is empty."""
+    """Records the end of the session in `sessions.jsonl`, and removes the folder of response logs if it is empty."""
     line = dump_json({"ended": time.time(), "interrupted": summary.interrupted})
     try:
         append_durably(run_dir.sessions, f"{line}\n")  # does not create a deleted directory again
@@ -298,7 +300,10 @@ def _check_same(
     tasks: Mapping[str, str | None],
     provenance: Mapping[str, Any],
 ) -> None:
-    """Raises `ConfigError` if config, tasks or agent differ from the record, unless `resume_force` is set."""
+    """Raises `ConfigError` if the config, tasks or agent differ from those with which the run was started.
+
+    With `resume_force=true`, only logs a warning.
+    """
     from ares_exp.runs.resume.recorded_run import recorded_config
 
     was = recorded_config(run_dir.path)
@@ -344,7 +349,7 @@ def check_package(recorded_run: Path, provenance: Mapping[str, Any], *, forced: 
 
 
 def names_recorded_run(overrides: Sequence[str]) -> bool:
-    """Returns whether a command line may resume, replay or branch a recorded run."""
+    """Returns whether the overrides contain a key for resuming, replaying or branching a recorded run."""
     return any(one.partition("=")[0].lstrip("+~") in (*VERBS, *BRANCH_KEYS) for one in overrides)
 
 
@@ -355,10 +360,10 @@ def config_differences(
     place: Path | None = None,
     may_differ: Collection[str] = KEYS_THAT_MAY_CHANGE,
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the differences between two resolved configs: the dotted key, the value before and the value now.
+    """Yields the keys in which two resolved configs differ, each with its value in `was` and its value in `now`.
 
-    The string `"nothing"` represents a missing value. Relative paths of `was` are resolved against `place`, or the
-    current directory. Keys in `may_differ`, and the keys below them, may differ.
+    Keys are dotted. The string `"nothing"` stands for a missing value. Relative paths in `was` are resolved against
+    `place`, or the current directory. Keys in `may_differ`, and keys below them, are skipped.
     """
     from ares_exp.runs.resume.recorded_run import starts_where_started
 
@@ -379,7 +384,7 @@ def config_differences(
 
 
 def _without_port(url: Any) -> Any:
-    """Returns the parts of a URL without the port, which can change whenever a server is started."""
+    """Splits a URL into parts without the port, because the port of a local server can change at each start."""
     try:
         parts = urlsplit(str(url))
         return parts.scheme, parts.username, parts.hostname, parts.path.rstrip("/"), parts.query
@@ -406,7 +411,10 @@ def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterato
 
 
 def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
-    """Returns the total duration of earlier sessions in seconds. A killed session ends with its last episode."""
+    """Returns the total duration of earlier sessions in seconds.
+
+    If a session has no recorded end because it was killed, its last episode's end is used.
+    """
     starts: list[float] = []
     ends: list[float] = []
     for line in read_sessions(run_dir):

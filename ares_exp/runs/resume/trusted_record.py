@@ -1,9 +1,10 @@
-"""Checks of recorded runs, which limit the effects that their files can have on this machine.
+"""Checks of recorded runs, so that the files of another user's run cannot do harm on this machine.
 
-A run directory is trusted if it belongs to this user and no other user can write in it. Other run directories require
-`resume_force=true` and are treated as hostile. Their values (numbers, strings, names of options) are used, but their
-classes only if an option on this machine names them. Untrusted sweeps are not resumed. No record can define options, or
-read environment variables of this machine. All code that composes a command from a record uses this module.
+A run directory is trusted if it belongs to this user and no other user can write in it. Other run directories can only
+be used with `resume_force=true`, and are treated as hostile. Their numbers, strings and names of options are used.
+Their classes are used only if an option on this machine also names them. Untrusted sweeps are never resumed. No record
+can define options, or read environment variables of this machine. All code that composes a command from a record uses
+this module.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ from ares_exp.runs.resume.recorded_run import RecordedRun, recorded_config, star
 
 SCORERS = "env.scorers"
 _NOT_OF_THE_RUN = ("defaults", "hydra")
-"""Keys that configure Hydra, not the run."""
+"""Keys of a recorded config that configure Hydra instead of the run."""
 _IN_TEXT = re.compile(r"(\\*)\$\{")
 _REFERENCE = re.compile(r"\$\{([\w.]+|hydra:(runtime\.output_dir|run\.dir))\}")
-"""Pattern of references to config keys or the run directory. Other references could read or change this machine."""
+"""Pattern of references that are safe in a record: to config keys or to the run directory.
+
+Other references, such as to environment variables, could read or change this machine.
+"""
 
 
 def is_trusted(run_dir: Path) -> bool:
-    """Returns whether a run directory and its config belong to this user, and no other user can write to them."""
+    """Returns whether a run directory and its config files belong to this user, and no other user can write to them."""
     hydra = run_dir / ".hydra"
     records = [RunDir(run_dir).config, run_dir / SWEEP_RECORD, hydra, *(hydra.iterdir() if hydra.is_dir() else ())]
     found = [run_dir.stat(), *(path.lstat() for path in records if os.path.lexists(path))]
@@ -43,7 +47,7 @@ def is_trusted(run_dir: Path) -> bool:
 
 
 def _is_writable_by_others(status: os.stat_result) -> bool:
-    """Returns whether other users can write a file. Ignores a group that has only this user (umask 002)."""
+    """Returns whether other users can write to a file. A group that contains only this user does not count."""
     try:
         name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(status.st_gid)
         is_own_group = group.gr_name == name and {*group.gr_mem} <= {name}
@@ -53,7 +57,7 @@ def _is_writable_by_others(status: os.stat_result) -> bool:
 
 
 def check_trust(run_dir: Path, *, forced: bool) -> None:
-    """Raises `ConfigError` if a run directory is not trusted, unless its use is forced."""
+    """Raises `ConfigError` if a run directory is not trusted, unless `forced` is set (`resume_force=true`)."""
     if not forced and not is_trusted(run_dir):
         raise ConfigError(
             f"Expected a run directory that only you can write to, got {run_dir}: it belongs to another user, or other "
@@ -62,11 +66,11 @@ def check_trust(run_dir: Path, *, forced: bool) -> None:
 
 
 def values_of(run: RecordedRun) -> dict[str, Any]:
-    """Returns the recorded config of a run as a base for composing another config.
+    """Returns the recorded config of a run, as a base to which overrides can be applied.
 
-    References to other keys and to the run's directory remain references; other values are those from the start of the
-    run. A typed key therefore applies wherever it is referenced (`branches=4` changes the attempts), and a new run
-    writes to its own directory.
+    References to other config keys and to the run directory remain references, so that an override also applies where
+    its key is referenced. For example, `branches=4` also changes `attempts`, and a new run writes to its own directory.
+    All other values are from the start of the run.
 
     Raises:
         ConfigError: The records are missing or broken.
@@ -79,7 +83,7 @@ def values_of(run: RecordedRun) -> dict[str, Any]:
 
 
 def values_as_meant(run: RecordedRun) -> dict[str, Any]:
-    """Returns a run's recorded config, with relative paths resolved against the folder in which it was started.
+    """Returns the recorded config of a run, with relative paths resolved against the folder in which it was started.
 
     Raises:
         ConfigError: The records are missing or broken.
@@ -102,7 +106,10 @@ def values_as_meant(run: RecordedRun) -> dict[str, Any]:
 
 
 def _text(value: Any, composed: Any) -> Any:
-    """Returns the reference behind a value if it is safe to resolve again; otherwise escapes the value."""
+    """Returns `composed`, the reference from which a recorded value was resolved, if it is safe to resolve it again.
+
+    Otherwise, returns the value itself, in which `${` is escaped.
+    """
     if isinstance(composed, str) and "${" in composed and "${" not in _REFERENCE.sub("", composed):
         return composed
     if isinstance(value, dict):
@@ -117,12 +124,11 @@ def _text(value: Any, composed: Any) -> Any:
 def check_values(
     run: RecordedRun, values: Mapping[str, Any], *, typed: Collection[str], config_dirs: Sequence[Path]
 ) -> None:
-    """Rejects masked secrets. If the run is not trusted, also rejects classes that no local option file names.
-
-    Ignores the recorded values of keys in `typed`, because the user sets them now.
+    """Checks that recorded values can be used. Keys in `typed` are not checked, because the user sets them now.
 
     Raises:
-        ConfigError: A secret is missing, or a class is not trusted. The message names the keys to set.
+        ConfigError: A value is a masked secret, or the run is not trusted and names a class that no option on this
+            machine names. The message names the keys to set.
     """
     recorded = [(key, one) for key, one in leaves(values) if not any(covers(new, key) for new in typed)]
     check_secrets([key for key, one in recorded if isinstance(one, str) and MASK in one])
@@ -141,14 +147,16 @@ def check_values(
 
 
 def _functions_of_scorers(env: Any) -> list[str]:
-    """Returns the scorer functions in a recorded `env` that are listed by name, without `_target_`."""
+    """Returns the scorers in a recorded `env` that are given only by the name of a function."""
     scorers = env.get("scorers") if isinstance(env, Mapping) else None
     named = scorers.values() if isinstance(scorers, Mapping) else scorers if isinstance(scorers, list) else ()
     return [one for one in named if isinstance(one, str)]
 
 
 def check_config_dirs(run: RecordedRun) -> Sequence[Path]:
-    """Returns the recorded folders of options. A run cannot provide its own options, because options name classes.
+    """Returns the recorded folders of options, after checking that they exist outside of the run directory.
+
+    A run must not bring its own options, because options name classes that are loaded.
 
     Raises:
         ConfigError: A folder is missing, or is in the run directory.
@@ -167,7 +175,7 @@ def check_config_dirs(run: RecordedRun) -> Sequence[Path]:
 
 
 def check_secrets(keys: Sequence[str]) -> None:
-    """Raises `ConfigError` if there are keys whose recorded values are masked secrets."""
+    """Raises `ConfigError` if `keys` is not empty. It contains the keys whose recorded values are masked secrets."""
     if keys:
         again = " ".join(f"{key}=…" for key in keys)
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""Sweeps, which run several jobs with one command: their plan, folders and report."""
+"""Sweeps, in which one command runs several jobs with different configs: their plan, folders and report."""

@@ -1,8 +1,9 @@
-"""The early end of a sweep, which is signalled by a stop file in the sweep's folder. The jobs watch this file.
+"""The early end of a sweep, which is signalled to all its jobs by a stop file in the sweep's folder.
 
-A launcher (joblib, submitit) can run the jobs in other processes, which Ctrl-C does not reach. The first process then
-creates a stop file. Each job checks for this file, and also checks that the first process is alive, in case it was
-killed with `kill -9`. In both cases, a job ends as after SIGTERM: its running episodes are cancelled and recorded.
+A launcher (joblib, submitit) can run the jobs in other processes, which Ctrl-C does not reach. The first process, which
+the user started, then creates the stop file. Each job checks for this file, and also checks that the first process is
+alive, because it could be killed with `kill -9`. In both cases, a job ends as after SIGTERM: its running episodes are
+cancelled and recorded.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class JobProcess:
-    """The current process, if a launcher started it for jobs of a sweep. It ends if the sweep's first process ends."""
+    """The current process, if a launcher started it to run jobs of a sweep.
+
+    It ends the running job if the sweep is stopped, and the process if the sweep's first process has ended.
+    """
 
     def __init__(self, first_process: Mapping[str, str]) -> None:
-        """Starts a thread that watches the stop file and the first process, whose `owner_labels` are passed.
+        """Starts a thread that checks the stop file and the first process.
 
-        If the first process runs on another machine, only the stop file ends the jobs.
+        `first_process` identifies the first process by its `owner_labels`. If it runs on another machine, it cannot be
+        checked. Then only the stop file ends the jobs.
         """
         self._first_process = first_process
         self._lock = threading.Lock()
@@ -43,7 +48,7 @@ class JobProcess:
 
     @contextmanager
     def running(self, sweep_dir: Path) -> Iterator[None]:
-        """Ends the job in the block, as SIGTERM would, if the sweep ends early.
+        """Sends SIGTERM to this process if the sweep ends early while the block, which runs a job, is executed.
 
         Raises:
             SweepInterrupted: The sweep has already been stopped.
@@ -78,9 +83,9 @@ class JobProcess:
 
 
 class Interruption:
-    """Handles Ctrl-C (or SIGTERM) in the first process while other processes run jobs.
+    """Handles Ctrl-C and SIGTERM in the first process while other processes run the jobs.
 
-    A second signal ends the first process immediately.
+    The first signal creates the stop file. A second signal ends the first process immediately.
     """
 
     def __init__(self, sweep_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a job in a sweep, with the state and the results of the job."""
+"""The folder of one job of a sweep, from which the job's state and results are read."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ MAX_CHARS = 20_000
 
 
 class FailureNote:
-    """The record of a job's failure (`<job>/failure.json`)."""
+    """The file `failure.json` in the folder of a job, which records that the job was rejected or failed."""
 
     def __init__(self, job_dir: Path) -> None:
         self.path = job_dir / FAILURE
 
     def write(self, exit_code: int, message: str) -> None:
-        """Writes the record. If this fails, only logs a warning, because the job counts as incomplete in any case."""
+        """Writes the file. A failure only logs a warning, because a job without results is incomplete anyway."""
         for secret in typed_secrets(sys.argv[1:]):
             message = message.replace(secret, MASK)
         note = {"exit_code": exit_code, "message": message[:MAX_CHARS]}
@@ -45,12 +45,12 @@ class FailureNote:
             logger.warning("Writing %s failed: %s", self.path, error)
 
     def remove(self) -> None:
-        """Removes the record of an earlier failure, because the job has results now."""
+        """Removes the file, because a later session of the job has results."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
     def read(self) -> tuple[int, str] | None:
-        """Reads the exit code and the message; `None` if the file is missing. Raises `ConfigError` if it is broken."""
+        """Reads the exit code and the message; `None` if the file is missing. Raises `ConfigError` if it is invalid."""
         try:
             note = read_json_object(self.path, max_bytes=8 * MAX_CHARS)
             code, message = note["exit_code"], note["message"]
@@ -62,14 +62,14 @@ class FailureNote:
 
 
 DEPTH = 4
-"""Maximum depth of job folders, because `hydra.sweep.subdir` can name nested folders."""
+"""Maximum depth of job folders below the sweep's folder. `hydra.sweep.subdir` can name nested folders."""
 
 OF_THE_SUMMARY = ("attempts", "branches", "reward_threshold")
-"""Keys that may change when a job is resumed. A complete job runs again after a change, because its summary changes."""
+"""Keys that may change when a job is resumed. They change its summary, so even a complete job runs again."""
 
 
 class JobState(StrEnum):
-    """The state of a job."""
+    """The state of a job of a sweep."""
 
     COMPLETE = "complete"
     INCOMPLETE = "incomplete"
@@ -79,12 +79,12 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobFolder:
-    """The content of a job's folder.
+    """The state and the results of a job, as read from its folder.
 
     Attributes:
         path: Path of the folder.
         summary: Totals of the job's run so far; `None` if no run was started.
-        failure: Exit code and message of a rejected or failed job; `None` otherwise.
+        failure: Exit code and message if the job was rejected or failed; `None` otherwise.
     """
 
     path: Path
@@ -107,14 +107,14 @@ class JobFolder:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the job. The exit code of a sweep is at least the exit code of each job."""
+        """The exit code of the job. The exit code of the whole sweep is the highest exit code of its jobs."""
         if self.failure is not None:
             return self.failure[0]
         is_well = self.state is JobState.COMPLETE and self.summary is not None and not self.summary.broken
         return exit_codes.COMPLETE if is_well else exit_codes.INCOMPLETE
 
     def overrides(self) -> Sequence[str]:
-        """Returns the overrides that Hydra recorded, if any. Raises `ConfigError` if the record is broken."""
+        """Returns the overrides that Hydra recorded for the job, if any. Raises `ConfigError` if they are invalid."""
         try:
             found = read_yaml(self.path / HYDRA_RECORDS / "overrides.yaml")
         except OSError:
@@ -122,7 +122,7 @@ class JobFolder:
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def is_done(self, config: Mapping[str, Any]) -> bool:
-        """Returns whether the job is complete, and does not have to run again with this config."""
+        """Returns whether a resumed sweep can skip this job: it is complete, and `config` asks for nothing new."""
         if self.state is not JobState.COMPLETE or config["resume_redo"]:
             return False
         try:
@@ -134,7 +134,7 @@ class JobFolder:
 
 
 def job_folders(sweep_dir: Path, *, depth: int = DEPTH) -> Iterator[Path]:
-    """Yields the folders of a sweep's started jobs, with numbered folders in numeric order."""
+    """Yields the folders of those jobs of a sweep that have started. Numbered folders are in numeric order."""
     try:
         folders = [path for path in sweep_dir.iterdir() if path.is_dir() and not path.name.startswith(".")]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The list of a sweep's jobs, which is written before the first job starts, so that missing jobs can be detected."""
+"""The list of a sweep's jobs, written before the first job starts, so that jobs that never started are noticed."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ PLAN = "plan.json"
 MAX_JOBS = 100_000
 MAX_BYTES = 64 * 2**20
 BASIC_SWEEPER = "BasicSweeper"
-"""Class name of Hydra's default sweeper, which creates a job for each combination of values."""
+"""Class name of Hydra's default sweeper, which creates one job for each combination of values."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """The jobs of a sweep.
+    """The jobs of a sweep, and the metric by which they are compared.
 
     Attributes:
         count: Number of jobs; 0 if unknown.
         objective: Metric by which jobs are compared.
-        minimize: Whether lower values are better.
-        jobs: Overrides of each job with masked secrets, in the order of their numbers. Empty if the sweeper chooses
+        minimize: Whether lower values of the metric are better.
+        jobs: Overrides of each job with masked secrets, in the order of the job numbers. Empty if the sweeper chooses
             jobs during the sweep, as Optuna's sweeper does.
     """
 
@@ -44,7 +44,7 @@ class SweepPlan:
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:
-        """Plans the sweep of this config, which was composed for a sweep."""
+        """Creates the plan of a sweep from the config that Hydra composed for the sweep."""
         sweeper = config.hydra.sweeper
         if sweeper._target_.endswith(BASIC_SWEEPER):
             jobs = _grid(config)
@@ -54,7 +54,7 @@ class SweepPlan:
 
     @classmethod
     def read(cls, sweep_dir: Path) -> Self:
-        """Reads the plan in a sweep's folder, if any. Raises `ConfigError` if the plan is broken."""
+        """Reads `plan.json`. Returns an empty plan if it is missing, and raises `ConfigError` if it is invalid."""
         from pydantic import TypeAdapter, ValidationError
 
         path = sweep_dir / PLAN
@@ -71,11 +71,14 @@ class SweepPlan:
         return plan
 
     def write(self, sweep_dir: Path) -> None:
-        """Writes the plan to a sweep's folder."""
+        """Writes the plan to `plan.json` in a sweep's folder."""
         write_atomically(sweep_dir / PLAN, dump_json(asdict(self)) + "\n")
 
     def check_continues(self, earlier: SweepPlan) -> None:
-        """Raises `ConfigError` if a job differs from the same job of an earlier plan. Compares only varied keys."""
+        """Raises `ConfigError` if a job has other values than the job with the same number in an earlier plan.
+
+        Compares only the keys whose values differ between jobs.
+        """
         keys = {*varied(self.jobs), *varied(earlier.jobs)}
         for number, (job, now) in enumerate(zip_longest(earlier.jobs, self.jobs, fillvalue=())):
             if earlier.jobs and _chosen(job, keys) != _chosen(now, keys):
@@ -87,21 +90,21 @@ class SweepPlan:
 
 
 def varied(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """Lists the keys whose values differ between jobs, in order, without the keys of `resume`."""
+    """Lists the keys whose values differ between jobs, in order of appearance. Omits keys such as `resume`."""
     given = [{override.partition("=")[0]: override for override in job} for job in jobs]
     keys = dict.fromkeys(key for overrides in given for key in overrides if key not in RESUME_KEYS)
     return [key for key in keys if len({overrides.get(key) for overrides in given}) > 1]
 
 
 def job_label(sweep_dir: Path, number: int, overrides: Sequence[str]) -> str:
-    """Returns the number of a job, and the overrides in which it differs from other jobs of the sweep."""
+    """Returns a name for a job: its number, and the overrides whose values differ between the jobs of the sweep."""
     jobs = SweepPlan.read(sweep_dir).jobs
     keys = varied(jobs) if jobs else [override.partition("=")[0] for override in overrides]
     return " ".join([f"#{number}", *(unescaped(one) for one in scrub_argv(overrides) if one.partition("=")[0] in keys)])
 
 
 def unescaped(override: str) -> str:
-    """Returns an override without the backslashes that Hydra's sweeper adds."""
+    """Returns an override as the user typed it, without the backslashes that Hydra's sweeper adds."""
     return re.sub(r"\\([\\(){}\[\]:=, \t])", r"\1", override)
 
 
@@ -110,7 +113,7 @@ def _chosen(job: Sequence[str], keys: set[str]) -> list[str]:
 
 
 def _grid(config: DictConfig) -> tuple[tuple[str, ...], ...]:
-    """Computes the jobs of Hydra's default sweeper. Returns an empty tuple if the sweeper would reject the command."""
+    """Returns the overrides of the jobs that Hydra's default sweeper creates; empty if it would reject the command."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

@@ -1,4 +1,4 @@
-"""The summary of a sweep, with a row for each job, and the best job."""
+"""The report on a sweep, with one row for each job, the best job, and results over repeated jobs."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from ares_exp.runs.sweeps.plan import SweepPlan, unescaped, varied
 SWEEP_JSON = "sweep.json"
 SCHEMA_VERSION = 1
 REPEATED_BY = "seed"
-"""Default for the key in which jobs of the same setting differ."""
+"""Default key by which jobs with otherwise equal overrides are combined to one setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One job in the summary.
+    """One job in the report.
 
     Attributes:
         job: Path of the job's folder, relative to the sweep's folder.
-        overrides: Overrides that differ between jobs, by key, with masked secrets.
+        overrides: Overrides whose values differ between the sweep's jobs, by key, with masked secrets.
         state: State of the job.
         planned: Number of planned attempts.
-        finished: Number of ended attempts, without interrupted attempts (`cancelled`, `lost`).
+        finished: Number of attempts that have ended. Attempts with the outcome `cancelled` or `lost` do not count.
         outcomes: Number of attempts by outcome.
-        objective: Metric by which the jobs are compared; `None` if it cannot be computed.
-        low, high: Bounds of the metric's interval; `None` if there is no interval.
+        objective: Value of the metric by which the jobs are compared; `None` if it cannot be computed.
+        low, high: Bounds of the metric's 95 % interval; `None` if there is no interval.
         mean_reward: Mean reward, with errors counted as zero.
         tokens, cost: Sums over all episodes, with the cost in US dollars.
-        message: Reason why the job failed.
+        message: Reason why the job failed; `None` if it did not fail.
     """
 
     job: str
@@ -73,16 +73,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The combined results of jobs that differ in only one key, such as `seed`.
+    """The combined results of jobs that differ only in one key, such as `seed`.
 
     Attributes:
-        overrides: Other overrides that vary in the sweep, by key.
+        overrides: Overrides of all other keys that vary in the sweep, by key. They are the same for these jobs.
         jobs: Names of the jobs.
         started: Number of these jobs whose run was started.
-        planned, finished: Total numbers of planned and finished attempts.
+        planned, finished: Numbers of planned and finished attempts, summed over these jobs.
         objective: Metric over all results of these jobs; `None` if it cannot be computed.
         low, high: Bounds of the metric's interval over tasks and jobs; `None` if there is no interval.
-        lowest, highest: Range of the metric over single jobs.
+        lowest, highest: Lowest and highest value of the metric of a single job; `None` if there is no value.
     """
 
     overrides: Mapping[str, str]
@@ -103,11 +103,11 @@ class SweepReport:
 
     Attributes:
         path: Path of the sweep's folder.
-        plan: Plan of the sweep.
+        plan: List of the sweep's jobs.
         rows: One row per job, including jobs that have not started.
-        exit_code: Exit code of the sweep's command, unless it was interrupted.
-        over: Key in which the jobs of one setting differ.
-        settings: One setting for each group of jobs that differ only in this key; empty if no group has two jobs.
+        exit_code: Exit code that the sweep's command has, unless it is interrupted.
+        over: Key in which the jobs of a setting differ.
+        settings: Combined results of the jobs that differ only in this key; empty if there are no such jobs.
     """
 
     path: Path
@@ -119,9 +119,9 @@ class SweepReport:
 
     @classmethod
     def read(cls, path: Path, *, over: str | None = None) -> Self:
-        """Reads the summary of a sweep that is running, has ended or was killed.
+        """Reads the report on a sweep from its folder. The sweep can be running, have ended or have been killed.
 
-        The jobs of one setting differ only in the key `over`. `None` uses `seed`, if jobs differ only in `seed`.
+        Jobs that differ only in the key `over` are combined to one setting. `None` uses `seed`, if there are such jobs.
 
         Raises:
             ConfigError: The folder is not a sweep, a record is broken, or no job overrides the key `over`.
@@ -166,13 +166,16 @@ class SweepReport:
 
     @property
     def best(self) -> Row | None:
-        """The complete job with the best objective, otherwise the best incomplete job; `None` if there are no jobs."""
+        """The complete job with the best objective, or the best incomplete job if no complete job has an objective.
+
+        `None` if no job has an objective.
+        """
         sign = -1 if self.plan.minimize else 1
         return max(self._rated, key=lambda row: sign * (row.objective or 0.0), default=None)
 
     @property
     def equals(self) -> list[Row]:
-        """The best job, and all jobs with the same objective; empty if all jobs have the same objective."""
+        """The best job and all jobs with the same objective. Empty if all jobs are equal, so that none is best."""
         best, rated = self.best, self._rated
         equals = [row for row in rated if best is not None and row.objective == best.objective]
         return equals if len(equals) < len(rated) or len(rated) == 1 else []
@@ -183,7 +186,7 @@ class SweepReport:
         return [row for row in rated if row.state is JobState.COMPLETE] or rated
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form."""
+        """Returns the report as a JSON-ready dict."""
         best = self.best
         data = {
             "schema_version": SCHEMA_VERSION,
@@ -207,10 +210,10 @@ def _chosen(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
 
 
 def pooled(runs: Sequence[RunSummary]) -> RunSummary:
-    """Combines one or more runs of one setting. Attempts of further runs count as further attempts at the same tasks.
+    """Combines the runs of one setting to one run. Attempts of later runs count as more attempts at the same tasks.
 
-    Seeds are nested in tasks, so the interval resamples only tasks, and keeps the results of all seeds of a task
-    together. Davison & Hinkley (1997, "Bootstrap Methods and their Application", section 3.8) show that resampling
+    Seeds are nested in tasks. Therefore, the interval resamples only tasks, and keeps the results of all seeds of a
+    task together. Davison & Hinkley (1997, "Bootstrap Methods and their Application", section 3.8) show that resampling
     seeds as well would count their variation twice. The interval of the combined run is computed in closed form. It
     does not include effects that all tasks of a run share, such as differences between the checkpoints of several
     training runs.
@@ -273,7 +276,7 @@ LEFT_OUT_WHERE_NARROW = ("tokens", "cost", "outcomes", "episodes")
 
 
 def render_report(report: SweepReport, stream: TextIO) -> None:
-    """Writes the summary of a sweep."""
+    """Writes the report: a table with one row per job, notes, and the combined results of repeated jobs."""
     rows = report.rows[:MAX_ROWS]
     best = report.equals
     keys = dict.fromkeys(key for row in rows for key in row.overrides)
@@ -303,7 +306,7 @@ def render_report(report: SweepReport, stream: TextIO) -> None:
 
 
 def render_settings(report: SweepReport, stream: TextIO) -> None:
-    """Writes a table with one row per setting, which shows the mean over its jobs."""
+    """Writes a table with one row per setting, which shows the metric over all its jobs."""
     rows = report.settings[:MAX_ROWS]
     keys = dict.fromkeys(key for row in rows for key in row.overrides)
     columns = {
