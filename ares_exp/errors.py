@@ -282,10 +282,7 @@ class ContainerLostError(ContainerDiedError):
 
 
 class HostsLostError(ContainerDiedError):
-    """Several hosts of a cluster failed while they ran this attempt.
-
-    It was the only attempt on the last of these hosts, so it may be the cause.
-    """
+    """Several hosts of a cluster failed while they ran this attempt, so the attempt may be the cause."""
 
 
 class HealthcheckError(ContainerError):

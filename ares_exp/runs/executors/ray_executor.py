@@ -418,8 +418,8 @@ def _make_there(
         if not may_be_blamed:
             return error
         return HostsLostError(
-            f"{error} The attempt was the only one on this host, and has now lost as many hosts as "
-            "`executor.lost_per_attempt` allows, so it may be the cause."
+            f"{error} The attempt has now lost as many hosts as `executor.lost_per_attempt` allows, so it may be the "
+            "cause."
         )
 
     return RemoteEnvironment(host, order, output_dir=parts.output_dir, background_client=client, loss=loss)
