@@ -1,4 +1,4 @@
-"""Containers that code agents work in: one contract, and the backends local, Docker (with Podman) and Daytona.
+"""Containers that code agents work in: one shared interface, and the backends local, Docker (or Podman) and Daytona.
 
-Imports records and config; imported by every folder that records or runs an episode, except policies.
+Imports config, llms and records. Every folder that records or runs an episode imports it, except policies.
 """

@@ -1,4 +1,4 @@
-"""The activity of a code agent in its container between two time steps: commands and container time."""
+"""Records of an agent's work in its container between two time steps: its commands, LLM requests and container time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CommandRecord:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRequest:
-    """An LLM request from the agent that the policy answered without a time step in the environment."""
+    """An LLM request that the policy answered without a time step, for example a request for a title."""
 
     request: LLMRequest
     response: LLMResponse

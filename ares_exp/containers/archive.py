@@ -60,11 +60,12 @@ def unpack_directory(
     """Unpacks an untrusted tar stream into the host directory `target`, creating it if missing.
 
     Special files, and links that could leave `target`, are skipped with one warning. Symlinks are created last, so that
-    no member is written through a symlink. An interrupted download leaves `target` unchanged. With `strip_root`, the
-    first component of each member's name is removed, which is the name of the packed directory itself.
+    no member is written through a symlink. If the archive ends early or is malformed, `target` stays unchanged.
+    `strip_root` removes the first component of each member's name, which is the name of the packed directory itself.
 
     Raises:
-        TransferError: A member's name leads out of `target`, a bound is exceeded, or the archive is malformed.
+        TransferError: A member's name leads out of `target`, the archive exceeds `max_bytes` or `max_members`, or the
+            archive is malformed.
     """
     symlinks: list[tarfile.TarInfo] = []
     left_out: list[str] = []
@@ -126,7 +127,11 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _bounded(
     archive: tarfile.TarFile, target: Path, max_bytes: int, max_members: int, *, strip_root: bool
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the archive's members. Raises `TransferError` if they exceed a bound or a name leads out of `target`."""
+    """Yields the archive's members.
+
+    Raises `TransferError` if the members exceed `max_bytes` or `max_members`, or if a member's name leads out of
+    `target`.
+    """
     total = count = 0
     while (member := archive.next()) is not None:
         archive.members = []  # type: ignore[attr-defined]  # a stream never goes back: keep memory flat
@@ -177,11 +182,11 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) ->
 
 
 def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
-    """Creates a symlink unless it could leave `target`, and returns whether it was created.
+    """Creates a symlink unless it could lead out of `target`, and returns whether the symlink was created.
 
-    The link must be relative. Its target may contain `..` only at the start, and must not lead above `target`. No
-    parent directory of the link may be a link itself, because the number of allowed `..` is computed from the link's
-    path.
+    The link must be relative. Its target may contain `..` only at the start, and fewer times than the link's own path
+    has components. None of the link's parent directories may be a symlink: the link's path would then not show how many
+    `..` are safe.
     """
     name, path, parts = PurePosixPath(member.name), target / member.name, PurePosixPath(member.linkname).parts
     ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))

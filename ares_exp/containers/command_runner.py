@@ -1,8 +1,8 @@
-"""Command execution in one container on persistent shells, so that a command does not need an engine call.
+"""Command execution in one container on persistent shells, because a new engine call per command would be slow.
 
-A channel is a persistent shell (see `shell_channel`). It runs the next command only after all processes in the
-container have closed the output of the previous command. Background processes therefore never write into the output of
-the next command. Time limits and cancellation kill the processes of a command through another channel.
+A channel is a persistent shell (see `shell_channel`). Background processes of a command may keep its output open. The
+channel runs its next command only when they have closed it, so the outputs of two commands never mix. To kill a command
+after a timeout or a cancellation, a second channel runs a script that kills its processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from ares_exp.containers.shell_channel import (
 from ares_exp.errors import ContainerDiedError, ContainerError
 
 OPEN_TIMEOUT_SEC = 60.0
-"""Time limit for opening a channel. A loaded engine takes seconds, and a hanging engine must not block the run."""
+"""Time limit for opening a channel. A busy engine needs seconds. An engine that never responds must not block the run.
+"""
 
 MAX_IDLE = 16  # channels per user
 
@@ -44,18 +45,19 @@ MAX_OPENINGS = 8
 _STOPPED = "The container has been stopped and runs no more commands."
 
 OpenStream = Callable[[User | None], Awaitable[ChannelStream]]
-"""Function that opens a fresh POSIX `sh` (source from stdin) in the container as this user (`None`: the default user).
+"""Function that starts a new POSIX `sh` in the container as this user (`None`: the default user).
 
-The shell's working directory is the container's default. Raises `ContainerDiedError` with the reason if the container
-is gone, and another `ContainerError` if this user cannot get a shell.
+The shell reads its source from stdin. It starts in the container's default directory. The function raises
+`ContainerDiedError` with the reason if the container is gone, and another `ContainerError` if this user cannot get a
+shell.
 """
 
 
 class ShellPool:
-    """The channels of a container. Each channel belongs to a user, and is idle or lent to a command."""
+    """The open channels of a container. Each channel belongs to a user, and is idle or lent to a running command."""
 
     def __init__(self, open_stream: OpenStream, try_again: Callable[[str], bool] = lambda why: False) -> None:
-        """Creates an empty pool. For the arguments, see `CommandRunner`."""
+        """Creates an empty pool. `CommandRunner` describes the arguments."""
         self.is_closed = False
         self._open_stream = open_stream
         self._try_again = try_again
@@ -68,7 +70,7 @@ class ShellPool:
         self._openings: dict[User | None, set[asyncio.Task[None]]] = collections.defaultdict(set)
 
     async def fill(self) -> None:
-        """Opens the default user's first two channels: one to run a command, one to kill it."""
+        """Opens two channels for the default user: one to run a command, one to kill it."""
         opened = await asyncio.gather(self.open(None), self.open(None), return_exceptions=True)
         for one in opened:
             if isinstance(one, BaseException):
@@ -78,8 +80,8 @@ class ShellPool:
     async def take(self, user: User | None, *, urgent: bool = False) -> Channel:
         """Lends a ready channel to the caller: an idle channel, or the first channel that becomes ready.
 
-        If the script of a channel has just ended, waits briefly for this channel, because opening a new channel takes
-        longer than most commands. An `urgent` caller gets a channel before other waiting callers.
+        If a channel's command has just ended, `take` waits briefly until this channel is ready, because opening a new
+        channel takes longer. An `urgent` caller gets a channel before other waiting callers.
 
         Raises:
             ContainerDiedError: The container has been stopped, is gone, or does not respond.
@@ -96,7 +98,7 @@ class ShellPool:
                 return await self._wait_for_one(user, urgent=urgent)
 
     async def _wait_for_one(self, user: User | None, *, urgent: bool) -> Channel:
-        """Waits for the next free channel. Also opens new channels, at most one per waiting command."""
+        """Waits for the next channel that becomes free. Also opens new channels, at most one per waiting command."""
         waiting, openings = self._waiting[user], self._openings[user]
         channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         (waiting.appendleft if urgent else waiting.append)(channel)
@@ -110,7 +112,7 @@ class ShellPool:
             raise
 
     async def _open_while_waited_for(self, user: User | None) -> None:
-        """Opens channels one after another while commands wait. Errors are raised in the first waiting command."""
+        """Opens channels one by one while commands wait. If this fails, the first waiting command gets the error."""
         try:
             while (first := self._next_waiting(user)) is not None:
                 try:
@@ -122,7 +124,7 @@ class ShellPool:
             self._openings[user].discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     def _next_waiting(self, user: User | None) -> asyncio.Future[Channel] | None:
-        """Returns the future of the first waiting command; `None` if there is none. Removes futures that are done."""
+        """Returns the future of the first command that still waits for a channel, or `None`. Removes done futures."""
         waiting = self._waiting[user]
         while waiting and waiting[0].done():
             waiting.popleft()
@@ -131,9 +133,9 @@ class ShellPool:
     async def open(self, user: User | None, *, again: bool = True) -> Channel:
         """Opens a new channel and lends it to the caller when it is ready. Raises the same errors as `take`.
 
-        If the shell cannot start and `again` is true, `try_again` decides from the shell's message whether to try once
-        more. There are never more than two attempts, because an agent could have replaced the shell with a program that
-        prints any message.
+        If the shell cannot start and `again` is true, the pool's function `try_again` decides from the error message
+        whether to make a second attempt. There is no third attempt, because the agent may have replaced the shell with
+        a program that always prints such a message.
         """
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_SEC):
@@ -165,9 +167,9 @@ class ShellPool:
     def keep_spare(self, user: User | None) -> None:
         """Opens a spare channel in the background, unless a channel is free, will soon be free, or is being opened.
 
-        If commands follow each other quickly, they alternate between the first and the spare channel. The spare channel
-        can also kill a command that has used up all process numbers, because the process for the kill script already
-        exists.
+        The next command can use the spare channel immediately, while the first channel is not yet ready again. The
+        spare channel is also needed to kill a command that uses up all process numbers. A channel can do this because
+        its next process has already been forked.
         """
 
         async def open_spare() -> None:
@@ -179,7 +181,7 @@ class ShellPool:
             self._spares[user] = asyncio.create_task(open_spare())
 
     def idle(self, user: User | None) -> tuple[Channel, ...]:
-        """Returns this user's channels that are ready and not lent."""
+        """Returns this user's channels that are ready and that no caller uses."""
         return tuple(self._free[user])
 
     async def close(self) -> None:
@@ -199,7 +201,7 @@ class ShellPool:
             await asyncio.wait({channel.listener for channel in channels})
 
     def _coming(self, user: User | None) -> dict[asyncio.Future[None], float]:
-        """Returns the `ready` futures of channels whose script has just ended, and the seconds to wait for each."""
+        """Returns the `ready` futures of channels whose command has just ended, each with the seconds to wait."""
         now = time.monotonic()
         answered = (one for one in self._channels[user] if one.settling_until > now and not one.ready.done())
         return {one.ready: one.settling_until - now for one in answered}
@@ -231,19 +233,19 @@ _logger = logging.getLogger(__name__)
 class CommandKiller:
     """Kills the commands of one container.
 
-    Commands that end at about the same time share one kill script (`shell_channel.kill_script`), because kill scripts
-    that run at the same time would stop each other.
+    A kill script (`shell_channel.kill_script`) stops all processes that it finds. Two scripts at the same time could
+    stop each other, so only one runs at a time, for all commands that are waiting to be killed.
     """
 
     def __init__(self, shells: ShellPool, root: User | None) -> None:
-        """Creates the object. `root` is the user who may kill all processes; `None`: the default user."""
+        """Creates the killer. `root` is a user who may kill all processes (`None`: the default user)."""
         self._shells = shells
         self._root = root
         self._doomed: dict[User | None, set[tuple[str, int]]] = collections.defaultdict(set)
         self._lock = asyncio.Lock()
 
     async def end(self, channel: Channel, run: ScriptRun, exec_id: str) -> None:
-        """Kills the processes of a command and collects its remaining output. Closes the channel if that fails."""
+        """Kills a command's processes and waits for its remaining output. If that fails, closes its channel."""
         if self._shells.is_closed:
             return
         root = run.pid or channel.shell.pid  # the shell has the script, and might still start it
@@ -267,7 +269,7 @@ class CommandKiller:
                 channel.close()
 
     async def kill(self, user: User | None, exec_id: str, root: int) -> None:
-        """Kills the processes of a command, and the processes of all other commands that are waiting to be killed."""
+        """Kills a command's processes with a script that also kills all other commands waiting to be killed."""
         waiting, own = self._doomed[user], (exec_id, root)
         waiting.add(own)
         try:
@@ -322,15 +324,15 @@ class CommandRunner:
 
         Args:
             open_stream: Function that opens one shell.
-            workdir: Default directory of commands and base of relative `cwd`s. `None`: the start directory of the
-                shells.
-            starts_there: Whether shells start in `workdir` even for a user who cannot enter it, as in container
-                engines.
-            try_again: Function that receives the message of a shell that could not start, and returns whether to try
-                again.
-            shell: Default shell of commands.
-            default_user: User of the shells that are opened with `user=None`. Commands that name this user share these
-                shells. `None`: root.
+            workdir: Default directory of commands, and base directory of a relative `cwd`. `None`: the directory in
+                which the shells start.
+            starts_there: Whether `open_stream` starts shells in `workdir`, even for a user who may not enter it.
+                Container engines do this.
+            try_again: Function that receives the error message of a shell that could not start, and returns whether to
+                open it again.
+            shell: Shell of commands that do not set another shell.
+            default_user: User as whom `open_stream(None)` starts a shell; `None` means root. Commands that name this
+                user run in the same shells.
         """
         self._workdir = workdir
         self._starts_there = starts_there
@@ -340,7 +342,7 @@ class CommandRunner:
         self._killer = CommandKiller(self._shells, None if (default_user or "root") in ROOT_NAMES else "root")
 
     async def open(self) -> None:
-        """Opens the default user's first two shells. Raises `ContainerError` if that fails."""
+        """Opens two shells for the default user. Raises `ContainerError` if that fails."""
         await self._shells.fill()
 
     async def exec(
@@ -355,7 +357,7 @@ class CommandRunner:
         shell: Shell | None = None,
         separate_stderr: bool = False,
     ) -> ExecResult:
-        """Runs a command; see `Container.exec`. If the command kills its own shell, the exit code is 137."""
+        """Runs a command as described in `Container.exec`. If it kills its own shell, the exit code is 137."""
         check_arguments(command, cwd, env or {})
         if str(user) == self._default_user or {user, self._default_user} <= {"root", "0", 0}:
             user = None
@@ -422,7 +424,7 @@ class CommandRunner:
         raise ContainerDiedError("The container no longer responds: its shells end before they run a command.")
 
     async def _open_sink(self, user: User | None, errors: BoundedOutput) -> tuple[Channel, ScriptRun]:
-        """Opens a channel whose output is the stderr of a command in another channel."""
+        """Opens a channel that receives the stderr of a command, and runs a `sink_script` in it. Returns both."""
         for take in (self._shells.take, self._shells.open):  # a shell may have died or been stopped while idle
             channel = await take(user)
             run = channel.start(errors)
@@ -444,7 +446,7 @@ class CommandRunner:
 
 
 def _until(deadline: float | None, *, at_most: float | None = None) -> float | None:
-    """Returns the seconds until the deadline, at least 0 and at most `at_most`; `None` if neither is set."""
+    """Returns the seconds until `deadline`, at least 0 and at most `at_most`; `None` if both are `None`."""
     bounds = [] if at_most is None else [at_most]
     bounds += [] if deadline is None else [max(0.0, deadline - asyncio.get_running_loop().time())]
     return min(bounds, default=None)

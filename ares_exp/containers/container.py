@@ -1,4 +1,4 @@
-"""Contracts of containers and of their factories, which the backends implement."""
+"""Interfaces of containers and of container factories. Each backend implements them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ User = str | int
 ROOT_NAMES = ("root", "0", "0:0", "root:root")
 
 Shell = Literal["bash -c", "sh -c", "bash -lc"]
-"""The shell of a command: a plain shell, or a login shell (`-lc`), which reads profile files first.
+"""The shell that runs a command: a plain shell (`-c`), or a login shell (`-lc`), which first reads profile files.
 
 If the container has no bash, commands use `sh` by default.
 """
@@ -44,8 +44,7 @@ class ExecResult:
         exit_code: Exit status, 128 + n for death by signal n; `None` when the time limit ended the command.
         duration_sec: Wall-clock seconds, measured in this process.
         timed_out: Whether the time limit ended the command. In this case, all of its processes are dead.
-        elided_bytes: Number of bytes dropped from the middle of the output and from the middle of the separate stderr,
-            in total.
+        elided_bytes: Total number of bytes that were dropped from the middle of `output` and of `stderr`.
         stderr: The separate stderr, or `None` if it is merged into `output`.
     """
 
@@ -59,11 +58,10 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class TerminalOutput:
-    """The output of a terminal, as it would appear on a screen.
+    """Output of a terminal since the previous read, including control sequences.
 
     Attributes:
-        text: Text with control sequences, decoded as UTF-8. Contains only the head and tail if the output exceeds the
-            bound.
+        text: Output decoded as UTF-8. Long output is cut in the middle, so that only its start and end remain.
         is_new: Whether the output comes from a new terminal: the first terminal, or a replacement for one that ended.
     """
 
@@ -119,7 +117,8 @@ class Mount:
 def find_missing_glibc(mounts: Iterable[Mount], exists: Callable[[str], bool]) -> str:
     """Returns an error message if a mounted package needs glibc and the container has none, otherwise `""`.
 
-    A backend that can read the container's files before the start calls this function by then.
+    Backends that can read the container's files before it starts call this function, so that the start fails with a
+    clear message.
 
     Args:
         mounts: Mounts of the container.
@@ -149,12 +148,13 @@ class ContainerSpec:
         phase_networks: The policies of later phases, which may be passed to `Container.set_network`.
         cpus, memory_mb, storage_mb: Limits on processors, memory and storage; `None` is unlimited.
         gpus: Number of required GPUs; `None` or 0 if the task needs none.
-        users: Users who run commands in addition to the image's user, as declared by the task. A backend with a
-            limited set of users rejects other users before it starts anything.
+        users: Users who run commands in addition to the image's user, as declared by the task. A backend with a limited
+            set of users rejects other users before it starts anything.
         start_timeout_sec: Time limit in seconds for building, creating and starting the container together.
-        lifetime_sec: Maximum time for which the container is needed (start, agent and scoring), or `None` if unknown.
+        lifetime_sec: Maximum time in seconds for which the container is needed (start, agent and scoring), or `None` if
+            unknown.
         changes: Changed files that the container starts with, from `SnapshottableContainer.capture_changes`.
-        mounts: Read-only directories on the host. Captured changes do not include them.
+        mounts: Read-only directories on the host that the container shows. They are not part of captured changes.
         directories: Absolute paths of directories that the episode writes to, such as its tests and logs, in addition
             to the directories that the Dockerfile creates. A backend without isolation from the machine rejects the
             task if one of these directories exists and is not empty.
@@ -187,10 +187,9 @@ class ContainerSpec:
 
 @runtime_checkable
 class Container(Protocol):
-    """A container that a code agent works in.
+    """A container that a code agent works in. Backends inherit from this class, which supports `async with`.
 
-    A `ContainerFactory` creates it. It can be started once and stopped any number of times. Backends inherit from this
-    class to support `async with`.
+    A `ContainerFactory` creates it. It can be started only once. `stop` may be called any number of times.
 
     Attributes:
         image: Source of the container's files: the name of an image, or `"host"`. `None` before the start.
@@ -202,7 +201,8 @@ class Container(Protocol):
     async def start(self) -> None:
         """Builds or pulls the image, then creates and starts the container.
 
-        Bounded by `ContainerSpec.start_timeout_sec`. After an error or a cancellation, all resources are released.
+        The time limit is `ContainerSpec.start_timeout_sec`. After an error or a cancellation, all resources are
+        released.
 
         Raises:
             ContainerStartError: The container could not be built, created or started.
@@ -238,7 +238,7 @@ class Container(Protocol):
         """
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Copies a file from the container to the host path `target`, or a directory's contents to this directory.
+        """Copies a file from the container to the host path `target`, or a directory's contents into `target`.
 
         The content is untrusted: path traversal, links that leave `target` and devices are rejected, and the size and
         the number of entries are bounded.
@@ -303,7 +303,7 @@ class ServiceContainer(Protocol):
 
 @runtime_checkable
 class ComposedContainer(Protocol):
-    """A `Container` that is the service `main` of a compose file."""
+    """A `Container` of a task with a compose file: it is the service `main`, and gives access to the other services."""
 
     def service(self, name: str) -> ServiceContainer:
         """Returns a service of the compose file, which may also be `main`.
@@ -315,16 +315,16 @@ class ComposedContainer(Protocol):
 
 @runtime_checkable
 class SnapshottableContainer(Protocol):
-    """A `Container` whose changed files can be captured and passed to another container (`ContainerSpec.changes`)."""
+    """A `Container` whose changed files can be captured. `ContainerSpec.changes` passes them to a new container."""
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Reads the differences between the container's files and its base (the image or the host).
+        """Reads which files the container has changed, relative to its image or to the host's files, and stores them.
 
-        The container keeps running. Files that have not changed since the last capture of this container are not read
-        again.
+        The container keeps running. A later capture of the same container reads only files that have changed since the
+        previous capture.
 
         Args:
-            objects: Store for the contents of files.
+            objects: Store that receives the contents of the changed files.
 
         Raises:
             CaptureError: The files could not be read. The message contains the path and the reason.
@@ -337,12 +337,12 @@ class SnapshottableContainer(Protocol):
 class ContainerFactory(Protocol):
     """Creates containers of one backend. The constructor validates the options and has no side effects.
 
-    All members of this class are required. `ContainerFactoryBase` has further, optional members with defaults. To use
-    them, inherit from `ContainerFactoryBase`, or define only the members that you need.
+    A custom backend must define all members of this class. `ContainerFactoryBase` adds optional members with defaults.
+    To override some of them, inherit from `ContainerFactoryBase`, or only define these members in your class.
     """
 
     name: str
-    """Short name of the backend in records and messages, for example `"docker"`. The option has the same name."""
+    """Short name of the backend in records, messages and options, for example `"docker"` as in `container=docker`."""
 
     def __call__(self, spec: ContainerSpec) -> Container:
         """Creates a container for `spec` without starting it."""
@@ -367,16 +367,16 @@ class ContainerFactory(Protocol):
 
 
 class ContainerFactoryBase(ContainerFactory):
-    """All members of a backend's factory, with defaults for the members that `ContainerFactory` does not require.
+    """A base class for factories, with defaults for the optional members that `ContainerFactory` does not require.
 
     Attributes:
-        harmless_options: Names of the constructor's options that a snapshot may set. Snapshots can come from untrusted
-            sources. A snapshot that sets any other option is restored only with a factory that the user passes.
-            Default: empty.
+        harmless_options: Names of the constructor's options that a snapshot may set when it creates the factory.
+            Snapshots can come from untrusted sources. If a snapshot sets another option, the user must pass a factory
+            to restore it. Default: empty.
         has_terminals: Whether the containers are `TerminalContainer`s. Default: no.
         forwards_ports: Whether the containers are `ServingContainer`s, which installed agents need. Default: no.
-        harbor_name: Name of the backend in Harbor, for exported jobs. Default: `None`; exported jobs then name the
-            factory's class.
+        harbor_name: Name of the same backend in the Harbor framework, for exported jobs. If it is `None` (the default),
+            exported jobs contain the name of the factory's class.
     """
 
     harmless_options: ClassVar[frozenset[str]] = frozenset()
@@ -420,16 +420,16 @@ class ContainerFactoryBase(ContainerFactory):
         )
 
     async def close(self) -> None:
-        """Releases resources held between containers, at the end of a run. Idempotent. Default: no-op."""
+        """Releases what the factory still holds at the end of a run. Idempotent. Default: no-op."""
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """Lists the resources that dead and active runs of this machine created with the backend. Blocking.
+        """Lists this backend's resources that runs of this machine created, including active runs. Blocking.
 
         `ares-exp clean` removes the stale resources. Default: lists nothing.
 
         Args:
-            images: Whether images that are kept for the next run also count as stale.
+            images: Whether images that are kept for later runs also count as stale, so that `clean` removes them.
             snapshots: Whether snapshots that the backend's service stores also count as stale.
 
         Raises:
@@ -440,7 +440,7 @@ class ContainerFactoryBase(ContainerFactory):
 
 
 def as_container_factory(factory: ContainerFactory) -> ContainerFactoryBase:
-    """Returns `factory`, with the defaults of `ContainerFactoryBase` for missing members."""
+    """Returns `factory`. If it lacks optional members, adds the defaults of `ContainerFactoryBase`."""
     return completed(factory, ContainerFactoryBase)
 
 
@@ -453,9 +453,9 @@ async def bounded_start(
     Args:
         what: Name of the container, as the first words of a sentence.
         seconds: Time limit.
-        started: Whether the container has already been started or stopped. If so, raises `ContainerStartError`.
-        stop: Function that undoes a complete or partial start.
-        remedy: Advice to the user, as a sentence, for `EnvironmentStartTimeoutError`.
+        started: Whether the container has already been started or stopped. If true, `ContainerStartError` is raised.
+        stop: Function that removes everything that the start has created so far.
+        remedy: Advice to the user, as a sentence that `EnvironmentStartTimeoutError` appends to its message.
     """
     if started:
         raise ContainerStartError(

@@ -1,12 +1,13 @@
-"""The egress proxy: the only connection of a container to the outside under an allowlist.
+"""The egress proxy, through which a container with an allowlist policy reaches its allowed hosts.
 
-One proxy per container runs in this process, on a socket that listens inside the container's network, which has no
-other interface. Clients find it through the usual variables (`HTTPS_PROXY`, …). The proxy supports `CONNECT` and plain
-HTTP, to any port of an allowed host.
+Each container has its own proxy, which runs in this process. The proxy's socket listens inside the container's network,
+which has no other connection to the outside. Programs find the proxy through the usual variables (`HTTPS_PROXY`, …).
+The proxy supports `CONNECT` and plain HTTP, to any port of an allowed host.
 
-The proxy resolves only allowed names, and connects to the address that it has checked. It never connects to loopback
-and link-local addresses of this machine (for example, cloud metadata). Other non-public addresses need their own entry
-in the allowlist. Otherwise, the owner of an allowed name could redirect it to any machine of a private network.
+The proxy resolves only allowed names, checks the resulting address, and connects to exactly this address. It never
+connects to loopback and link-local addresses of this machine (for example, cloud metadata). Other non-public addresses
+need their own entry in the allowlist. Otherwise, the owner of an allowed name could redirect it to any machine of a
+private network.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HEAD_TIMEOUT_SEC = 20.0
 RESOLVE_TIMEOUT_SEC = 15.0
 CONNECT_TIMEOUT_SEC = 15.0
 IDLE_TIMEOUT_SEC = 600.0
-"""Seconds without data in both directions after which a connection is closed."""
+"""Number of seconds without data in either direction after which the proxy closes a connection."""
 
 _LINGER_SEC = 2.0
 _DROP_SEC = 5.0
@@ -54,7 +55,7 @@ _HOP_BY_HOP = {"host", "connection", "proxy-connection", "keep-alive", "proxy-au
 
 
 async def resolve_name(name: str) -> Sequence[IPAddress]:
-    """Resolves a DNS name on this machine."""
+    """Resolves a DNS name on this machine and returns its addresses."""
     find = functools.partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
     found = await asyncio.get_running_loop().run_in_executor(_resolvers(os.getpid()), find)
     return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found))
@@ -62,12 +63,12 @@ async def resolve_name(name: str) -> Sequence[IPAddress]:
 
 @functools.lru_cache(maxsize=4)
 def _resolvers(pid: int) -> ThreadPoolExecutor:
-    """Returns a thread pool only for lookups, because a container may look up many names that resolve slowly."""
+    """Returns the thread pool for DNS lookups. It is separate, because many slow lookups could fill a shared pool."""
     return ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="egress names")
 
 
 class EgressProxy:
-    """The proxy of one container."""
+    """The egress proxy of one container. It accepts or rejects each request according to the network policy."""
 
     def __init__(
         self,
@@ -79,9 +80,9 @@ class EgressProxy:
         """Creates the proxy without starting it.
 
         Args:
-            policy: Network policy. Only `allowlist` uses the proxy.
-            known_hosts: Trusted addresses of names that are not looked up, as in /etc/hosts.
-            resolve: Function that looks up all other names.
+            policy: Network policy. The proxy rejects all requests unless its mode is `allowlist`.
+            known_hosts: Trusted addresses of some names, as in /etc/hosts. These names are not looked up.
+            resolve: Function that looks up the addresses of all other names.
         """
         self._policy = policy
         self._known_hosts = {name.lower().rstrip("."): address for name, address in (known_hosts or {}).items()}
@@ -90,11 +91,11 @@ class EgressProxy:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, listener: socket.socket) -> None:
-        """Takes over `listener` and serves its connections."""
+        """Serves the connections of `listener`, a listening socket that the proxy then owns and closes."""
         self._server = await asyncio.start_server(self._serve, sock=listener, limit=MAX_HEAD_BYTES)
 
     async def set_policy(self, policy: NetworkPolicy) -> None:
-        """Applies `policy` and cuts every open connection."""
+        """Applies a new policy to later requests, and cuts every open connection."""
         self._policy = policy
         await self._drop_connections()
 
@@ -192,7 +193,7 @@ class EgressProxy:
         far_reader: asyncio.StreamReader,
         far_writer: asyncio.StreamWriter,
     ) -> None:
-        """Copies bytes in both directions until the server has sent all its data. The client may finish earlier."""
+        """Copies bytes in both directions until the server closes its side. The client may stop sending before that."""
         async with asyncio.timeout(IDLE_TIMEOUT_SEC) as idle:
 
             async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -217,7 +218,7 @@ class EgressProxy:
 
 
 async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refused: RefusedError) -> None:
-    """Sends an error response. Waits briefly for the client to read it, because an immediate close may lose it."""
+    """Sends an error response, and waits briefly for the client to read it: an immediate close could discard it."""
     _logger.debug("The egress proxy rejected a request: %s", refused)
     body = f"ares_exp: {refused}\n".encode()
     head = f"HTTP/1.1 {refused.status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
@@ -235,7 +236,7 @@ def _unmapped(address: IPAddress) -> IPAddress:
 
 
 def _is_ours(address: IPAddress) -> bool:
-    """Returns whether an address is a loopback, unspecified, link-local or multicast address."""
+    """Returns whether the proxy must never connect to an address: loopback, link-local, multicast or unspecified."""
     return address.is_loopback or address.is_unspecified or address.is_link_local or address.is_multicast
 
 
@@ -249,7 +250,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """The target of a proxy request, with a canonical host.
+    """The target of a proxy request. The host is in canonical form.
 
     `head` contains the bytes to send to the target first: none for `CONNECT`, the rewritten request for plain HTTP.
     """
@@ -260,9 +261,10 @@ class ProxyRequest:
 
 
 async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
-    """Reads one request head from a stream whose limit is `MAX_HEAD_BYTES`. The caller sets the timeout.
+    """Reads the request line and headers of one proxy request. The caller sets the timeout.
 
-    Raises `RefusedError` if the request is malformed or too long, and `EOFError` if the client disconnected.
+    The limit of `reader` must be `MAX_HEAD_BYTES`. Raises `RefusedError` if the request is malformed or longer, and
+    `EOFError` if the client disconnected.
     """
     try:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -1,8 +1,7 @@
-"""Forwarded ports: addresses inside a container whose connections this process serves, under any network policy.
+"""Forwarded ports: addresses inside a container that lead to a server in this process, under any network policy.
 
-A forwarded port gives access only to one server in this process. `ListeningPort` uses a listening socket of this
-process that is created inside the container's network. Backends that can only start a shell in the container use
-`relayed_port`.
+A forwarded port gives access to this server only. `ListeningPort` uses a listening socket that this process creates
+inside the container's network. Backends that can only start a shell in the container use `relayed_port`.
 """
 
 from __future__ import annotations
@@ -24,21 +23,23 @@ if TYPE_CHECKING:
 
 FORWARDED_PORT_HOST = "127.0.0.1"
 FORWARDED_PORT = 61081
-"""The first port that is tried."""
+"""The default port of a forwarded port. If it is taken, the next ports are tried."""
 
 PORTS_TRIED = 8
-"""Number of consecutive ports that are tried, because other programs in the container may listen on some ports."""
+"""Number of consecutive ports that are tried until one is free, because the container's programs may use some of them.
+"""
 
 MAX_CONNECTIONS = 64
 """Maximum number of connections of one forwarded port. A further connection waits until one of them ends."""
 
 CUT_SEC = 5.0
-"""Time limit for closing the connections of a port. They close immediately, unless a `Serve` function delays this."""
+"""Time limit for closing a port's connections. This is normally immediate, but a `Serve` function may delay it."""
 
 Serve = Callable[[socket.socket], Awaitable[None]]
-"""Function that takes over a connected, non-blocking stream socket. The other end is in a process of the container.
+"""Function that serves a connected, non-blocking stream socket. The other end is a program in the container.
 
-The function returns as soon as it has started to serve the connection. The server closes the socket at the end.
+The function returns as soon as it has started to serve the connection. The server that it started owns the socket, and
+closes it at the end.
 """
 
 
@@ -60,16 +61,16 @@ class ForwardedPort(Protocol):
 
 @runtime_checkable
 class ServingContainer(Protocol):
-    """A `Container` that supports forwarded ports."""
+    """A `Container` with forwarded ports, through which programs in the container reach a server in this process."""
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """Makes `serve` reachable at a port of the container's loopback, under any network policy.
+        """Opens a port on the container's loopback, and passes its connections to `serve`, under any network policy.
 
         At most `MAX_CONNECTIONS` connections are open at the same time. The forwarded port closes when the container
         stops, and when this process ends in any way.
 
         Args:
-            serve: Called with each connection, on the event loop of the caller.
+            serve: Function that serves a connection. It is called for each new connection, on the caller's event loop.
             port: First port to try. If it is taken, the next ports are tried.
 
         Raises:
@@ -83,7 +84,7 @@ _STOPPED_MEANWHILE = "The container was stopped while a forwarded port was being
 
 
 class ForwardedPorts:
-    """The forwarded ports (or terminals) of one container, open or being opened. They close with the container."""
+    """The forwarded ports and terminals of one container, so that all of them close when the container stops."""
 
     def __init__(self) -> None:
         self._forwarded_ports: list[ForwardedPort | Terminal] = []
@@ -91,9 +92,9 @@ class ForwardedPorts:
         self._closed = False
 
     async def open(self, opening: Callable[[], Awaitable[_O]]) -> _O:
-        """Awaits `opening`, and returns the opened forwarded port or terminal. `close` will close it.
+        """Awaits `opening()`, returns the forwarded port or terminal that it opened, and remembers it for `close`.
 
-        Raises `ContainerDiedError` if the container was stopped during the opening. No forwarded port remains.
+        Raises `ContainerDiedError` if the container was stopped in the meantime. In this case, nothing stays open.
         """
         if self._closed:
             raise ContainerDiedError(_STOPPED_MEANWHILE)
@@ -117,7 +118,7 @@ class ForwardedPorts:
         return forwarded_port
 
     async def close(self) -> None:
-        """Cancels the openings, then closes all forwarded ports. Idempotent."""
+        """Cancels openings that are still in progress, then closes all forwarded ports and terminals. Idempotent."""
         self._closed = True
         await finish(cancel_all(*self._openings, within_sec=CUT_SEC))
         await asyncio.gather(*(forwarded_port.close() for forwarded_port in self._forwarded_ports))
@@ -128,9 +129,9 @@ _logger = logging.getLogger(__name__)
 
 
 def listen_at_free_port(listen: Callable[[tuple[str, int]], socket.socket], port: int) -> socket.socket:
-    """Calls `listen` for `port` of the loopback, and for the next ports until a port is free. Blocking.
+    """Calls `listen` with the loopback address and `port`, then with the next ports until a port is free. Blocks.
 
-    Raises `PortForwardingError` if all of these ports are taken, and passes on other `OSError`s of `listen`.
+    Raises `PortForwardingError` if `PORTS_TRIED` ports are taken. Other `OSError`s of `listen` are raised unchanged.
     """
     for candidate in range(port, port + PORTS_TRIED):
         try:
@@ -145,7 +146,7 @@ def listen_at_free_port(listen: Callable[[tuple[str, int]], socket.socket], port
 
 
 async def open_listening_port(listen: Callable[[], socket.socket], serve: Serve) -> ListeningPort:
-    """Opens a forwarded port at the socket that `listen` creates in a thread."""
+    """Calls `listen` in a thread, and opens a forwarded port on the listening socket that it returns."""
     made: list[socket.socket] = []
     try:
         await in_thread(lambda: made.append(listen()))
@@ -157,7 +158,7 @@ async def open_listening_port(listen: Callable[[], socket.socket], serve: Serve)
 
 
 class _Connection(socket.socket):
-    """A connection that calls `on_close` when it is closed, whichever component closes it."""
+    """A connected socket that calls `on_close` when it is closed, by the server or by the forwarded port."""
 
     on_close: Callable[[_Connection], None] | None = None
 
@@ -168,13 +169,13 @@ class _Connection(socket.socket):
             on_close(self)
 
     def cut(self) -> None:
-        """Shuts down both directions of the connection, so that its server sees the end and closes it."""
+        """Shuts down both directions, so that the server reads the end of the stream and closes the connection."""
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
 
 
 class ListeningPort:
-    """A `ForwardedPort` that lasts as long as this process and the container."""
+    """A `ForwardedPort` on a listening socket of this process. It lasts as long as this process and the container."""
 
     def __init__(self, listener: socket.socket, serve: Serve) -> None:
         listener.setblocking(False)
@@ -189,7 +190,7 @@ class ListeningPort:
         self._accepting = asyncio.create_task(self._accept(), name="forwarded_port")
 
     async def lost(self) -> str:
-        """Waits for `close`, because no program in the container can break the forwarded port."""
+        """Waits until `close` is called, because nothing in the container can break this forwarded port."""
         await self._closed.wait()
         return "The forwarded port was closed."
 

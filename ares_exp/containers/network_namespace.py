@@ -1,4 +1,4 @@
-"""Sockets inside the network namespace of another process.
+"""Listening sockets inside the network namespace of another process, such as a process of a container.
 
 A socket belongs to the namespace in which it was created, even if another process uses it. So a thread that briefly
 enters a container's namespace can return a socket that listens there. An ordinary user may enter only through the
@@ -41,7 +41,7 @@ except OSError as error:
 
 
 def obstacle() -> str | None:
-    """Returns the reason why this process cannot enter the network of a container, as a clause, or `None`."""
+    """Returns why this process cannot enter the network of a container, as a clause for a message. `None`: it can."""
     if sys.platform != "linux":
         return "this machine does not run Linux"
     try:
@@ -55,8 +55,9 @@ def obstacle() -> str | None:
 def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of an engine's container. Blocks for a millisecond.
 
-    Raises `ProcessLookupError` if `pid` is not a process of the container `container_id`, which means that the engine
-    runs on another machine. Raises `OSError` if the socket cannot be opened.
+    `pid` is the process number of the container's first process, as reported by the engine. Raises `ProcessLookupError`
+    if this machine's process `pid` is not in the container, because the engine runs on another machine. Raises
+    `OSError` if the socket cannot be opened.
     """
     process = Path("/proc", str(pid))
     with (process / "ns" / "net").open("rb") as namespace:
@@ -68,8 +69,8 @@ def listen_inside(pid: int, container_id: str, address: tuple[str, int]) -> sock
 def listen_in_namespace(pid: int, namespace: int, address: tuple[str, int]) -> socket.socket:
     """Opens a socket that listens at `address` in the network of a process of this user. Blocks for some milliseconds.
 
-    `namespace` is the inode of the process's network namespace. If the inode differs, `pid` belongs to a later process,
-    and `ProcessLookupError` is raised. Raises `OSError` if the socket cannot be opened.
+    `namespace` is the expected inode of the process's network namespace. Raises `ProcessLookupError` if the inode
+    differs, because the number `pid` then belongs to a later process. Raises `OSError` if the socket cannot be opened.
     """
     entries = Path("/proc", str(pid), "ns")
     with (entries / "net").open("rb") as network:

@@ -1,4 +1,4 @@
-"""Network policies: a mode, and for the mode `allowlist`, the reachable hosts."""
+"""Network policies of containers: a mode, and for the mode `allowlist`, the hosts that a container may reach."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NetworkPolicy:
         object.__setattr__(self, "allowed_hosts", frozenset(normalise_host(entry) for entry in self.allowed_hosts))
 
     def with_hosts(self, entries: Iterable[str]) -> NetworkPolicy:
-        """Returns this policy with more allowed hosts. `no-network` becomes `allowlist`; `public` is unchanged."""
+        """Returns this policy with more allowed hosts. `no-network` becomes `allowlist`, and `public` is unchanged."""
         more = frozenset(entries)
         return self if self.mode == "public" or not more else NetworkPolicy("allowlist", self.allowed_hosts | more)
 
@@ -52,7 +52,8 @@ class NetworkPolicy:
     def allows_address(self, address: IPAddress) -> bool:
         """Returns whether an IP address may be reached.
 
-        Unless the mode is public, `allowed_hosts` must contain the address or a network that contains the address.
+        The mode `public` allows all addresses. Otherwise, `allowed_hosts` must contain the address or a network around
+        it.
         """
         entries = (entry for entry in self.allowed_hosts if _network(entry) or _address(entry))
         return self.mode == "public" or any(address in ipaddress.ip_network(entry) for entry in entries)
@@ -67,7 +68,7 @@ def normalise_host(entry: str) -> str:
 
     Args:
         entry: A DNS name, a DNS name prefixed with `*.`, an IP address, or a network in CIDR notation without host
-            bits.
+            bits, such as `10.0.0.0/8`.
 
     Raises:
         ValueError: `entry` has none of these forms.

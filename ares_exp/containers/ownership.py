@@ -1,9 +1,10 @@
-"""Owners of resources that outlive their creator (containers, networks, images), and whether an owner is dead.
+"""Labels and names that identify the owner of a resource, so that resources of dead processes can be removed.
 
-The owner is recorded in the labels of the resource, or as an identifier in its name. A process number is not unique:
-other machines, later boots and containers use the same numbers. The labels therefore name the machine, the boot, the
-pid namespace, and the process's number and start time. A temporary directory has a lock instead, which the kernel
-releases when the creator ends (`OwnedDirectory`).
+A resource, such as a container, a network or an image, can outlive its owner, the process that created it. The owner is
+recorded in the resource's labels or in its name. A process number is not unique: other machines, later boots and
+containers use the same numbers. The labels therefore name the machine, the boot, the pid namespace, and the process's
+number and start time. A temporary directory has a lock instead, which the kernel releases when the creator ends
+(`OwnedDirectory`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ares_exp.cancellation import finish, in_thread
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leftover:
-    """A resource created by a run of this or another process.
+    """A resource that a run created, in this process or in another one. It may still be in use (see `is_stale`).
 
     Attributes:
         kind: `container`, `network`, `volume`, `image`, `directory`, `cgroup`, `sandbox`, `snapshot` or `cache`.
@@ -43,7 +44,8 @@ class Leftover:
         whose: Description of the owner for messages, for example `process 4711 on host`.
         is_stale: Whether the resource may be removed, because its owner is certainly dead or no process uses it.
         created: Creation time, seconds since the epoch; `None` if unknown.
-        remove: Function that removes the resource. Returns the reason if that fails, or `""`. Blocking; never raises.
+        remove: Function that removes the resource. It returns `""`, or the reason why the removal failed. It blocks and
+            never raises.
         size: Size in bytes, including data shared with other resources; `None` if unknown.
     """
 
@@ -57,7 +59,7 @@ class Leftover:
 
 
 SWEEP_SEC = 20.0
-"""Time limit for the removal of leftovers at the start of a run. The next run continues the removal."""
+"""Time limit for removing leftovers of dead runs when a run starts. The next run removes the rest."""
 
 _logger = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ def log_removal(leftover: Leftover, problem: str) -> None:
     what, problem = (leftover.kind, leftover.name, leftover.whose), problem.rstrip(".")
     if not problem:
         _logger.info("Removed the %s %s. Its owner (%s) is dead.", *what)
-    elif leftover.kind == "image":  # often another container's image
+    elif leftover.kind == "image":  # often because another container uses it
         _logger.info("The %s %s of a dead owner (%s) was not removed: %s.", *what, problem)
     else:
         _logger.warning("The %s %s of a dead owner (%s) could not be removed: %s.", *what, problem)
@@ -99,7 +101,7 @@ def created_sec(created: object) -> float | None:
 
 
 NAME_PREFIX = "ares-exp-"
-"""Name prefix of our containers on an engine or at a service. Labels are not reliable: `docker commit` copies them."""
+"""Name prefix of our containers. It marks them more reliably than labels, which `docker commit` copies to images."""
 
 
 def unique_name(task: str) -> str:
@@ -109,10 +111,10 @@ def unique_name(task: str) -> str:
 
 
 RUN = "ares_exp.run"
-"""Label on all resources of a run. Its value identifies the process of the run."""
+"""Name of a label on all resources of a run. Its value identifies the process of the run."""
 
 HOST = "ares_exp.host"
-"""Label with the machine's host name, for searches. Another machine may have the same name."""
+"""Name of the label with the machine's host name, for filtered searches. Other machines may have the same host name."""
 
 _MACHINE, _BOOT = "ares_exp.machine", "ares_exp.boot"
 _NAMESPACE, _USER = "ares_exp.pid-namespace", "ares_exp.user"
@@ -122,7 +124,7 @@ _QUESTION_SEC = 10.0
 
 
 def owner_labels() -> dict[str, str]:
-    """Returns the labels that identify this process as an owner. A value is empty if it cannot be determined."""
+    """Returns the labels that identify this process as the owner of a resource. Unknown values are empty."""
     return dict(_labels_of(os.getpid()))
 
 
@@ -142,16 +144,16 @@ def _labels_of(pid: int) -> Mapping[str, str]:
 
 
 def owner_mark() -> str:
-    """Returns `<process number>-<its start>-<digest of host, boot, pid namespace and user>`, for names of resources.
+    """Returns `<pid>-<process start>-<digest of host, boot, pid namespace and user>`, for the name of a resource.
 
-    Use this identifier only for resources that have no labels and do not survive a reboot.
+    Use it only for resources that cannot have labels and that do not survive a reboot.
     """
     labels = owner_labels()
     return f"{labels[_PID]}-{labels[_START]}-{_scope(labels)}"
 
 
 def is_dead_mark(mark: str) -> bool:
-    """Returns whether the owner in `mark`, a result of `owner_mark`, is certainly dead."""
+    """Returns whether the process that created the identifier `mark` with `owner_mark` is certainly dead."""
     ours = owner_labels()
     pid, _, rest = mark.partition("-")
     start, _, scope = rest.partition("-")
@@ -164,18 +166,19 @@ def _scope(labels: Mapping[str, str]) -> str:
 
 
 def machine_mark() -> str:
-    """Returns an identifier of this user on this machine, for names of resources that cannot have labels."""
+    """Returns an identifier of this user on this machine, for the names of resources that cannot have labels."""
     labels = owner_labels()
     scope = " ".join((labels[HOST], labels[_MACHINE] or f"{uuid.getnode():x}", labels[_USER]))
     return hashlib.sha256(scope.encode()).hexdigest()[:8]
 
 
 def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
-    """Returns whether the owner of a resource is certainly dead. Processes of other users never count as dead.
+    """Returns whether the owner of a resource is certainly dead. Owners of other users never count as dead.
 
-    An owner is certainly dead if its process no longer exists in our pid namespace, or if this machine has rebooted
-    since. With `since_boot`, a reboot proves nothing. Use this for resources outside this machine, because a cloned
-    machine has the same name but another boot. Blocking on macOS, where it runs `ps`.
+    An owner is certainly dead if it ran in our pid namespace and no longer exists, or if it ran before the last reboot
+    of this machine. With `since_boot`, owners from before the reboot do not count as dead. Set it for resources outside
+    this machine: the owner may run on a clone of this machine, which has the same name but another boot id. Blocking on
+    macOS, where it runs `ps`.
     """
     if not _agree(labels, HOST) or not _agree(labels, _USER) or not labels.get(_BOOT):
         return False
@@ -185,7 +188,7 @@ def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
 
 
 def describe(labels: Mapping[str, str]) -> str:
-    """Returns a description such as `process 4711 on host`. Includes the user if it is another user."""
+    """Returns a description of an owner, such as `process 4711 on host`. Names the user unless it is this user."""
     user = "" if _agree(labels, _USER) else f" of user {labels.get(_USER) or 'unknown'}"
     return f"process {labels.get(_PID) or 'unknown'} on {labels.get(HOST) or 'an unknown host'}{user}"
 
@@ -211,7 +214,11 @@ _ENDED = "ended"
 
 
 def _process_start(pid: int) -> str:
-    """Returns the start time of a process, to detect a later process with the same number; empty if unknown."""
+    """Returns the start time of a process, which distinguishes it from a later process with the same number.
+
+    Returns `_ENDED` if the process has ended but still has an entry in the process table, and `""` if the time is
+    unknown.
+    """
     if not _IS_LINUX:
         return _ask("ps", "-o", "lstart=", "-p", str(pid))
     try:
@@ -252,20 +259,21 @@ def _ask(*command: str) -> str:
     return " ".join(answer.stdout.split())
 
 
-_UNLOCKED_SEC = 60.0  # far longer than a new directory is unlocked
+_UNLOCKED_SEC = 60.0  # a new directory gets its lock much sooner
 ShortLived = Literal["agent", "build", "fork", "host", "transfer", "verifier", "wandb"]
 """Purposes of short-lived directories. The name of a directory contains its purpose."""
 
 
 def name_prefix(purpose: str) -> str:
-    """Returns the name prefix of directories for a purpose. In a name, the process number of the creator follows."""
+    """Returns how directory names for a purpose start. In a full name, the creator's process number follows."""
     return f"ares_exp-{purpose}-"
 
 
 class OwnedDirectory:
-    """A temporary directory. Its lock (`flock`) is held until the process that created it ends, even by `kill -9`.
+    """A temporary directory with a lock (`flock`), by which other processes see that its creator is alive.
 
-    Unlike process numbers, locks also work across pid namespaces.
+    The kernel releases the lock when the creator ends, even by `kill -9`. Unlike process numbers, locks also work
+    across pid namespaces.
     """
 
     def __init__(self, prefix: str, folder: Path | None = None) -> None:
@@ -288,7 +296,7 @@ class OwnedDirectory:
 
 @contextmanager
 def locked(path: Path, flags: int) -> Iterator[int]:
-    """Opens a file or directory with `os.open`, and holds an exclusive lock on its descriptor, which it yields.
+    """Opens a file or directory with `os.open`, locks it exclusively for the `with` block, and yields its descriptor.
 
     Raises `BlockingIOError` if another process holds the lock, and `OSError` if the path cannot be locked.
     """
@@ -301,13 +309,13 @@ def locked(path: Path, flags: int) -> Iterator[int]:
 
 
 def short_lived_directory(purpose: ShortLived) -> OwnedDirectory:
-    """Creates a directory for one task of this process. The caller removes it afterwards."""
+    """Creates a temporary directory for one operation of this process. The caller must remove it afterwards."""
     return OwnedDirectory(f"{name_prefix(purpose)}{os.getpid()}-")
 
 
 @asynccontextmanager
 async def working_directory(purpose: ShortLived) -> AsyncIterator[Path]:
-    """Provides a `short_lived_directory` for the `with` block, and always removes it afterwards."""
+    """Creates a `short_lived_directory` for the `with` block, and removes it at the end of the block."""
     made: list[OwnedDirectory] = []
     try:
         await in_thread(lambda: made.append(short_lived_directory(purpose)))
@@ -324,13 +332,13 @@ def delete(path: Path) -> bool:
 
 
 def find_short_lived() -> Iterator[Leftover]:
-    """Yields this user's short-lived directories, including directories of running processes. Blocking."""
+    """Yields this user's short-lived directories as leftovers, including directories of running processes. Blocking."""
     for purpose in get_args(ShortLived):
         yield from find_directories(purpose, delete, [Path(tempfile.gettempdir())])
 
 
 def find_directories(purpose: str, delete: Callable[[Path], bool], folders: Iterable[Path]) -> Iterator[Leftover]:
-    """Yields this user's directories for a purpose, including directories of running processes. Blocking.
+    """Yields this user's directories for a purpose in `folders`, including directories of running processes. Blocking.
 
     `delete` deletes one directory, and returns whether it is gone.
     """
@@ -354,7 +362,7 @@ def find_directories(purpose: str, delete: Callable[[Path], bool], folders: Iter
 
 
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
-    """Returns whether a directory's creator is dead. If so, calls `then` under the lock, and returns its result."""
+    """Returns whether a directory's creator is dead. If so, calls `then` under the lock and returns its result."""
     try:
         with locked(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
             found = os.fstat(descriptor)

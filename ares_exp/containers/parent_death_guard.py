@@ -1,4 +1,7 @@
-"""A shell that kills a child program when this process ends, even by `kill -9`: the kernel then closes a pipe."""
+"""A shell around a child program, which kills the program when this process ends, even by `kill -9`.
+
+The shell reads from a pipe that this process holds open. When this process ends, the kernel closes the pipe.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,12 @@ def while_we_live(command: Sequence[str], *, pipe: int | None = None) -> list[st
     """Returns a command line that runs `command`, and kills the program's process group when the pipe is closed.
 
     The command line exits with the program's exit code. Start it with `start_new_session=True`, so that it leads a
-    process group. Always close the pipe, or the shell keeps waiting after the program has ended.
+    process group. Also close the pipe when the program has ended: a helper process of the command line waits until
+    then.
 
     Args:
         command: The program and its arguments.
-        pipe: Descriptor of the pipe's read end, which the child inherits (`pass_fds`). The program then inherits stdin.
-            `None`: the pipe is the stdin of the command line, and the program has no input.
+        pipe: Descriptor of the pipe's read end, which the command line must inherit (`pass_fds`). The program then
+            inherits our stdin. `None`: the command line's stdin is the pipe, and the program has no input.
     """
     return ["/bin/sh", "-c", _SHELL, "sh", "" if pipe is None else f"/dev/fd/{pipe}", *command]

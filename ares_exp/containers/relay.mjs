@@ -1,4 +1,4 @@
-// The relay in JavaScript, for Node 12 or newer: sent to a container as source, for `node --input-type=module -e`.
+// The relay in JavaScript, for Node 12 or newer. Its source is sent to a container, for `node --input-type=module -e`.
 import net from "net";
 import { writeSync } from "fs";
 
@@ -8,7 +8,7 @@ const connections = new Map();
 let count = 0;
 let heard = Buffer.alloc(0);
 const [lease, ...ports] = process.argv.slice(1).map(Number);
-let silence; // seconds of which, as many as the lease, end it; 0: none do
+let silence; // timer that ends the relay after `lease` seconds of silence; 0: no limit
 
 function put(number, word, data) {
   const head = Buffer.alloc(8);
@@ -17,14 +17,14 @@ function put(number, word, data) {
   process.stdout.write(data ? Buffer.concat([head, data]) : head);
 }
 
-// Closes a connection at once, which its program sees as a reset where Node can make one.
+// Closes a connection immediately. The program at its other end sees a reset, if this Node can send one.
 function drop(one) {
   connections.delete(one.number);
   if (one.socket.resetAndDestroy) one.socket.resetAndDestroy();
   else one.socket.destroy();
 }
 
-// Closes a connection whose halves have both ended.
+// Closes a connection if both of its directions have ended.
 function finish(one) {
   if (one.reads || one.writes) return;
   connections.delete(one.number);
@@ -41,7 +41,7 @@ function accept(socket) {
     put(one.number, BROKEN);
     drop(one);
   });
-  // Read by hand, not by "data": no more than the credit is taken from the connection.
+  // Read explicitly, without the event "data", so that no more than the credit is taken from the connection.
   socket.on("readable", () => read(one));
   socket.on("end", () => {
     if (!connections.has(one.number)) return;
@@ -58,7 +58,7 @@ function read(one) {
     one.credit -= data.length;
     put(one.number, data.length, data);
   }
-  if (one.credit) one.socket.read(0); // asks for more, and for the end
+  if (one.credit) one.socket.read(0); // requests more data, and the end
 }
 
 function follow(one, word, data) {
@@ -83,7 +83,7 @@ function follow(one, word, data) {
   }
 }
 
-// Ends after the silence, and says that this was why.
+// Ends the relay because its lease has expired. Sends an end frame first.
 function lapse() {
   put(0, 0);
   process.exit();
@@ -116,7 +116,7 @@ function start(ports, said) {
     process.exit();
   }
   const server = net.createServer({ allowHalfOpen: true }, accept);
-  server.maxConnections = CONNECTIONS; // further ones are closed at once
+  server.maxConnections = CONNECTIONS; // further connections are closed immediately
   server.once("error", (error) => start(ports.slice(1), error.code === "EADDRINUSE" ? said : `failed ${error.code}`));
   server.listen(ports[0], "127.0.0.1", CONNECTIONS, () => {
     process.stdout.write(`port ${ports[0]}\n`);

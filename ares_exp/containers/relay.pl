@@ -1,4 +1,4 @@
-# The relay in Perl, of 5.8 or newer, with the modules of Debian's perl-base: sent to a container as source.
+# The relay in Perl 5.8 or newer, with only the modules of Debian's perl-base. Its source is sent to a container.
 use strict;
 use IO::Socket::INET;
 use Socket qw(IPPROTO_TCP TCP_NODELAY SOL_SOCKET SO_LINGER);
@@ -7,7 +7,7 @@ use Errno qw(EAGAIN EWOULDBLOCK EINTR EADDRINUSE);
 my ($WINDOW, $CHUNK, $CONNECTIONS) = (262144, 32768, 64);
 my ($MORE, $BROKEN, $ACCEPTED) = (0x80000000, 0xFFFFFFFE, 0xFFFFFFFF);
 my ($listener, %connections, $count, $heard);
-my $LEASE = shift @ARGV; # seconds of silence that end it; 0: none do
+my $LEASE = shift @ARGV; # seconds of silence after which the relay ends; 0: no limit
 $heard = '';
 $SIG{PIPE} = 'IGNORE';
 binmode STDIN;
@@ -23,7 +23,7 @@ sub put {
     }
 }
 
-# Ends after the silence, and says that this was why if there is room for it.
+# Ends the relay because its lease has expired. Sends an end frame first, unless stdout is full.
 $SIG{ALRM} = sub {
     STDOUT->blocking(0);
     syswrite(STDOUT, pack('NN', 0, 0));
@@ -32,7 +32,7 @@ $SIG{ALRM} = sub {
 
 sub later { return $!{EAGAIN} || $!{EWOULDBLOCK} || $!{EINTR} }
 
-# Closes a connection at once, which its program sees as a reset.
+# Closes a connection immediately. The program at its other end sees a reset.
 sub drop {
     my $one = shift;
     setsockopt($one->{socket}, SOL_SOCKET, SO_LINGER, pack('ii', 1, 0));
@@ -40,7 +40,7 @@ sub drop {
     delete $connections{$one->{number}};
 }
 
-# Closes a connection whose halves have both ended.
+# Closes a connection if both of its directions have ended.
 sub finish {
     my $one = shift;
     return if $one->{reads} || $one->{writes};

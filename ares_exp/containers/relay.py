@@ -1,8 +1,9 @@
-"""The relay in Python 3.6 or newer. It is sent to a container as source and never imported.
+"""The relay in Python 3.6 or newer, for forwarded ports. Its source is sent to a container. No module imports it.
 
-`relay.pl` and `relay.mjs` are the same program for perl and node. A relay takes the ports to try as its arguments and
-prints `port PORT`, `taken` or `failed REASON` as its first line. Then it exchanges frames on stdin and stdout:
-the number of a connection and a word (32 bits each, big-endian), and the data.
+The relay listens on a port in the container, and exchanges the data of its connections with the run's process over
+stdin and stdout. `relay.pl` and `relay.mjs` are the same program for perl and node. The arguments are the lease in
+seconds and the ports to try. The first line of output is `port PORT`, `taken` or `failed REASON`. Frames follow, in
+both directions. A frame is the number of a connection and a word (32 bits each, big-endian), then the data.
 
 | word | meaning | sent by |
 |---|---|---|
@@ -12,8 +13,8 @@ the number of a connection and a word (32 bits each, big-endian), and the data.
 | 0xfffffffe | the connection is broken | both |
 | 0xffffffff | a connection was accepted | the relay |
 
-Each side sends at most 256 KiB of a connection that the other side has not taken yet, so that an unread connection
-does not block the other connections. A relay ends when its stdin is closed.
+For each connection, a side sends at most 256 KiB that the other side has not confirmed, so that an unread connection
+does not block the others. A relay ends when its stdin is closed, or when no frame arrives during its lease.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ LEASE = int(sys.argv[1]) if len(sys.argv) > 1 else 0  # seconds of silence after
 
 
 class Connection:
-    """One accepted connection: its send credit, the data waiting to be written to it, and which directions are open."""
+    """One accepted connection: how much may still be sent, the data still to be written, and its open directions."""
 
     def __init__(self, number: int, accepted: socket.socket) -> None:
         self.number = number
@@ -49,7 +50,7 @@ class Connection:
 
 
 class Relay:
-    """The listener and its connections."""
+    """The listener, its accepted connections, and the loop that moves their data to stdout and from stdin."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
@@ -168,7 +169,7 @@ class Relay:
 
 
 def lapse(*_: object) -> None:
-    """Ends the relay because its lease has expired, and sends an end frame unless stdout is full."""
+    """Ends the relay because no frame arrived during its lease. Sends an end frame first, unless stdout is full."""
     os.set_blocking(1, False)
     with contextlib.suppress(OSError):
         os.write(1, struct.pack(">II", 0, 0))
@@ -176,7 +177,7 @@ def lapse(*_: object) -> None:
 
 
 def main() -> None:
-    """Listens at the first free port and relays."""
+    """Listens on the first free port of the arguments, and relays its connections."""
     said = b"taken\n"
     for port in sys.argv[2:]:
         listener = socket.socket()

@@ -1,7 +1,7 @@
-"""A forwarded port over the stdin and stdout of one process in the container, for backends that only have a shell.
+"""A forwarded port over the stdin and stdout of a program in the container, for backends that only have a shell.
 
-The process is a relay (`relay`), run by an interpreter of the image. It is untrusted: its frames are checked, and the
-memory that it can use in this process is bounded.
+This program is called the relay. An interpreter of the image runs its source (`relay.py`, `relay.pl` or `relay.mjs`).
+The agent can tamper with the relay, so this module checks its frames and bounds the memory for their data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ares_exp.containers.shell_channel import ChannelStream
 from ares_exp.errors import ContainerError, PortForwardingError
 
 OPEN_SEC = 60.0
-"""Time limit for the start of a relay, which takes some tenths of a second, or several requests to a service."""
+"""Time limit for starting a relay. The start takes some tenths of a second, or several requests to a service."""
 
 _CLOSE_SEC = 2.0
 _WORDS_PER_LEASE = 4
@@ -37,7 +37,7 @@ _HEAD = struct.Struct(">II")
 _logger = logging.getLogger(__name__)
 
 OpenShell = Callable[[], Awaitable[ChannelStream]]
-"""Function that starts a `sh` in the container, as its root. Raises `ContainerError`."""
+"""Function that starts a shell (`sh`) as root of the container. Raises `ContainerError` if that fails."""
 
 # The agent's settings of these programs must not affect the relay. `sh` may read ahead, so wait for each answer.
 _FIND = """
@@ -60,7 +60,7 @@ _NONE = (
 
 
 class _RelayError(Exception):
-    """The relay violated the protocol."""
+    """The relay violated the protocol, or reported its end. The message is a clause."""
 
 
 class _Relay:
@@ -114,7 +114,7 @@ class _Relay:
         raise PortForwardingError(f"The relay in the container ({found}) is not listening. Its output: {said!r}.")
 
     async def run(self) -> str:
-        """Serves the connections until the relay ends, then cuts them. Returns the reason for the end, as a clause."""
+        """Handles the relay's frames until it ends, then cuts its connections. Returns why it ended, as a clause."""
         own = {asyncio.create_task(self._write()), asyncio.create_task(self._renew())}
         try:
             self._take_in()
@@ -132,12 +132,12 @@ class _Relay:
             await finish(cancel_all(*own, *carried, within_sec=CUT_SEC))
 
     def put(self, number: int, word: int, data: bytes = b"") -> None:
-        """Queues a frame for sending. The credit of each connection bounds the size of the queue."""
+        """Queues a frame for sending. The queue stays small, because unconfirmed data of each connection is limited."""
         self._waiting.append(_HEAD.pack(number, word) + data)
         self._has_waiting.set()
 
     async def _renew(self) -> None:
-        """Renews the lease by sending a frame that the relay ignores, unless other frames are waiting to be sent."""
+        """Renews the relay's lease with a frame that has no effect, unless other frames are waiting to be sent."""
         while self._lease_sec:
             await asyncio.sleep(self._lease_sec / _WORDS_PER_LEASE)
             if not self._waiting:
@@ -187,7 +187,7 @@ class _Relay:
 
 
 class _Connection:
-    """One connection to the forwarded port: copies data between the relay and a socket whose other end is served."""
+    """One connection to the forwarded port. Copies its data between the relay and the server's socket."""
 
     def __init__(self, relay: _Relay, number: int, serve: Serve) -> None:
         self.carried = asyncio.create_task(self._run(serve))
@@ -199,7 +199,7 @@ class _Connection:
         self._arrived: asyncio.Queue[bytes] = asyncio.Queue()
 
     def hear(self, word: int, data: bytes) -> None:
-        """Handles a frame of data or of credit. Raises `_RelayError` if the relay sent too much data."""
+        """Handles a frame that has data or confirms sent data. Raises `_RelayError` if the relay sent too much."""
         if word & _MORE:
             self._credit = min(self._credit + (word & ~_MORE), _WINDOW_BYTES)
             self._has_credit.set()
@@ -210,7 +210,7 @@ class _Connection:
             self._arrived.put_nowait(data)
 
     async def _run(self, serve: Serve) -> None:
-        """Serves the connection, and copies its data until both directions have ended or one of them is broken."""
+        """Passes the connection to `serve`, then copies its data until both directions end or one of them breaks."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
@@ -239,7 +239,7 @@ class _Connection:
             await cancel_all(up, down)
 
     async def _up(self, ours: socket.socket) -> None:
-        """Sends the server's data to the relay, as far as the credit allows."""
+        """Sends the server's data to the relay. Waits while too much of the earlier data is not yet confirmed."""
         loop = asyncio.get_running_loop()
         while True:
             while self._credit == 0:
@@ -267,9 +267,9 @@ class _Connection:
 
 
 class RelayedPort:
-    """A `ForwardedPort` that restarts its relay once if the relay ends, for example if a program kills it.
+    """A `ForwardedPort` through a relay. If the relay ends, for example because it was killed, it is restarted once.
 
-    A relay whose lease lapsed, because this process or a service was slow, is always restarted.
+    A relay that ended because its lease expired is always restarted. This happens if this process or a service is slow.
     """
 
     def __init__(self, relay: _Relay, start_again: Callable[[], Awaitable[_Relay]]) -> None:
@@ -318,15 +318,16 @@ class RelayedPort:
 async def open_relayed_port(
     open_shell: OpenShell, serve: Serve, port: int, *, lease_sec: int = 0, remedy: str = ""
 ) -> RelayedPort:
-    """Opens a forwarded port through a relay.
+    """Opens a forwarded port through a relay in the container.
 
     Args:
-        open_shell: Function that starts a shell, which becomes the relay.
-        serve: See `ServingContainer.forward_port`.
+        open_shell: Function that starts a shell in the container. The relay replaces this shell.
+        serve: Function that serves the connections; see `ServingContainer.forward_port`.
         port: First port to try.
-        lease_sec: Number of seconds without a frame from this process after which the relay ends. Needed by backends
-            whose shells outlive this process. 0: the relay ends only when its stdin is closed.
-        remedy: Advice to the user if the image has no interpreter, appended to the advice to add one.
+        lease_sec: Seconds after which the relay ends if it receives no frame from this process. Backends whose shells
+            outlive this process need a lease. 0: the relay ends only when its stdin is closed.
+        remedy: Additional advice for the error message if the image has no interpreter. It follows the advice to add
+            one.
     """
     start = functools.partial(_Relay.start, open_shell, serve, lease_sec=lease_sec)
     relay = await start(range(port, port + PORTS_TRIED), remedy=remedy)

@@ -1,8 +1,9 @@
-"""A persistent shell in a container that runs one script at a time, and forks the next script's process in advance.
+"""A channel: a persistent shell in a container that runs one script after another.
 
 The module also contains the source that the shell runs. It is POSIX `sh`, because the container may only have busybox.
-The shell reports its state with marks, which are special sequences in its output (see `MarkParser`): `hello` once, and
-for each script `ready`, `start` and an exit code.
+To save time, the shell forks the process for the next script before the script arrives. The shell reports its state
+with marks, which are special byte sequences in its output (see `MarkParser`). It prints `hello` once, and for each
+script `ready`, `start` and an exit code.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ares_exp.containers.container import Shell, User
 from ares_exp.errors import ContainerDiedError
 
 EXEC_ID_VARIABLE = "ARES_EXEC"
-"""The environment variable with a command's id, by which the kill script finds the processes of the command."""
+"""Name of the environment variable with a command's id. The kill script uses it to find the command's processes."""
 
 # The kernel limits one argument of exec() to 128 KiB; a longer command is sent as a here-document.
 _MAX_ARGUMENT_BYTES = 100_000
@@ -38,12 +39,12 @@ class ShellInfo:
     bash: str = ""
 
 
-# The script server, which forks the next script's process in advance. This process is a shell in its own session, with
-# its output piped through `cat`. It reads one script from the stream, which replaces it by the shell of the command. So
-# the command has the same environment (including `BASH_ENV`), line numbers and traces as if it was started directly.
-# `cat` ensures that the exit code follows all output of the command. The server continues only when no process has the
-# pipe open any more, including background processes. It then reads a line with the key, and forks the next process. The
-# line may be sent as soon as the script has started.
+# The script server: a loop that forks a process for each script in advance. The forked process is a shell in its own
+# session, whose output goes through `cat`. It reads one script from the stream, and the script replaces it by the shell
+# of the command. So the command has the same environment (including `BASH_ENV`), line numbers and traces as if it was
+# started directly. `cat` ensures that the exit code follows all output of the command. The server continues only when
+# no process has the pipe open any more, including background processes. It then reads a line with the key, and forks
+# the next process. The line may be sent as soon as the script has started.
 _SERVER = r"""{
 _setsid=$(command -v setsid) _bash=$(command -v bash)
 printf '\036KEY hello %s|%s\036' $$ "$_bash"
@@ -60,14 +61,17 @@ done
 
 
 def parse_number(word: str) -> int:
-    """Parses a process number or an exit code."""
+    """Parses a process number or an exit code from the container. Raises `ValueError` if it is not a small number."""
     if not _NUMBER.fullmatch(word):
         raise ValueError(f"Expected a small number, got {word[:40]!r}.")
     return int(word)
 
 
 def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> None:
-    """Raises `ValueError` if `command`, `cwd` or `env` contains a NUL, a lone surrogate or an invalid variable name."""
+    """Raises `ValueError` if the arguments cannot be passed to a process.
+
+    `command`, `cwd` and `env` must not contain a NUL or a lone surrogate. Variable names must be identifiers.
+    """
     for what, text in [("command", command), ("cwd", cwd or ""), *((f"env[{name!r}]", env[name]) for name in env)]:
         if "\0" in text:
             raise ValueError(f"Expected {what} without NUL characters: a process cannot receive them.")
@@ -96,15 +100,17 @@ def command_script(
     """Returns a script that replaces its own process with `command`.
 
     Args:
-        key: Key of the channel.
-        info: Shell of the channel.
+        key: Secret key of the channel, which marks contain.
+        info: Process number of the channel's shell, and the path of bash.
         command: Shell source text.
         exec_id: Random hex digits that identify the processes of the command.
-        cwd: Working directory; `None` is the shell's directory.
-        stays: Whether the command starts in the shell's directory (unless it is `/`) if `cwd` cannot be entered.
+        cwd: Working directory. `None`: the shell's own directory.
+        stays: Whether the command starts in the shell's own directory if `cwd` cannot be entered. If this directory is
+            `/`, or if `stays` is false, the script fails.
         env: Variables in addition to the shell's variables.
         shell: Shell that runs the command.
-        stderr: Process number of a `sink_script` that receives stderr; `None` merges stderr into stdout.
+        stderr: Process number of a running `sink_script`, whose stdout receives the command's stderr. `None`: stderr is
+            merged into stdout.
     """
     lines = []
     if stderr is not None:
@@ -127,10 +133,10 @@ def command_script(
 
 
 def sink_script(*, key: str) -> str:
-    """Returns a script whose stdout other processes in the container can open and write to.
+    """Returns a script that only waits. A command in another channel writes its stderr to the script's stdout.
 
-    The script prints the mark `sink` with its process id, and ends when it reads the line `end`. The output of its
-    channel ends only when the other processes have also closed this stdout.
+    The script prints the mark `sink` with its process number, and ends when it reads the line `end`. The channel
+    reports the end of the output when the command's processes have also closed it.
     """
     wait = 'while read -r _line && [ "$_line" != end ]; do :; done'
     return _script(key, f"read -r _pid _ </proc/self/stat; printf '\\036{key} sink %s\\036' $_pid; {wait}")
@@ -139,10 +145,10 @@ def sink_script(*, key: str) -> str:
 def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -> str:
     """Returns a script that kills all processes of the commands `exec_ids`, the processes `pids` and their descendants.
 
-    The script sends SIGSTOP until no new process appears, then SIGKILL until no process is left. A process belongs to a
-    command if its environment contains the command's id. A process with a cleared environment belongs to the command of
-    its parent or session leader. The script uses only builtins, because a container at its process limit cannot
-    fork. The exit code is 0 if no process is left.
+    The script first stops the processes with SIGSTOP until no new process appears. Then it sends SIGKILL until none is
+    left. A process belongs to a command if its environment contains the command's id. A process without this id belongs
+    to the command of its parent or session leader. The script uses only shell builtins, because it cannot fork if the
+    container has reached its process limit. The exit code is 0 if no process is left.
     """
     pattern = "|".join(f"*{EXEC_ID_VARIABLE}={exec_id}*" for exec_id in sorted(exec_ids)) or "''"
     doomed = "".join(f"{pid} " for pid in sorted(pids))
@@ -150,7 +156,7 @@ def kill_script(exec_ids: Collection[str], pids: Collection[int], *, key: str) -
 
 
 def _script(key: str, body: str) -> str:
-    """Wraps `body` in one compound command, so that the shell reads all of `body` before running any of it."""
+    """Returns `body` as one compound command, so that the shell reads all of it before it runs the first line."""
     return f"{{ printf '\\036{key} start %d\\036' $$ >&3; exec 3>&-; {body}\nexit; }}\n"
 
 
@@ -202,22 +208,22 @@ Script = Callable[[str, ShellInfo], str]
 
 
 class MarkParser:
-    """Splits the byte stream of a shell into output and the marks `RS key SP word RS` that frame its scripts.
+    """Splits a channel's byte stream into the output of scripts and the channel's own marks, `RS key SP word RS`.
 
-    The transport may split a mark anywhere. The parser searches only new bytes and an incomplete mark before them,
-    because searching all received bytes would take quadratic time.
+    A mark may arrive in several pieces. The parser keeps an incomplete mark and otherwise searches only new bytes,
+    because searching all received bytes again would take quadratic time.
     """
 
     def __init__(self, key: str, sign: bytes = _MARK) -> None:
-        """Creates a parser for marks with `key` between bytes `sign`. `key` is unknown to programs in the container."""
+        """Creates a parser for marks between two bytes `sign`. Programs in the container do not know the `key`."""
         self._sign = sign
         self._prefix = sign + key.encode() + b" "
         self._carry = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, str | None]]:
-        """Yields pairs of output and the mark that follows the output. The last mark is `None`.
+        """Yields pairs: some output, and the word of the mark that follows it. In the last pair, the word is `None`.
 
-        Raises `ValueError` if a mark is too long. Such a mark does not come from the script server.
+        Raises `ValueError` if a mark is too long, because the channel's shell does not print such marks.
         """
         data, self._carry = self._carry + data, b""
         while (start := data.find(self._prefix)) >= 0:
@@ -238,7 +244,7 @@ class MarkParser:
 
 
 class BoundedOutput:
-    """The first and the last `limit / 2` bytes of a stream of any length, in O(`limit`) memory."""
+    """The first and the last `limit / 2` bytes of a stream. The bytes between them are dropped to bound the memory."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -271,7 +277,7 @@ class BoundedOutput:
 
 
 class StreamLostError(OSError):
-    """The connection to a shell broke, but the shell may still run, so its effects are unknown."""
+    """The connection to a shell broke, but the shell may still run. The state of its command is unknown."""
 
 
 class ChannelStream(Protocol):
@@ -285,14 +291,14 @@ class ChannelStream(Protocol):
 
         Raises:
             StreamLostError: The connection broke although the shell may still run.
-            OSError: The connection broke. The caller treats this like the end of the stream.
+            OSError: The connection failed in another way. The caller handles this like the end of the stream.
         """
 
     async def write(self, data: bytes) -> None:
-        """Sends `data` to the shell's stdin; waits for flow control. Raises `OSError` if the connection broke."""
+        """Sends `data` to the shell's stdin. Waits while its buffer is full. Raises `OSError` if that fails."""
 
     def close(self) -> None:
-        """Closes the stream immediately, and kills a shell that would not end by itself. Idempotent, never raises."""
+        """Closes the stream immediately. Kills the shell if closing does not end it. Idempotent, never raises."""
 
 
 class ScriptRun:
@@ -300,8 +306,8 @@ class ScriptRun:
 
     Attributes:
         output: Buffer for the script's output until its exit code.
-        pid: Process number of the script, and then of the command that replaces it; 0 before the start.
-        sink: Future with the process number of a `sink_script`.
+        pid: Process number of the script, which the command keeps when it replaces the script; 0 before the start.
+        sink: Future that gets the process number if the script is a `sink_script`.
         answered: Event that is set when the exit code has arrived or can no longer arrive.
         word: Exit code in decimal; empty while unknown.
     """
@@ -314,7 +320,7 @@ class ScriptRun:
         self.word = ""
 
     def answer(self, word: str = "") -> None:
-        """Records the exit code `word`; `""`: no exit code will arrive. Wakes the waiting callers."""
+        """Records the exit code `word` and wakes the callers that wait for it. `""`: no exit code will arrive."""
         if not self.answered.is_set():
             self.word = word
             self.answered.set()
@@ -322,12 +328,14 @@ class ScriptRun:
 
 
 class Channel:
-    """A persistent shell and the task that reads its output.
+    """A persistent shell in the container, and the asyncio task that reads its output.
 
     Attributes:
         ready: Future that is done when the channel can take a script, or when the channel has closed (see `is_open`).
-        run: Current script, until the next script may start; `None` when the channel is ready.
-        settling_until: `time.monotonic()` until which the channel is expected to become ready.
+        run: Current script, or the previous script as long as the channel is not ready for the next one. `None`: the
+            channel is ready.
+        settling_until: Time (`time.monotonic()`) by which the channel is expected to be ready, after its script has
+            ended.
         is_open: Whether the channel can run scripts.
         complaint: First characters of the output before the first script, which is the engine's error message if the
             shell could not start.
@@ -358,25 +366,25 @@ class Channel:
         return self.run
 
     async def send(self, script: Script) -> None:
-        """Sends a script, or input for the running script, which `script` creates for this channel's key and shell."""
+        """Sends text to the shell: a script, or input for the running script. `script` creates it for this channel."""
         with contextlib.suppress(OSError):  # the listener sees the end of the stream
             await self.stream.write(script(self._key, self.shell).encode("utf-8", "surrogateescape"))
 
     async def execute(self, run: ScriptRun, script: Script, seconds: float | None) -> None:
-        """Sends the script of `run` and waits up to `seconds` for its exit code (`None`: no bound)."""
+        """Sends a script and waits at most `seconds` until its exit code is in `run`. `None`: waits without a limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.send(script)
                 await run.answered.wait()
 
     def raise_if_lost(self) -> None:
-        """Raises if the connection broke while the shell may still run."""
+        """Raises `ContainerDiedError` if the connection broke while the shell may still run."""
         if self._lost is not None:
             reason = self._lost.__cause__ or self._lost
             raise ContainerDiedError(f"The connection to a shell of the container broke. {reason}") from reason
 
     def close(self) -> None:
-        """Closes the stream to the shell. A caller that waits for the script gets no exit code. Idempotent."""
+        """Closes the stream to the shell. Callers that wait for a script get no exit code. Idempotent."""
         if not self.is_open:
             return
         self.is_open = False
@@ -412,7 +420,7 @@ class Channel:
             self.run.output.add(output)
 
     def _note(self, word: str, rest: str) -> None:
-        """Handles a mark. Raises `ValueError` for an unknown mark."""
+        """Updates the channel's state for a mark of its shell. Raises `ValueError` for an unknown mark."""
         run = self.run
         if word == "hello":
             pid, _, bash = rest.partition("|")

@@ -14,20 +14,20 @@ from ares_exp.containers.shell_channel import BoundedOutput
 
 TERM = "xterm-256color"
 KEPT_BYTES = 128 * 1024
-"""Maximum size of the output kept between two reads: half from its head, half from its tail."""
+"""Maximum size of the output that is kept until the next read. Longer output is cut in the middle."""
 
 PROMPT_SEC = 2.0
 PROMPT_REST_SEC = 0.1  # wait for the rest of the prompt after its first bytes
 
 FIND_SHELL = "SHELL=$(command -v bash || command -v sh); export SHELL"
-"""Source text for `sh` that selects the login shell of a terminal."""
+"""Source text for `sh` that sets the variable `SHELL` to the login shell of a terminal: bash if available, or `sh`."""
 
 
 class Terminal(Protocol):
-    """The host side of an open terminal."""
+    """An open terminal in a container, as seen from the host."""
 
     async def read(self) -> bytes:
-        """Reads the next bytes of the output; `b""` at its end.
+        """Waits for the next output of the terminal and returns its bytes; `b""` at its end.
 
         Raises:
             OSError: The terminal has ended.
@@ -46,15 +46,15 @@ class Terminal(Protocol):
 
 @runtime_checkable
 class TerminalContainer(Protocol):
-    """A `Container` that has terminals. Its image needs no additional software for them."""
+    """A `Container` that can open terminals. The image needs no additional software for this."""
 
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
     ) -> Terminal:
         """Opens a terminal of `columns` and `lines` with a login shell in the default directory of commands.
 
-        The terminal closes when the container stops. `user` is by default the image's user. `env` contains variables in
-        addition to the container's variables.
+        The terminal closes when the container stops. The default of `user` is the image's user. `env` adds environment
+        variables to the variables of the container.
 
         Raises:
             ContainerDiedError: The container is gone.
@@ -63,7 +63,7 @@ class TerminalContainer(Protocol):
 
 
 class TerminalSession:
-    """An open terminal whose output is collected continuously."""
+    """An open terminal whose output is read continuously, so that its programs never block on a full buffer."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -78,12 +78,12 @@ class TerminalSession:
         return self._ended.is_set()
 
     async def wait_for_prompt(self) -> None:
-        """Waits for a limited time until the shell has printed its first prompt."""
+        """Waits until the shell has printed its first prompt, but at most `PROMPT_SEC`."""
         await happened(self._printed, PROMPT_SEC)
         await asyncio.sleep(PROMPT_REST_SEC)
 
     async def type_keys(self, keys: str, seconds: float) -> str:
-        """Types `keys`, waits `seconds` or until the terminal ends, and returns the output since the last call."""
+        """Types `keys`, waits `seconds` or until the terminal ends, and returns the output since the previous call."""
         if keys:
             with suppress(OSError):
                 await self._terminal.write(keys.encode(errors="replace"))

@@ -1,6 +1,6 @@
 """The user's cache directory, with files that a run downloaded or created and that later runs use again.
 
-A process locks the folders that it uses (`hold`). `clean --cache` empties only unlocked folders.
+A process locks the folders that it uses (`hold`). `ares-exp clean --cache` empties only folders without such a lock.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _POLL_SEC = 0.2
 logger = logging.getLogger(__name__)
 
 _held: dict[tuple[int, int], int] = {}
-"""Open file descriptors that hold the locks of this process, by device and inode of the folder.
+"""Open file descriptors that hold this process's locks. The keys are the device and inode of each folder.
 
-The kernel closes them when the process ends.
+The kernel releases the locks when the process ends.
 """
 
 
@@ -42,9 +42,9 @@ def announce(sentence: str) -> None:
 
 
 def hold(folder: Path) -> None:
-    """Protects the contents of a folder from `clean` until this process ends. Blocking; waits for a running `clean`.
+    """Locks a folder, so that `ares-exp clean` does not empty it until this process ends. Waits for a running `clean`.
 
-    Creates the folder if it is missing. On file systems without locks, the folder stays unprotected.
+    Creates the folder if it is missing. On a file system without locks, the folder is not protected. Blocking.
     """
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,9 +60,9 @@ def hold(folder: Path) -> None:
 
 @contextmanager
 def workspace(folder: Path, purpose: str) -> Iterator[Path]:
-    """Provides a temporary directory in a cache folder. Files are written there, and renamed when they are complete.
+    """Creates a temporary directory in a cache folder. Callers write new files there, and then rename them.
 
-    Also removes temporary directories of killed processes with the same purpose.
+    Also removes temporary directories that killed processes left there for the same purpose.
     """
     folder.mkdir(parents=True, exist_ok=True)
     hold(folder)
@@ -80,7 +80,7 @@ def workspace(folder: Path, purpose: str) -> Iterator[Path]:
 def changing(path: Path, *, stop: threading.Event, timeout_sec: float) -> Iterator[None]:
     """Locks a file or folder of the cache during the `with` block. Waits for other processes and threads. Blocking.
 
-    Raises `TimeoutError` if the wait exceeds `timeout_sec`, or `stop` is set.
+    Raises `TimeoutError` if it still waits for the lock after `timeout_sec`, or when `stop` is set.
     """
     deadline = time.monotonic() + timeout_sec
     with ExitStack() as stack:
@@ -95,7 +95,7 @@ def changing(path: Path, *, stop: threading.Event, timeout_sec: float) -> Iterat
 
 
 def find_caches() -> Iterator[Leftover]:
-    """Yields the non-empty folders of this user's cache directory. Blocking."""
+    """Yields the non-empty folders of this user's cache directory as leftovers. Blocking."""
     try:
         folders = sorted(path for path in user_cache_dir().iterdir() if path.is_dir())
     except OSError:
@@ -116,7 +116,7 @@ def find_caches() -> Iterator[Leftover]:
 
 
 def _when_free(folder: Path, *, empty: bool = False) -> str:
-    """Checks that no process uses a folder. With `empty`, also empties it. Returns the reason of a failure, or `""`."""
+    """Checks that no process uses a folder, and empties it if `empty` is true. Returns why this failed, or `""`."""
     try:
         with locked(folder, os.O_RDONLY | os.O_DIRECTORY):
             return _empty(folder) if empty else ""  # keep the folder: processes that wait for its lock will use it

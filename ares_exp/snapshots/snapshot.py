@@ -1,6 +1,6 @@
-"""`EnvironmentSnapshot`, the content of a snapshot.json, which describes an environment in the middle of an episode.
+"""`EnvironmentSnapshot`, the content of a file `snapshot.json`: the state of an environment during an episode.
 
-A snapshot.json is untrusted data, so every field is checked when the file is read.
+The file may come from an untrusted source, so every field is checked when the file is read.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.validation import Number, Table, Text, briefly, validated
 
 SCHEMA = (1, 1)
-"""The schema version of snapshot.json: the major and the minor number."""
+"""Schema version of `snapshot.json`: the major and the minor number."""
 SNAPSHOT_FILE = "snapshot.json"
 OBJECTS = "objects"
 MAX_MESSAGES_BYTES = 256 * 2**20
 MAX_FILE_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
 MAX_INTEGER_BITS = 1000
-"""Maximum length of an integer, which a float can still approximate. States of random generators need long ones."""
+"""Maximum length of an integer in bits, so that a float can approximate it. Random generators have long states."""
 CHECKSUM = "checksum"
 _NOT_INCLUDED = (CHECKSUM, "snapshot_dir")
 _NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage", CHECKSUM)
@@ -52,7 +52,7 @@ _RESERVED = ("objects",)
 
 
 def check_id(snapshot_id: str, where: str | Path | None = None) -> str:
-    """Returns a valid snapshot id unchanged. Raises `SnapshotMetadataError` if it is not a safe, plain file name."""
+    """Returns `snapshot_id`. Raises `SnapshotMetadataError` if it is not a safe, plain file name."""
     if is_id(snapshot_id):
         return snapshot_id
     raise SnapshotMetadataError(
@@ -67,22 +67,22 @@ def is_id(text: object) -> bool:
 
 
 def new_id() -> str:
-    """Returns a new id. It starts with the time, so that ids sort by age, and ends with random digits."""
+    """Returns a new snapshot id. It starts with the time, so that ids sort by age, and ends with random digits."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
 
 
 def step_of(snapshot_id: str) -> tuple[str, int] | None:
-    """Returns the episode id and the step in a snapshot id of the form `<episode_id>@<step>`; otherwise `None`."""
+    """Returns the episode id and the step of a snapshot id `<episode_id>@<step>`. Returns `None` for other ids."""
     found = _OF_EPISODE.fullmatch(snapshot_id)
     return (found[1], int(found[2])) if found else None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Reads the JSON object in a file. Rejects links and files of more than `MAX_FILE_BYTES`.
+    """Reads a file that contains a JSON object. Rejects links, and files of more than `MAX_FILE_BYTES`.
 
     Raises:
         SnapshotNotFoundError: The file does not exist.
-        SnapshotMetadataError: The file cannot be read, or does not contain a JSON object.
+        SnapshotMetadataError: The file is rejected, cannot be read, or does not contain a JSON object.
     """
     text = _read(path)
     try:
@@ -128,7 +128,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def check_json(data: Any, where: str) -> None:
-    """Raises `SnapshotMetadataError` if `data` contains values that are not JSON, huge numbers, or deep nesting."""
+    """Raises `SnapshotMetadataError` if `data` contains non-JSON values, huge numbers or deep nesting."""
     level: list[tuple[str, Any]] = [("", data)]
     for _ in range(MAX_DEPTH):
         below: list[tuple[str, Any]] = []
@@ -163,18 +163,22 @@ def _is_plain(value: object) -> bool:
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """Returns `sha256:…` of the canonical JSON text of `content`."""
+    """Returns a digest `sha256:…` of `content`, computed from its JSON text with sorted keys."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def with_checksum(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of `data` with a checksum of its content."""
+    """Returns a copy of `data` with an additional field `checksum`."""
     return {**data, CHECKSUM: _checksum_of(data)}
 
 
 def check_checksum(data: Mapping[str, Any], where: str) -> None:
-    """Raises an error if the checksum in `data` is missing or malformed, or does not match the content."""
+    """Checks the field `checksum` of `data`.
+
+    Raises `SnapshotMetadataError` if it is missing or malformed, and `SnapshotCorruptError` if it does not match the
+    content.
+    """
     found = data.get(CHECKSUM)
     if not isinstance(found, str) or not found.startswith("sha256:"):
         raise SnapshotMetadataError(f"{where}: expected `{CHECKSUM}` to be sha256:…, got {briefly(found)}.")
@@ -190,7 +194,7 @@ def _checksum_of(data: Mapping[str, Any]) -> str:
 
 
 def absolute(path: Any) -> Path:
-    """Converts the value of `snapshot_dir` to a path. Raises `ValueError` if the value is not an absolute path."""
+    """Converts the value of the field `snapshot_dir` to a path. Raises `ValueError` if it is not an absolute path."""
     try:
         if isinstance(path, str) and os.fsencode(path).startswith(b"/") and "\0" not in path:
             return Path(path)
@@ -210,7 +214,7 @@ def _in_utc(time: str) -> str:
 
 Count = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", strict=True)]
-"""The sha256 of an object's content, which is the object's name."""
+"""The sha256 of an object's content, in hexadecimal digits. It is also the object's name."""
 UtcTime = Annotated[str, Field(strict=True), AfterValidator(_in_utc)]
 
 
@@ -241,7 +245,7 @@ class _PastStage(TypedDict):
 
 
 class _Episode(TypedDict, total=False):
-    """The field `past_stages` of the `episode` table, which contains digests. `EpisodeFacts` validates other fields."""
+    """The part of the field `episode` that contains digests. `EpisodeFacts` validates the other parts."""
 
     past_stages: list[_PastStage]
 
@@ -258,16 +262,16 @@ EpisodeFields = Annotated[Mapping[str, Any], _like(_Episode)]
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSnapshot:
-    """A saved episode that waits for an action, with all data that another process needs to continue the episode.
+    """The state of an episode that waits for an action, with all data that another process needs to continue it.
 
-    Files, journals and messages are stored as objects in the `ObjectStore` next to `snapshot_dir`. The fields contain
-    the digests of the objects. Mappings and sequences contain only JSON values.
+    Large data (files, journals, messages) is stored as objects in the `ObjectStore` next to `snapshot_dir`. Fields
+    contain only the digests of these objects. The values of mappings are JSON values.
 
     Attributes:
         snapshot_id: Name of the snapshot in its store.
         created_at: Time of creation in UTC, in ISO 8601 format with the offset.
         snapshot_dir: Directory from which the snapshot was read: `<store>/<snapshot_id>`.
-        step_count: Number of time steps since FIRST.
+        step_count: Number of time steps since FIRST, which is the number of applied actions.
         step_limit: Number of steps after which the episode is truncated; `None` for no limit.
         task_type: Type of the task, always `"harbor"`.
         task_data: Result of `Task.describe()`.
@@ -275,21 +279,26 @@ class EnvironmentSnapshot:
         container_image: Origin of the container's files, such as the name of an image; `None` if unknown.
         container_dockerfile_path: Dockerfile of the task; `None` without a Dockerfile.
         container_resources: `cpus`, `memory_mb`, `storage_mb` and `gpus`; `None` means unlimited.
-        time_step: `step_type` (`"FIRST"` or `"MID"`), `reward` and `discount` of the pending time step.
-        message_objects: Digests of the lines that encode the pending request's messages; see `agent_messages`.
-        journal: Digests of the lines that encode the agent's calls to its environment and their results.
+        time_step: `step_type` (`"FIRST"` or `"MID"`), `reward` and `discount` of the time step whose action is still
+            missing.
+        message_objects: Digests of the objects with the messages of the request that waits for a response; see
+            `agent_messages`.
+        journal: Digests of the objects with the agent's journal, which records the agent's calls (such as commands) and
+            their results.
         journal_entries: Number of lines in the journal.
-        filesystem: Digests of the lines that encode the delta, the changes to the container's files.
-        filesystem_base: Identity of the original files to which the delta applies.
+        filesystem: Digests of the objects with the delta, which lists the changes to the container's files.
+        filesystem_base: Identity of the files that the container started from, such as an image id.
         filesystem_entries: Number of paths in the delta.
         filesystem_bytes: Total size of the files in the delta, in bytes.
-        container: `options`, `workdir`, `env_names`, and state that is not captured: `processes` and `not_captured`.
-        agent: `factory`, `options`, `source_digest`, and optionally `state` (an object) and its `state_version`.
+        container: `options`, `workdir` and `env_names`, and descriptions of what is not captured: `processes` and
+            `not_captured`.
+        agent: `factory`, `options`, `source_digest`, and optionally `state` (the digest of an object) and
+            `state_version`.
         episode: Tokens, cost, elapsed seconds, random generator states, and so on.
-        lineage: Origin: `root`, `parent`, `step`, `branch`, …; may be empty.
+        lineage: Origin of a branched episode: `root`, `parent`, `step`, `branch`, …; empty for other episodes.
         writer: Versions of the software that wrote the snapshot.
-        requires_reset: Always false, because the next call is `step()`.
-        schema: Schema version of the JSON.
+        requires_reset: Always false: the next call of a restored environment is `step()`, not `reset()`.
+        schema: Schema version of the file.
     """
 
     snapshot_id: Text
@@ -320,17 +329,17 @@ class EnvironmentSnapshot:
     schema: tuple[int, int] = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the content of snapshot.json: all fields except `snapshot_dir`."""
+        """Returns the content of `snapshot.json`: all fields except `snapshot_dir`, and a checksum."""
         return with_checksum({name: getattr(self, name) for name in _KEYS})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: str | Path, snapshot_dir: Path | None = None) -> Self:
-        """Creates a snapshot from the result of `to_dict`. The data is untrusted and fully checked.
+        """Creates a snapshot from a result of `to_dict`. The data may be untrusted, so all of it is checked.
 
         Args:
             data: The JSON object.
-            where: Name of the file in error messages.
-            snapshot_dir: Directory of the snapshot in its store; `None` uses the directory in `data`.
+            where: Name of the file, for error messages.
+            snapshot_dir: Directory of the snapshot in its store. `None`: the directory that `data` contains.
 
         Raises:
             SnapshotVersionError: The schema version is not the current one.
@@ -358,10 +367,11 @@ class EnvironmentSnapshot:
         return replace(checked, **tables)
 
     def save_to_file(self, path: str | Path) -> None:
-        """Writes the JSON atomically. A file outside of `snapshot_dir` also contains the path `snapshot_dir`.
+        """Writes the snapshot to a JSON file atomically. Its objects stay in the store of `snapshot_dir`.
 
         Args:
-            path: A file, or a directory in which to write snapshot.json.
+            path: Path of the file, or of a directory in which to write `snapshot.json`. A file outside of
+                `snapshot_dir` also contains the path of `snapshot_dir`.
 
         Raises:
             SnapshotError: The file cannot be written.
@@ -380,10 +390,10 @@ class EnvironmentSnapshot:
 
     @classmethod
     def load_from_file(cls, path: str | Path) -> Self:
-        """Reads a snapshot.json, which is untrusted.
+        """Reads a snapshot from its JSON file. The file may be untrusted, so all of it is checked.
 
         Args:
-            path: The file, or its directory.
+            path: Path of the file, or of a directory that contains `snapshot.json`.
 
         Raises:
             SnapshotNotFoundError: The file does not exist.
@@ -400,12 +410,12 @@ class EnvironmentSnapshot:
 
     @property
     def object_store(self) -> ObjectStore:
-        """The store of the snapshot's objects."""
+        """The store that contains the objects of the snapshot."""
         return ObjectStore(self.snapshot_dir.parent)
 
     @property
     def agent_messages(self) -> list[dict[str, Any]]:
-        """The messages of the pending request, oldest first. Every access reads the messages from the store.
+        """The messages of the request that waits for a response, oldest first. Each access reads them from the store.
 
         Raises:
             SnapshotCorruptError: The objects of the messages are missing or damaged.
@@ -415,21 +425,21 @@ class EnvironmentSnapshot:
 
     @property
     def digest(self) -> str:
-        """The sha256 of the canonical JSON without id, time and lineage. Equal snapshots have equal digests."""
+        """A sha256 of all fields except id, time and lineage, to compare snapshots. It is equal for equal content."""
         return digest_of({name: value for name, value in self.to_dict().items() if name not in _NOT_IN_DIGEST})
 
     @property
     def is_restorable(self) -> bool:
-        """Whether an episode can continue from the snapshot. This requires the agent's journal or state."""
+        """Whether an episode can continue from the snapshot, because it contains the agent's journal or state."""
         return bool(self.journal) or self.agent.get("state") is not None
 
     @property
     def past_journals(self) -> list[list[str]]:
-        """The journals of the finished stages of the task. Each journal is a list of digests, like `journal`."""
+        """The agent's journals of the task's finished stages. Each journal is a list of digests, like `journal`."""
         return [stage["journal"] for stage in self.episode.get("past_stages", ())]
 
     def objects(self) -> tuple[str, ...]:
-        """Returns the digests in the fields, without duplicates. The digests of file contents are in the delta."""
+        """Returns all digests in the fields, without duplicates. Digests of file contents are only in the delta."""
         state = self.agent.get("state")
         past = (digest for journal in self.past_journals for digest in journal)
         named = (*self.journal, *past, *self.message_objects, *self.filesystem, *([state] if state is not None else []))
@@ -454,10 +464,10 @@ def _file_at(path: Path) -> Path:
 
 
 def encode(data: Mapping[str, Any], path: Path) -> bytes:
-    """Masks the secrets in `data`, adds the checksum of the result, and encodes it as the text of a snapshot.json.
+    """Masks the secrets in `data`, adds a checksum, and returns the bytes of a `snapshot.json`.
 
     Raises:
-        SnapshotError: The text exceeds `MAX_FILE_BYTES`, so it could not be read again.
+        SnapshotError: The result exceeds `MAX_FILE_BYTES`, so it could not be read again.
     """
     written = json.loads(dump_json(data))
     text = f"{dump_json(with_checksum(written), indent=1)}\n".encode()
@@ -470,12 +480,12 @@ def encode(data: Mapping[str, Any], path: Path) -> bytes:
 
 
 def encode_messages(messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
-    """Encodes messages as lines for `ObjectStore.put_lines`, and masks secrets in them."""
+    """Encodes each message as one line for `ObjectStore.put_lines`, with masked secrets."""
     return [dump_json(message).encode() for message in messages]
 
 
 def decode_messages(lines: Iterable[bytes], where: str | Path) -> list[dict[str, Any]]:
-    """Decodes the lines of `encode_messages`. Raises `SnapshotCorruptError` if a line is not a message."""
+    """Decodes lines from `encode_messages`. Raises `SnapshotCorruptError` if a line does not contain a message."""
     messages = []
     for number, line in enumerate(lines):
         try:

@@ -1,4 +1,4 @@
-"""The snapshotting environment, which takes snapshots of another environment while the policy computes."""
+"""The wrapper `SnapshottingEnvironment`, which takes snapshots of an environment while the policy computes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 CANCEL_GRACE_SEC = 3.0
-"""Time limit in seconds for the clean-up of a cancelled snapshot if the episode is also cancelled."""
+"""Time limit in seconds for the clean-up of a snapshot that is cancelled together with its episode."""
 
 UNWIND_SEC = 600.0
-"""Time limit in seconds for the clean-up of a snapshot that timed out. The environment waits for the clean-up."""
+"""Time limit in seconds for the clean-up of a snapshot that exceeded its time limit. The environment waits for it."""
 
 
 class SnapshottingEnvironment(EnvironmentWrapper):
-    """Wraps an environment, and exports it according to a schedule. Actions and time steps are not changed.
+    """A wrapper that takes snapshots of an environment by a schedule. It does not change actions and time steps.
 
-    A snapshot starts after `reset()` or `step()` has returned FIRST or MID, and is taken while the policy computes. The
-    next call waits until the snapshot is complete. A failed snapshot is reported and counted, but never changes the
-    episode. If a call or the episode is cancelled, the snapshot in progress is cancelled as well. If the episode ends
-    in any other way, the snapshot is completed first.
+    When `reset()` or `step()` returns FIRST or MID, a snapshot starts, and is taken while the policy computes the
+    response. The next call waits until the snapshot is complete. A failed snapshot is logged and counted, but never
+    changes the episode. If the episode, or a call that waits for a snapshot, is cancelled, the snapshot is cancelled as
+    well. If the episode ends in another way, the snapshot is completed first.
 
     Attributes:
         snapshots: Ids `<episode_id>@<step>` of the episode's snapshots in the store, oldest first.
@@ -40,7 +40,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     """
 
     def __init__(self, env: MinimalEnvironment, schedule: SnapshotSchedule, *, episode_id: str | None = None) -> None:
-        """Wraps `env`, which must support `export_state`. Episodes after the first one get a random id."""
+        """Wraps `env`, which must support `export_state`. `episode_id` is the first episode's id; others are random."""
         super().__init__(env)
         self._schedule = schedule
         self._episode_id = episode_id or uuid.uuid4().hex
@@ -54,7 +54,10 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self.snapshot_failures = 0
 
     def report(self) -> EpisodeReport:
-        """Returns the wrapped environment's report with the snapshots. Phase `snapshot` is the time spent waiting."""
+        """Returns the wrapped environment's report with the episode's snapshots.
+
+        `phase_sec["snapshot"]` is the time in which calls waited for snapshots.
+        """
         report = super().report()
         return replace(
             report,
@@ -64,7 +67,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         )
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode."""
+        """Starts an episode of the wrapped environment, and takes a snapshot of its FIRST step if one is due."""
         await self.wait_for_snapshot()
         self._waits_for_action = False
         if self._started:
@@ -74,7 +77,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return self._seen(await super().reset(seed=seed, options=options))
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Applies `action`. If the episode ends with at least `success_reward`, deletes the episode's snapshots."""
+        """Applies `action`. If the episode ends with a reward of at least `success_reward`, deletes its snapshots."""
         await self.wait_for_snapshot()
         self._waits_for_action = False
         time_step = self._seen(await super().step(action))
@@ -91,9 +94,9 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def export_state(
         self, output_dir: str | Path | None = None, *, snapshot_id: str | None = None
     ) -> EnvironmentSnapshot:
-        """Waits for the snapshot in progress, then exports the wrapped environment.
+        """Waits for the snapshot in progress, then exports the wrapped environment as a new snapshot.
 
-        By default, the snapshot is written to the schedule's store and added to `snapshots`.
+        Without arguments, the snapshot is written to the schedule's store and added to `snapshots`.
         """
         await self.wait_for_snapshot()
         if output_dir is not None or snapshot_id is not None:
@@ -116,7 +119,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
             self._loop.call_soon_threadsafe(self._want)
 
     async def wait_for_snapshot(self) -> None:
-        """Waits for the snapshot in progress, up to a time limit. If the wait is cancelled, cancels the snapshot."""
+        """Waits for the snapshot in progress, with a time limit. A cancellation of the wait cancels the snapshot."""
         capture = self._capture
         if capture is None:
             return
@@ -144,7 +147,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Completes the snapshot in progress, or cancels it after a cancellation. Then leaves the environment."""
+        """Completes the snapshot in progress (or cancels it after a cancellation), then leaves the environment."""
         try:
             if isinstance(exc, asyncio.CancelledError | KeyboardInterrupt):
                 await self._abandon_snapshot()
@@ -159,7 +162,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return f"{self._episode_id}@{self.step_count}"
 
     def _seen(self, time_step: TimeStep[Any]) -> TimeStep[Any]:
-        """Starts a snapshot if one is due. Returns the time step unchanged."""
+        """Starts a snapshot if one is due or requested. Returns `time_step` unchanged."""
         self._loop = asyncio.get_running_loop()
         self._waits_for_action = time_step.step_type != "LAST"
         if self._waits_for_action and (self._wanted or self._schedule.due(self.step_count)):
@@ -198,7 +201,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         return (self._schedule.output_dir / name).is_dir()
 
     async def _delete(self, names: list[str]) -> None:
-        """Deletes these snapshots of the episode. A snapshot that cannot be deleted stays in `snapshots`."""
+        """Deletes some of the episode's snapshots. If a deletion fails, the snapshot stays in `snapshots`."""
         for name in list(names):
             self.snapshots.remove(name)
             try:

@@ -1,9 +1,9 @@
-"""The snapshot store: a directory of snapshots, and the objects that they share.
+"""The snapshot store: a directory with snapshots, and with the objects that they share.
 
 ```
 <path>/objects/ab/cdef…             an object, named by its digest (ares_exp.containers.filesystem.stored_objects)
 <path>/<snapshot_id>/snapshot.json  a snapshot, which is written after all of its objects
-<path>/.tmp-…                       a leftover of a killed process; `gc` removes it
+<path>/.tmp-…                       a directory being written or removed, or a leftover of a killed process (see `gc`)
 <path>/.lock                        the lock: shared for writers, exclusive for `gc`
 ```
 """
@@ -45,10 +45,10 @@ from ares_exp.snapshots.snapshot import (
 
 GRACE_SEC = 3600.0
 TEMPORARY = ".tmp-"
-"""Prefix of the names of directories that are being written or removed."""
+"""Name prefix of directories that are still being written, or being removed."""
 LOCK_FILE = ".lock"
 WRITER_WAITS_SEC = 120.0
-"""Time limit in seconds of a writer that waits for a garbage collection. Collections normally take less time."""
+"""Maximum number of seconds that a writer waits for a garbage collection, which normally takes less time."""
 COLLECTOR_WAITS_SEC = 1.0
 MAX_PROBLEMS = 20
 _PAUSE_SEC = 0.005
@@ -57,13 +57,13 @@ _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The result of the verification of a snapshot.
+    """The result of `SnapshotStore.verify` for one snapshot.
 
     Attributes:
         snapshot_id: Id of the snapshot.
         objects: Number of objects that the snapshot needs, including the objects of its files.
-        bytes: Size of these objects on disk, including objects that are shared with other snapshots.
-        problems: The first `MAX_PROBLEMS` problems, one sentence each. Empty if the snapshot is complete.
+        bytes: Total size of these objects on disk, including objects that other snapshots also need.
+        problems: At most `MAX_PROBLEMS` problems, one sentence each. Empty if the snapshot is complete.
     """
 
     snapshot_id: str
@@ -79,13 +79,13 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class RemovedObjects:
-    """The objects and directories that were removed or, in a dry run, would be removed.
+    """The result of `SnapshotStore.gc`: what was removed or, in a dry run, would be removed.
 
     Attributes:
         objects: Number of objects.
-        bytes: Size of the objects on disk.
+        bytes: Total size of these objects on disk.
         directories: Number of temporary directories.
-        skipped: Reason why the collection was skipped, as a sentence; `None` if it ran.
+        skipped: Sentence that says why nothing was removed; `None` if `gc` ran.
     """
 
     objects: int = 0
@@ -95,16 +95,16 @@ class RemovedObjects:
 
 
 class SnapshotStore:
-    """The snapshots in a directory. Safe for several threads and processes. All methods block."""
+    """The snapshots in a directory. Several threads and processes may use the same directory. All methods block."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     @cached_property
     def objects(self) -> ObjectStore:
-        """The object store. Use this instance, inside `writing()`, to store the objects of a new snapshot.
+        """The store of the snapshots' objects. Put the objects of a new snapshot here, inside `writing()`.
 
-        `commit(sync=True)` syncs only objects that were stored through this instance.
+        Always use this instance, because `commit(sync=True)` syncs only objects that were put through it.
         """
         return ObjectStore(self.path)
 
@@ -113,7 +113,7 @@ class SnapshotStore:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Prevents garbage collection during the block, in which the objects of a snapshot are stored and committed.
+        """Prevents garbage collection in the `with` block, in which you store a snapshot's objects and commit it.
 
         Creates the store if it is missing. Several writers may use this context at the same time.
 
@@ -127,14 +127,14 @@ class SnapshotStore:
             yield
 
     def commit(self, snapshot: EnvironmentSnapshot, *, sync: bool = False) -> EnvironmentSnapshot:
-        """Adds a snapshot whose objects are in the store, atomically.
+        """Adds a snapshot to the store atomically. Its objects must already be in the store.
 
         Args:
-            snapshot: The snapshot. Its `snapshot_dir` is ignored.
+            snapshot: Snapshot to add. Its `snapshot_dir` is ignored.
             sync: Whether the snapshot and its objects must survive a power cut when this method returns.
 
         Returns:
-            The snapshot as it can be read from the store.
+            The snapshot as it is in the store, with masked secrets and its new `snapshot_dir`.
 
         Raises:
             SnapshotError: The id already exists, an object is missing, or the snapshot cannot be written.
@@ -193,7 +193,7 @@ class SnapshotStore:
         return snapshot
 
     def nearest(self, episode_id: str, step: int) -> EnvironmentSnapshot | None:
-        """Returns the last snapshot of an episode at or before `step`; `None` if there is none that can be continued.
+        """Returns an episode's last snapshot at or before `step`; `None` if it is missing or not restorable.
 
         Raises:
             SnapshotError: The snapshot cannot be read.
@@ -204,7 +204,7 @@ class SnapshotStore:
         return nearest if nearest is not None and nearest.is_restorable else None
 
     def not_found(self, wanted: str) -> str:
-        """Returns the error message for an unknown id, which lists similar ids."""
+        """Returns an error message for a missing snapshot. It suggests similar ids of existing snapshots."""
         ids = [name for name in self.ids() if is_id(name)]
         close = difflib.get_close_matches(wanted, ids[:1000], n=3, cutoff=0.5) or ids[:3]
         there = (
@@ -213,7 +213,7 @@ class SnapshotStore:
         return f"There is no snapshot {wanted} in {self.path}: {there}."
 
     def ids(self) -> Sequence[str]:
-        """Returns the sorted ids of the snapshots without reading the snapshots; empty if the store does not exist.
+        """Returns the sorted ids of the snapshots, without reading them. Empty if the store does not exist.
 
         Raises:
             SnapshotError: The directory cannot be read.
@@ -227,7 +227,7 @@ class SnapshotStore:
                 return []
 
     def list(self, *, problems: MutableSequence[str] | None = None) -> Sequence[EnvironmentSnapshot]:
-        """Reads the snapshots, oldest first. Unreadable snapshots are skipped and described in `problems`."""
+        """Reads all snapshots, oldest first. Leaves out unreadable snapshots, and adds their errors to `problems`."""
         found = []
         for name in self.ids():
             try:
@@ -238,7 +238,7 @@ class SnapshotStore:
         return in_order(found)
 
     def delete(self, snapshot_id: str) -> None:
-        """Removes a snapshot, which may be damaged. Its objects remain until `gc` is called.
+        """Removes a snapshot, even if it is damaged. Its objects remain until `gc` removes them.
 
         Raises:
             SnapshotNotFoundError: The store has no snapshot with this id.
@@ -253,14 +253,14 @@ class SnapshotStore:
             _remove(removed)
 
     def beyond(self, episode_id: str, keep: int) -> Sequence[str]:
-        """Returns the ids of all snapshots of an episode except the last `keep` snapshots, ordered by step."""
+        """Returns the ids of an episode's snapshots, ordered by step, without the last `keep` snapshots."""
         steps = {name: found for name in self.ids() if (found := step_of(name)) is not None and found[0] == episode_id}
         return sorted(steps, key=lambda name: steps[name][1])[: max(0, len(steps) - keep)]
 
     def verify(self, snapshot_id: str, *, deep: bool = True) -> Verification:
-        """Verifies all objects that a snapshot needs. Returns the problems that it finds, and does not raise them.
+        """Checks all objects that a snapshot needs. Problems are part of the result and are not raised.
 
-        If `deep` is false, the contents of files are not read. Only their existence is checked.
+        If `deep` is false, only checks that the objects with file contents exist, without reading them.
         """
         problems: list[str] = []
         needed: dict[str, int | None] = {}
@@ -285,15 +285,15 @@ class SnapshotStore:
     def gc(
         self, *, grace_sec: float = GRACE_SEC, dry_run: bool = False, without: Collection[str] = ()
     ) -> RemovedObjects:
-        """Removes unneeded objects, and temporary directories of killed processes, that are older than the grace time.
+        """Removes objects that no snapshot needs, and temporary directories of killed processes.
 
-        Removes nothing while another process writes to the store. Also removes nothing if a snapshot cannot be read,
-        because the objects of this snapshot are unknown.
+        Removes nothing while a snapshot is being written. If a snapshot cannot be read, also removes nothing and raises
+        an error, because the snapshot may need any object.
 
         Args:
-            grace_sec: Minimum age in seconds of objects and directories that are removed.
-            dry_run: Whether to only count the objects and directories, without removing them.
-            without: Ids of snapshots that are treated as removed.
+            grace_sec: Minimum age in seconds of the objects and directories to remove.
+            dry_run: Whether to only count the objects and directories that would be removed.
+            without: Ids of snapshots to treat as deleted, so that their objects count as unneeded.
 
         Raises:
             SnapshotError: A snapshot cannot be read, or an object cannot be removed.
@@ -318,9 +318,9 @@ class SnapshotStore:
             return RemovedObjects(objects, size, len(temporary))
 
     def _needed(self, without: Collection[str]) -> set[str]:
-        """Returns the digests of the objects that the snapshots need.
+        """Returns the digests of all objects that the snapshots need, except for the snapshots in `without`.
 
-        Any string in the journal, the delta or the agent's state that has the form of a digest is treated as needed.
+        Every string in a journal, a delta or an agent's state that looks like a digest counts as needed, to be safe.
         """
         needed: set[str] = set()
         seen: set[str] = set()
@@ -359,7 +359,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _told(path: Path, deed: str) -> Iterator[None]:
-    """Converts an `OSError` in the block to a `SnapshotError` that names the action (`deed`) and the path."""
+    """Replaces an `OSError` of the `with` block by a `SnapshotError` with the action `deed` and the path."""
     try:
         yield
     except OSError as error:
@@ -375,7 +375,7 @@ def _noted(problems: list[str]) -> Iterator[None]:
 
 
 def _check_lines(objects: ObjectStore, snapshot: EnvironmentSnapshot, problems: list[str]) -> None:
-    """Checks the journals, the messages and the agent's state. Adds the errors to `problems`."""
+    """Checks the journals, the messages and the agent's state of a snapshot. Adds the problems to `problems`."""
     with _noted(problems):
         lines = objects.get_lines(snapshot.journal)
         _expect(snapshot, "journal_entries", snapshot.journal_entries, len(lines))
@@ -412,9 +412,10 @@ def _expect(snapshot: EnvironmentSnapshot, name: str, said: object, found: objec
 
 @contextmanager
 def _shared_lock(store: Path) -> Iterator[None]:
-    """Holds the writers' lock of a store. Several writers can hold the lock at the same time, and can acquire it again.
+    """Holds the store's lock for a writer in the `with` block. Several writers can hold it at the same time.
 
-    If the file system does not support locks, writers run without a lock, and garbage collections fail.
+    A writer may acquire the lock again. If the file system does not support locks, writers run without a lock, and
+    garbage collections fail.
 
     Raises:
         SnapshotError: A garbage collection did not end in time.
@@ -429,7 +430,7 @@ def _shared_lock(store: Path) -> Iterator[None]:
 
 @contextmanager
 def _held(store: Path, kind: int, wait_sec: float) -> Iterator[bool]:
-    """Locks a store for a writer, or exclusively for garbage collection. Yields whether the lock succeeded."""
+    """Locks a store, shared for a writer or exclusively for `gc`. Yields whether this succeeded within `wait_sec`."""
     path, give_up = store / LOCK_FILE, time.monotonic() + wait_sec
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     try:

@@ -1,7 +1,7 @@
-"""The Daytona container: a sandbox of the service.
+"""The container of `container=daytona`: a sandbox of the Daytona service.
 
-Files are transferred as one tar archive through the service's file API and the sandbox's `tar`. One request transfers
-all files. Only the sandbox resolves its paths.
+To copy files, one request transfers a tar archive with all of them. The `tar` of the sandbox packs or unpacks it, so
+that paths in the sandbox are resolved only there.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _logger = logging.getLogger(__name__)
 
 
 class DaytonaContainer(Container):
-    """A container that is a sandbox of the service; a `SnapshottableContainer`."""
+    """A container that is a sandbox of the service. It is a `SnapshottableContainer`."""
 
     image: str | None = None
 
@@ -132,7 +132,7 @@ class DaytonaContainer(Container):
     async def _create(
         self, connection: Connection, plan: ImagePlan, directory: Path, ttl_min: int
     ) -> tuple[ImagePlan, AsyncSandbox]:
-        """Adapts `plan` to the service, which may have no object store. Returns the new plan and the new sandbox."""
+        """Creates the sandbox. Returns it and the plan used, which depends on whether the service accepts files."""
         spec, options = self._spec, self._options
 
         async def create(plan: ImagePlan) -> AsyncSandbox:
@@ -154,7 +154,7 @@ class DaytonaContainer(Container):
         return plan, await create(plan)
 
     async def _finish_image(self, plan: ImagePlan) -> None:
-        """Applies the lines of the Dockerfile that the service could not build."""
+        """Applies the lines of the Dockerfile that the service did not build, and then the task's network policy."""
         self._policy = None  # the builder's network
 
         async def run(
@@ -168,7 +168,7 @@ class DaytonaContainer(Container):
         await self.set_network(self._spec.network)
 
     async def _become(self, env: Mapping[str, str], workdir: str | None, user: User) -> None:
-        """Opens shells for commands with these variables, directory and user. Values of the task override them."""
+        """Opens new shells for commands with this environment, directory and user. Values of the task override them."""
         if self._channels is not None:
             await self._channels.close()
         self._image_env = {name: value for name, value in env.items() if name not in self._spec.env}
@@ -196,7 +196,7 @@ class DaytonaContainer(Container):
         return await self._running()[2].open_shell(self._other_user(user))
 
     def _other_user(self, user: User | None) -> User | None:
-        """Returns `user`, or the image's user if `user` is `None`. Returns `None` for root."""
+        """Returns the user of a command, which is by default the image's user. Returns `None` if this is root."""
         user = self._user if user is None else user
         return None if str(user) in ROOT_NAMES else user
 
@@ -212,7 +212,7 @@ class DaytonaContainer(Container):
         await self._copy(lambda transfer: transfer.download(path, Path(target)), f"download of {path}")
 
     def _absolute(self, path: str | Path) -> str:
-        """Returns an absolute path in the sandbox. A relative path is relative to the working directory of commands."""
+        """Returns the absolute path in the sandbox. `path` may be relative to the working directory of commands."""
         return posixpath.join(self._workdir or self._start_directory, str(path))
 
     async def _copy(self, copy: Callable[[FileTransfer], Awaitable[None]], what: str) -> None:
@@ -277,7 +277,7 @@ class DaytonaContainer(Container):
 
     @contextlib.asynccontextmanager
     async def _death_reported(self) -> AsyncIterator[None]:
-        """Replaces an error of the block with `ContainerDiedError` if the service confirms that the sandbox is gone."""
+        """Replaces an error of the `with` block by `ContainerDiedError` if the service reports the sandbox as gone."""
         try:
             yield
         except (SnapshotError, ContainerError) as cause:
@@ -322,7 +322,7 @@ class DaytonaContainer(Container):
 
 
 Run = Callable[..., Awaitable[ExecResult]]
-"""Function that runs a command as root with `sh -c`. Takes `timeout_sec`, and raises the errors of `Container.exec`."""
+"""Function that runs a command as root with `sh -c` and a `timeout_sec`. Raises the errors of `Container.exec`."""
 
 _TIMEOUT_SEC = 600
 _SPOOL_BYTES = 8 * 1024 * 1024
@@ -335,9 +335,9 @@ class FileTransfer:
     """Copies files into and out of one sandbox. Paths in the sandbox are absolute.
 
     Attributes:
-        service: The sandbox's service.
+        service: Connection to the service.
         sandbox: The sandbox.
-        run: Function that runs a command in the sandbox.
+        run: Function that runs a command in the sandbox as root.
         directory: Existing directory in the sandbox for temporary archives. Only root may enter it.
     """
 
@@ -404,7 +404,7 @@ class FileTransfer:
         await self.service.call(what, send, timeout_sec=_TIMEOUT_SEC)
 
     async def _fetch(self, path: str, file: IO[bytes], size: int) -> None:
-        """Copies a file of `size` bytes from the sandbox to `file`."""
+        """Copies the sandbox's file `path`, which must have `size` bytes, to `file`."""
         from aiohttp import ClientError, ClientResponseError
         from daytona import DaytonaConnectionError, DaytonaError
 

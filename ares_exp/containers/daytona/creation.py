@@ -1,7 +1,7 @@
-"""Creation and removal of sandboxes. If a response is lost, no sandbox is created twice, and no sandbox leaks.
+"""Creation and removal of sandboxes. Even if a response is lost, no sandbox is created twice or forgotten.
 
 The names of our sandboxes are unique, and the service rejects a second sandbox with the same name. So if a response is
-lost, a search for the name shows whether the sandbox exists.
+lost, this module asks for the sandbox by its name.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ if TYPE_CHECKING:
     )
 
 APPEARS_WITHIN_SEC = 5.0
-"""Maximum wait for a sandbox to appear after the response to its creation was lost."""
+"""Seconds to wait until a sandbox appears, after the response to its creation was lost."""
 
 REMOVAL_SEC = 60.0
-"""Time limit for a removal, which the service rejects while it creates the sandbox. Later, only the TTL removes it."""
+"""Time limit for removing a sandbox. While a sandbox is being created, the service rejects the removal.
+
+If the limit is exceeded, the sandbox remains until its TTL ends.
+"""
 
 _TRIES = 6  # attempts at a creation, while failed attempts leave no sandbox
 _LOOK_SEC = 15.0
@@ -57,15 +60,15 @@ async def create_sandbox(
     name: str,
     timeout_sec: float,
 ) -> AsyncSandbox:
-    """Creates a sandbox and waits until it runs. The TTL of the sandbox starts at that moment.
+    """Creates a sandbox and waits until it is running. Its TTL (time to live) starts at that moment.
 
     After an error or cancellation, the sandbox is removed. The removal may take `REMOVAL_SEC` longer than
     `timeout_sec`.
 
     Raises:
-        EnvironmentStartTimeoutError: The creation exceeded `timeout_sec`.
+        EnvironmentStartTimeoutError: The creation took longer than `timeout_sec`.
         ContainerStartError: The image cannot be built, or the sandbox does not start.
-        ContainerServiceError: The service rejected the request. The class identifies the cause.
+        ContainerServiceError: The service rejected the request. The error's class identifies the cause.
     """
     params = params.model_copy(update={"name": name})
     loop = asyncio.get_running_loop()
@@ -83,7 +86,7 @@ async def create_sandbox(
 
 
 async def delete_sandbox(service: DaytonaService, name: str) -> None:
-    """Removes a sandbox, even if its creation is still in progress. Does nothing if the sandbox is missing."""
+    """Removes a sandbox, even if it is still being created. Does nothing if the sandbox does not exist."""
     loop = asyncio.get_running_loop()
     creation = service.creating.pop(name, None)
     deadline = loop.time() + APPEARS_WITHIN_SEC
@@ -110,7 +113,7 @@ async def _create_or_adopt(
 ) -> AsyncSandbox:
     """Creates a sandbox, and returns it when it is running. If the response is lost, finds the sandbox by its name.
 
-    The caller must limit the total time. `timeout_sec` limits only the time for retries of one request.
+    The caller must limit the total time, because `timeout_sec` limits only the retries of one request.
     """
     what = f"The sandbox {name}"
 
@@ -138,7 +141,7 @@ async def _create_or_adopt(
 
 
 async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) -> AsyncSandbox:
-    """Waits until a sandbox is running. Used if the response to the creation was lost."""
+    """Waits until an existing sandbox is running, after the response to its creation was lost."""
     what = f"The sandbox {sandbox.name}"
     try:
         if not has_ended(sandbox):
@@ -154,7 +157,7 @@ async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) ->
 
 
 async def _undo(service: DaytonaService, name: str) -> None:
-    """Removes the sandbox of a failed creation. Only logs errors, because the error of the creation is being raised."""
+    """Removes the sandbox after a failed creation. Only logs errors, so that the creation's own error is raised."""
     if name not in service.creating:
         return  # nothing was requested
     try:

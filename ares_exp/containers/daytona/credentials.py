@@ -1,4 +1,4 @@
-"""Address and credentials of the Daytona service, read only from this process's environment."""
+"""Address and credentials of the Daytona service, which are read only from environment variables."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Credentials:
     """Address and credentials of the service.
 
     Attributes:
-        api_url: Address of its API, without a trailing slash.
-        api_key: Key of an organisation.
+        api_url: Address of the service's API, without a trailing slash.
+        api_key: API key of an organisation.
         jwt_token: Token of a user, as an alternative to a key. It requires `organization_id`.
         organization_id: Organisation whose account the sandboxes belong to. Used only with `jwt_token`.
-        target: Region of the sandboxes; `None`: the organisation's default.
+        target: Region of the sandboxes. `None`: the default region of the organisation.
     """
 
     api_url: str
@@ -37,7 +37,7 @@ class Credentials:
 
     @classmethod
     def from_environment(cls) -> Credentials:
-        """Reads the variables that the SDK documents. From then on, their secrets are masked in all files and logs.
+        """Reads the environment variables that the SDK documents. Their secrets are then masked in all files and logs.
 
         Raises:
             PreflightError: A variable is missing or unusable.
@@ -65,7 +65,7 @@ class Credentials:
 
 
 def has_credentials() -> bool:
-    """Returns whether the environment contains credentials, even incomplete ones."""
+    """Returns whether a credential is set in the environment. Other required variables may still be missing."""
     return any(os.environ.get(name, "").strip() for name in (_API_KEY, _JWT_TOKEN))
 
 
@@ -79,7 +79,7 @@ def _value(name: str) -> str | None:
 
 
 def _checked_url(text: str) -> str:
-    """Checks the address of an API to which a key may be sent. Error messages hide secret parts."""
+    """Returns the API's address without a trailing slash. Raises `PreflightError` if a key must not be sent there."""
     try:
         url = urlsplit(text)
         host, _ = url.hostname, url.port

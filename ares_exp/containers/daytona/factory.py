@@ -1,6 +1,6 @@
-"""The factory of `container=daytona`. It also finds leftover sandboxes at the service.
+"""The factory of `container=daytona`, and the removal of sandboxes that dead runs have left at the service.
 
-Leftovers are removed at a run's start or by `clean`, before their TTL ends.
+The service removes them when their TTL ends. A new run or `ares-exp clean` removes them earlier.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MAX_LEASE_SEC = 3600
 
 
 class DaytonaContainerFactory(ContainerFactoryBase):
-    """Creates containers at the service in `DAYTONA_API_URL`, with the key in `DAYTONA_API_KEY`."""
+    """Creates containers at the service with the address `DAYTONA_API_URL` and the key `DAYTONA_API_KEY`."""
 
     name = "daytona"
     harbor_name = "daytona"
@@ -81,22 +81,22 @@ class DaytonaContainerFactory(ContainerFactoryBase):
         """Validates the options.
 
         Args:
-            snapshot: Named snapshot at the service from which every sandbox starts, regardless of the task's image.
+            snapshot: Name of a snapshot at the service. Every sandbox starts from it instead of the task's image.
             cpus: Whole cores for every sandbox, instead of the tasks' values.
             memory_mb: MiB of memory for every sandbox, instead of the tasks' values. The service allocates whole GiB.
             storage_mb: MiB of disk for every sandbox, instead of the tasks' values. The service allocates whole GiB.
             ttl_min: Number of minutes after which the service removes a sandbox that no run keeps alive, such as a
                 leftover of a killed run. `None`: each task's limits plus ten minutes.
-            network: `public` or `no-network`, instead of the task's network in all phases; `None` keeps the task's
-                network.
+            network: `public` or `no-network`, instead of the task's network policies in all phases. `None` keeps the
+                task's policies.
             allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. With them,
                 `no-network` becomes an allowlist.
             shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
                 profile files first, which reset `PATH` on Debian.
             env: Environment variables for every sandbox. The task's variables override them.
-            forwarded_port_lease_sec: Number of seconds after which a sandbox's forwarded port closes if the run sends
-                nothing, for example because it was killed. While the port is open, the run renews the lease four times
-                in this period. If the renewals are late, the agent's connections are cut and the port opens again.
+            forwarded_port_lease_sec: Lease of a forwarded port in seconds. If the sandbox receives nothing from the run
+                for this long, for example because the run was killed, it closes the port. The run renews the lease four
+                times in this period. If a renewal is late, the agent's connections are cut and the port opens again.
         """
         protect(value for name, value in (env or {}).items() if is_sensitive(name))
         self._options = DaytonaOptions(
@@ -148,11 +148,11 @@ class DaytonaContainerFactory(ContainerFactoryBase):
             await self._connections.release(connection)
 
     def check_snapshots(self) -> None:
-        """Accepts snapshots, because the service supports them for every sandbox."""
+        """Raises no error, because the service supports snapshots of every sandbox."""
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """Lists the sandboxes of runs at the service. Lists none if the environment has no credentials."""
+        """Lists the sandboxes of runs at the service. If the environment has no credentials, lists nothing."""
         if has_credentials():
             try:
                 yield from find_all(snapshots=snapshots)
@@ -176,7 +176,7 @@ _logger = logging.getLogger(__name__)
 
 
 async def find(service: DaytonaService, *, of_this_machine: bool = False) -> list[Leftover]:
-    """Lists the sandboxes of dead and active runs on all machines, or only on this machine."""
+    """Lists the sandboxes of dead and active runs, on all machines or (`of_this_machine`) only on this machine."""
     from daytona import ListSandboxesQuery
 
     ours = {HOST: owner_labels()[HOST]} if of_this_machine else None
@@ -196,7 +196,7 @@ async def find(service: DaytonaService, *, of_this_machine: bool = False) -> lis
 
 
 async def check_answers(service: DaytonaService) -> None:
-    """Checks with a small request that the service responds. Raises `ContainerServiceError` if it does not."""
+    """Checks with a small request that the service responds. Raises `ContainerServiceError` if that fails."""
     from daytona import ListSandboxesQuery
 
     async def ask(client: AsyncDaytona) -> None:
@@ -207,7 +207,7 @@ async def check_answers(service: DaytonaService) -> None:
 
 
 async def remove_stale(service: DaytonaService) -> None:
-    """Removes leftovers of this machine's dead runs, within `SWEEP_SEC`. Logs failures."""
+    """Removes sandboxes of this machine's dead runs. Stops after `SWEEP_SEC`. Logs removals and failures."""
     stale = [leftover for leftover in await find(service, of_this_machine=True) if leftover.is_stale]
     slots = asyncio.Semaphore(_AT_A_TIME)
 
@@ -225,7 +225,7 @@ async def remove_stale(service: DaytonaService) -> None:
 
 
 def find_all(*, snapshots: bool) -> list[Leftover]:
-    """Lists the sandboxes of runs. With `snapshots`, also lists this machine's snapshots, as stale. Blocking."""
+    """Lists the sandboxes of runs. With `snapshots`, also lists this machine's snapshots, all as stale. Blocking."""
     credentials = Credentials.from_environment()
 
     async def look(service: DaytonaService) -> list[Leftover]:
@@ -264,7 +264,7 @@ async def _with_service(credentials: Credentials, use: Callable[[DaytonaService]
 
 
 async def _reason_left(removal: Coroutine[Any, Any, None]) -> str:
-    """Awaits a removal. Returns the reason if it failed, or `""` if the resource is removed or being removed."""
+    """Awaits a removal. Returns the reason if it failed, otherwise `""`."""
     try:
         await removal
     except ContainerError as error:

@@ -1,6 +1,7 @@
-"""Classification of the SDK's errors: their cause, and whether the same request may succeed later.
+"""Classification of the SDK's errors: what the cause is, and whether the same request may succeed later.
 
-The codes come from the service's API, proxy and daemon. Rejections without a code are classified by their text.
+An error may have a code from the service's API, its proxy, or its daemon in the sandbox. Errors without a code are
+classified by their text.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _REMEDIES: Mapping[type[ContainerError], str] = {
 
 
 class NoObjectStoreError(ContainerServiceError):
-    """The service cannot accept files for its image builder, because it was deployed without an object store."""
+    """The service cannot receive files for building an image, because it was deployed without an object store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ class Failure:
         error: The error to raise.
         passes: Whether the same request may succeed if it is sent again later.
         untouched: Whether the service has certainly not acted on the request.
-        few_tries: Whether the request is retried only a few times, because the failure may be a permanent defect.
+        few_tries: Whether the request is retried only a few times, because the failure may be permanent.
         wait_sec: Seconds that the service asks the client to wait; `None` if it does not ask.
-        never_connected: Whether no connection was established.
+        never_connected: Whether the connection could not even be established.
     """
 
     error: ContainerError
@@ -78,7 +79,7 @@ class Failure:
 
 
 def read(what: str, error: DaytonaError) -> Failure:
-    """Classifies the SDK's exception. `what` is the subject of the message."""
+    """Classifies an exception of the SDK. `what` is the subject of the resulting message, such as "The sandbox x"."""
     status, code = error.status_code, error.code
     wait_sec = _wait_sec(error.headers)
 
@@ -118,12 +119,12 @@ def read(what: str, error: DaytonaError) -> Failure:
 
 
 def has_no_object_store(error: BaseException) -> bool:
-    """Returns whether a creation failed because the service has no object store for the files of its image."""
+    """Returns whether an image could not be created because the service has no object store for its files."""
     return getattr(error, "status_code", None) == 503 and "object storage is not configured" in str(error).lower()
 
 
 def unanswered(what: str, seconds: float) -> ContainerServiceUnavailableError:
-    """Returns the error for a request without a response within `seconds`."""
+    """Returns the error to raise for a request that got no response within `seconds`."""
     remedy = _REMEDIES[ContainerServiceUnavailableError]
     return ContainerServiceUnavailableError(
         f"{what}: no response from the Daytona service within {seconds:g} s. {remedy}"
@@ -131,7 +132,7 @@ def unanswered(what: str, seconds: float) -> ContainerServiceUnavailableError:
 
 
 def plain(text: object) -> str:
-    """Returns a text of the service as one line of bounded length, without secrets and control characters."""
+    """Returns a text of the service as one short line, in which secrets and control characters are replaced."""
     words = " ".join(mask_known_secrets(str(text)).split())
     line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
     return line if len(line) <= _SHOWN_CHARS else f"{line[: _SHOWN_CHARS - 1]}…"
@@ -148,7 +149,7 @@ def _message(what: str, error: DaytonaError, kind: type[ContainerError]) -> str:
 
 
 def _is_lost(error: DaytonaError) -> bool:
-    """Returns whether the sandbox is gone. A 404 or 410 from the daemon in the sandbox only means a missing file."""
+    """Returns whether an error means that the sandbox is gone, and not only that a file is missing in it."""
     if error.code in _LOST_CODES:
         return True
     if error.status_code == 410:
@@ -159,7 +160,7 @@ def _is_lost(error: DaytonaError) -> bool:
 
 
 def _is_outage(error: DaytonaError) -> bool:
-    """Returns whether an error without an HTTP status was caused by a connection failure or a timeout."""
+    """Returns whether an error without an HTTP status is a failed connection or a timeout."""
     from daytona import DaytonaConnectionError, DaytonaTimeoutError
 
     return isinstance(error, DaytonaConnectionError | DaytonaTimeoutError)
@@ -174,7 +175,7 @@ def _never_connected(error: BaseException | None) -> bool:
 
 
 def _wait_sec(headers: Mapping[str, object]) -> float | None:
-    """Returns the longest wait that the headers request. Each limit has its own header, `Retry-After-<limit>`."""
+    """Returns the longest wait in the headers. The service has a header for each rate limit: `Retry-After-<limit>`."""
     asked = [
         retry_after_sec({"retry-after": str(value)})
         for name, value in headers.items()
@@ -184,7 +185,7 @@ def _wait_sec(headers: Mapping[str, object]) -> float | None:
 
 
 def was_refused(error: BaseException) -> bool:
-    """Returns whether a request that failed with this error certainly had no effect and will have none later."""
+    """Returns whether the service certainly rejected the request with this error, and will not act on it later."""
     status = getattr(error, "status_code", None)
     if has_no_object_store(error):
         return True

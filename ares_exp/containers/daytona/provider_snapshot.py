@@ -1,10 +1,10 @@
-"""Captures of sandboxes as named snapshots of the service.
+"""Captures of a sandbox's files, which the service stores as a named snapshot.
 
-The service pauses the processes of the sandbox while it commits the disk as an image. A sandbox created from this image
-has all files. The snapshot belongs to the organization of the key, in one region. Runs never delete it, because their
-branches need it. The sandbox's state is `snapshotting` until the image is stored, which may take minutes. Until then,
-the service rejects other changes of state (stop, resize, another snapshot). If the service fails to store the image,
-the snapshot does not exist.
+To create a snapshot, the service pauses the sandbox's processes and stores its disk as an image. A new sandbox from
+this image has all files. The snapshot belongs to the organization of the API key, in one region. Runs never delete it,
+because runs that branch from it need it. The sandbox's state is `snapshotting` until the image is stored, which may
+take minutes. Until then, the service does not stop or resize the sandbox, and takes no other snapshot of it. If storing
+the image fails, the snapshot does not exist.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
 
 KEPT_PREFIX = "ares-exp-kept-"
-"""Name prefix of our snapshots at the service."""
+"""Prefix of the names of our snapshots at the service."""
 
 KEEP_SEC = 1800.0
-"""Time limit for making one snapshot, including its upload to the service's registry."""
+"""Time limit for creating a snapshot, including its upload to the registry of the service."""
 
 READY_SEC = 600.0
 """Time limit for reactivating a snapshot that the service has deactivated."""
@@ -55,10 +55,10 @@ _logger = logging.getLogger(__name__)
 
 
 def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
-    """Returns the service's snapshot that contains these changes; `None` if there are no changes.
+    """Returns the name of the service's snapshot that contains these changes, or `None` if `changes` is `None`.
 
     Raises:
-        SnapshotMismatchError: The changes are not stored in a snapshot that ares_exp created at the service.
+        SnapshotMismatchError: The changes were not captured by `keep_files`.
     """
     if changes is None:
         return None
@@ -74,9 +74,10 @@ def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
 
 
 async def keep_files(service: DaytonaService, sandbox: AsyncSandbox) -> Delta:
-    """Creates a snapshot of a running sandbox at the service. Removes it, if possible, after an error or cancellation.
+    """Creates a snapshot of a running sandbox. After an error or a cancellation, removes the snapshot if possible.
 
-    Returns a delta that has no entries. Its base contains the name of the snapshot.
+    Returns a delta without entries, because the service stores the files. Its base is the snapshot's name with a
+    prefix.
 
     Raises:
         CaptureError: The service created no snapshot.
@@ -112,10 +113,10 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox) -> Delta:
 
 
 async def make_ready(service: DaytonaService, name: str) -> None:
-    """Activates a snapshot made by `keep_files`, because the service deactivates old snapshots.
+    """Activates a snapshot of `keep_files` if it is inactive, because the service deactivates old snapshots.
 
     Raises:
-        SnapshotMismatchError: The snapshot is gone or unusable.
+        SnapshotMismatchError: The snapshot no longer exists, or cannot be used.
     """
     what = f"The snapshot {name}"
     try:
@@ -135,7 +136,7 @@ async def make_ready(service: DaytonaService, name: str) -> None:
 
 
 async def find_kept(service: DaytonaService) -> dict[str, float | None]:
-    """Returns the snapshots that `keep_files` created on this machine, as creation times in epoch seconds by name."""
+    """Returns the snapshots that `keep_files` created on this machine: names and creation times in epoch seconds."""
     found: dict[str, float | None] = {}
     for page in range(1, _MAX_PAGES + 1):
 
@@ -152,7 +153,7 @@ async def find_kept(service: DaytonaService) -> dict[str, float | None]:
 
 
 async def delete_kept(service: DaytonaService, name: str) -> None:
-    """Deletes a snapshot. Does nothing if the snapshot is missing."""
+    """Deletes a snapshot. Does nothing if the snapshot does not exist."""
     with contextlib.suppress(ContainerNotFoundError):
         await service.call(f"The snapshot {name}", lambda client: client.snapshot.delete(name), timeout_sec=_LOOK_SEC)
 
@@ -171,7 +172,7 @@ async def _ask(service: DaytonaService, sandbox: AsyncSandbox, name: str, what: 
 
 
 async def _wait_until_active(service: DaytonaService, name: str, what: str) -> None:
-    """Waits until a snapshot is active, without a time limit. Raises `CaptureError` if the snapshot is unusable."""
+    """Waits until a snapshot can be used. The caller sets the timeout. Raises `CaptureError` if it is unusable."""
     pause = _EARLY_POLL_SEC
     while (state := state_of(found := await _get(service, name, what))) != "active":
         if state in _UNUSABLE:

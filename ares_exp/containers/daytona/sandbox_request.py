@@ -1,6 +1,7 @@
-"""Requests to the service: the parameters of a new sandbox, and its network settings.
+"""The parameters of requests to the service: for a new sandbox, and for its network.
 
-A task that exceeds the limits of the service (see `apps/api` of daytonaio/daytona) is rejected before a run starts.
+`check_spec` rejects tasks that exceed the limits of the service before a run starts. The limits are defined in
+`apps/api` of the repository daytonaio/daytona.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams, Image, Resources
 
 DEFAULT_TTL_MIN = 24 * 60
-"""TTL of a sandbox in minutes, if the task's limits are unknown."""
+"""TTL of a sandbox in minutes, if it is unknown how long the task may take."""
 
 TTL_MARGIN_MIN = 10
-"""Minutes added to a task's limits, for retries and the time between its phases."""
+"""Minutes that are added to the time that a task may take, for retries and the time between its phases."""
 
 MAX_DOMAINS, MAX_NETWORKS = 20, 10
-"""Maximum numbers of networks and domains in one allowlist of the service."""
+"""Maximum numbers of domains and of networks in one allowlist of the service."""
 
 _MB_PER_GIB = 1024
 _DOMAIN = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}")
@@ -37,7 +38,7 @@ _DOMAIN = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,}")
 
 @dataclass(frozen=True, slots=True)
 class DaytonaOptions:
-    """The options shared by all sandboxes of a `DaytonaContainerFactory`, which documents and validates them."""
+    """The options of a `DaytonaContainerFactory`, which apply to all of its sandboxes. The factory documents them."""
 
     snapshot: str | None = None
     cpus: int | None = None
@@ -52,12 +53,12 @@ class DaytonaOptions:
 
 
 def check_spec(spec: ContainerSpec, options: DaytonaOptions) -> list[str]:
-    """Checks, without a request, that the service can run `spec`. Blocking: reads the task's files.
+    """Checks whether the service can run `spec`, without sending a request. Blocks to read the task's files.
 
     Returns warnings about settings of the task that the sandbox will not have.
 
     Raises:
-        UnsupportedTaskError: The image cannot be created, or a network cannot be enforced.
+        UnsupportedTaskError: The image cannot be created, or a network policy cannot be enforced.
         TaskError: The task's image definition is malformed.
         ConfigError: The option `ttl_min` is shorter than the task may take.
     """
@@ -83,18 +84,18 @@ def create_params(
     ttl_min: int,
     directory: Path,
 ) -> CreateSandboxFromImageParams | CreateSandboxFromSnapshotParams:
-    """Returns the SDK's parameters for a sandbox.
+    """Returns the SDK's parameters for creating a sandbox.
 
-    If `plan` has steps after the start, the sandbox first has the network of an image build. After these steps, the
-    caller must apply `network_settings`.
+    If `plan` has steps to run after the start, the sandbox first has a public network, as in an image build. After
+    these steps, the caller must apply `network_settings`.
 
     Args:
         spec: The task's container.
         options: The factory's options.
-        plan: Plan of the image, after `ImagePlan.stored` or `ImagePlan.after_start`.
+        plan: Plan of the image, as returned by `ImagePlan.stored` or `ImagePlan.after_start`.
         labels: Labels that name the owner.
-        ttl_min: Number of minutes after which the service removes the sandbox, in any state, unless it is kept alive.
-        directory: Directory of the plan's files, empty if the plan has no files.
+        ttl_min: Minutes after which the service removes the sandbox, whatever its state is, unless the TTL is renewed.
+        directory: Directory with the files of the plan. It is empty if the plan has no files.
     """
     from daytona import CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
 
@@ -122,10 +123,10 @@ def create_params(
 
 
 def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
-    """Returns the TTL of a sandbox for `spec`, in minutes.
+    """Returns the TTL of a sandbox in minutes: the option `ttl_min`, or the time that the task may take, with a margin.
 
     Raises:
-        ConfigError: `options.ttl_min` is shorter than the task may take.
+        ConfigError: The option is shorter than the time that the task may take.
     """
     needed = spec.lifetime_sec
     if options.ttl_min is None:
@@ -141,10 +142,11 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
 
 
 def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str, Any]:
-    """Returns the arguments of the SDK's `update_network_settings` for a `policy`. An empty string means no list.
+    """Returns the arguments of the SDK's `update_network_settings` for `policy`. An empty string means no allowlist.
 
     Raises:
-        UnsupportedTaskError: The service does not support the allowlist. The message has the entries and the reason.
+        UnsupportedTaskError: The service does not support this allowlist. The message contains the entries and the
+            reason.
     """
     policy = (options.network or policy).with_hosts(options.allowed_hosts)
     is_blocked = policy != PUBLIC and (policy == NO_NETWORK or not policy.allowed_hosts)
@@ -157,7 +159,7 @@ def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str
 
 
 def _split_hosts(policy: NetworkPolicy) -> tuple[list[str], list[str]]:
-    """Returns the networks and the domains of an allowlist. The service does not support both, so one list is empty."""
+    """Returns an allowlist's networks and its domains. One list is empty, because the service does not support both."""
     networks: list[str] = []
     domains: list[str] = []
     strange: list[str] = []
@@ -236,7 +238,7 @@ def _resource_warnings(spec: ContainerSpec, options: DaytonaOptions) -> Iterator
 
 
 def _built_image(plan: ImagePlan, directory: Path) -> Image:
-    """Returns the SDK's image for a plan's Dockerfile. The SDK reads the files for this image from `directory`."""
+    """Returns the SDK's definition of the image of a plan's Dockerfile. `directory` contains the files of the image."""
     from daytona import Image
 
     path = directory / f".ares_exp-{secrets.token_hex(8)}"

@@ -1,6 +1,7 @@
-"""The connection of one event loop to the service: the SDK's client, requests with retries, and renewal of TTLs.
+"""The connection of one event loop to the service: the SDK's client, requests with retries, and the renewal of TTLs.
 
-The connection is open while at least one container needs it.
+A TTL is the time after which the service removes a sandbox. The connection is open while at least one container needs
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CALL_TIMEOUT_SEC = 60.0
 """Default time limit for one request, including its retries."""
 
 FEW_TRIES = 4
-"""Maximum number of attempts if the service responds with status 500, because the error may be permanent."""
+"""Maximum number of attempts if the service responds with status 500, because this error may be permanent."""
 
 _MAX_SEC = 10.0
 _LOOK_SEC = 15.0
@@ -41,15 +42,16 @@ _ENDED = frozenset({"error", "build_failed", "destroying", "destroyed", "stoppin
 
 
 class DaytonaService:
-    """Sends requests to the service. Each event loop has its own `DaytonaService`.
+    """Sends requests to the service, with retries. Each event loop has its own `DaytonaService`.
 
     Attributes:
         credentials: Address and credentials of the service.
-        creating: Tasks that create sandboxes, by the sandbox's name, until it is known whether the sandbox exists.
+        creating: Asyncio tasks that are creating sandboxes, by the sandbox's name. A task stays here until it is known
+            whether the sandbox exists.
     """
 
     def __init__(self, credentials: Credentials, *, base_sec: float = 0.5) -> None:
-        """Creates the object without connecting. `base_sec` limits the wait before the first retry, then doubles."""
+        """Creates the object without connecting. `base_sec` limits the first wait. Each retry doubles the limit."""
         self.credentials = credentials
         self.creating: dict[str, asyncio.Task[AsyncSandbox]] = {}
         self._client: AsyncDaytona | None = None
@@ -59,7 +61,7 @@ class DaytonaService:
 
     @property
     def client(self) -> AsyncDaytona:
-        """The SDK's client, created on first use, in the running loop."""
+        """The SDK's client. It is created on first use, in the running event loop."""
         if self._is_closed:
             raise ContainerServiceError("The connection to the Daytona service has been closed.")
         if self._client is None:
@@ -78,7 +80,7 @@ class DaytonaService:
         """Sends a request, with retries after transient failures.
 
         Args:
-            what: Subject of error messages, for example "The sandbox x".
+            what: Subject of the error message, for example "The sandbox x".
             request: Function that sends the request once, through the SDK. Called for each attempt.
             timeout_sec: Time limit for all attempts and the waits between them.
             unreachable_sec: Shorter limit that applies as long as no connection can be established, for example because
@@ -87,12 +89,12 @@ class DaytonaService:
                 service has certainly not acted on it: after a rate limit (429), or if no connection was established.
 
         Raises:
-            ContainerServiceError: The last attempt failed. The class identifies the cause.
+            ContainerServiceError: The last attempt failed. The error's class identifies the cause.
             ContainerDiedError: The sandbox of the request is gone.
         """
         from daytona import DaytonaError
 
-        loop, client = asyncio.get_running_loop(), self.client  # first: its imports take long
+        loop, client = asyncio.get_running_loop(), self.client  # before the time is measured: its imports take long
         started = loop.time()
         for tries in itertools.count(1):
             timer = asyncio.timeout_at(started + timeout_sec)
@@ -117,8 +119,9 @@ class DaytonaService:
     async def is_gone(self, sandbox: AsyncSandbox, *, must_answer: bool = False) -> bool:
         """Returns whether a sandbox is gone or can no longer run.
 
-        Call it after an ambiguous error: for example, the proxy reports a wrong key (401) for a missing sandbox. If the
-        service does not respond, returns false, or raises the error if `must_answer` is true.
+        Call this after an ambiguous error. For example, the service's proxy reports a wrong key (401) if a sandbox is
+        missing. If the service does not respond, this method returns false, or raises the error if `must_answer` is
+        true.
         """
         try:
             found = await self.call(
@@ -149,12 +152,12 @@ class DaytonaService:
 
 
 def state_of(resource: Any) -> str:
-    """Returns the last known state of a sandbox or snapshot, as named by the service."""
+    """Returns the last known state of a sandbox or snapshot, in the service's words."""
     return "unknown" if resource.state is None else str(resource.state.value)
 
 
 def has_ended(sandbox: AsyncSandbox) -> bool:
-    """Returns whether the last known state of a sandbox is final."""
+    """Returns whether the last known state of a sandbox means that it will not run again."""
     return state_of(sandbox) in _ENDED
 
 
@@ -165,10 +168,10 @@ _connecting = threading.Lock()  # every loop has its own service and thread
 
 
 def _connect(credentials: Credentials) -> AsyncDaytona:
-    """Creates the client. Parallel requests are unlimited, because every sandbox keeps some requests open.
+    """Creates the SDK's client. It allows any number of parallel requests, because every sandbox keeps some open.
 
-    The client polls instead of using an event stream, because `engineio` would install a SIGINT handler for Ctrl-C that
-    stops the event loop.
+    The client polls instead of using an event stream. The event stream's library, `engineio`, would install a handler
+    for Ctrl-C that stops the event loop.
     """
     from daytona import AsyncDaytona, DaytonaConfig
 
@@ -181,7 +184,7 @@ def _connect(credentials: Credentials) -> AsyncDaytona:
         connection_pool_maxsize=None,
         use_deprecated_polling=True,
     )
-    with _connecting, warnings.catch_warnings(action="ignore"):  # about the polling, and about addresses in files
+    with _connecting, warnings.catch_warnings(action="ignore"):  # the SDK warns about polling, addresses in files
         names = [f"DAYTONA_{name}" for name in _NOT_FROM_FILES.split()]
         missing = [name for name in names if name not in os.environ]
         os.environ.update(dict.fromkeys(missing, ""))
@@ -199,11 +202,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class KeepAlive:
-    """Renews the TTL of each sandbox when a third of it has passed. If the runner dies, its sandboxes therefore expire.
+    """Renews the TTL of each sandbox when a third of it has passed. If this process dies, the sandboxes expire.
 
     Attributes:
-        service: The service of the sandboxes.
-        minute_sec: Duration of one minute of a TTL in seconds. Tests shorten it.
+        service: Connection to the service of the sandboxes.
+        minute_sec: Length of a minute in seconds. Tests set a smaller value, so that renewals happen sooner.
     """
 
     service: DaytonaService
@@ -212,7 +215,7 @@ class KeepAlive:
     _has_warned: bool = False
 
     def add(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
-        """Starts renewing the TTL (`ttl_min` minutes) and the inactivity timer of a new sandbox."""
+        """Starts to renew the TTL (`ttl_min` minutes) and the inactivity timer of a new sandbox."""
         self._tasks[sandbox.id] = asyncio.create_task(self._renew(sandbox, ttl_min))
 
     def discard(self, sandbox: AsyncSandbox) -> None:
@@ -256,11 +259,10 @@ class Connection:
     """The connection of one event loop to the service.
 
     Attributes:
-        service: Client of the service.
+        service: Object that sends requests to the service.
         keep_alive: Object that renews the TTLs of the sandboxes.
-        holders: Number of containers and factory calls that are using the connection.
-        has_object_store: Whether the service accepts files for its image builder. True until the service rejects a
-            file.
+        holders: Number of containers and factory calls that use the connection. At 0, it is closed.
+        has_object_store: Whether the service accepts files for building images. True until the service rejects a file.
     """
 
     service: DaytonaService
@@ -270,13 +272,13 @@ class Connection:
 
 
 class Connections:
-    """The connections of a factory: one connection per event loop that has containers."""
+    """The connections of a factory. Each event loop that has containers has its own connection."""
 
     def __init__(self) -> None:
         self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
 
     def acquire(self) -> Connection:
-        """Returns the running loop's connection, which the caller has to `release`.
+        """Returns the connection of the running event loop. The caller must `release` it.
 
         Raises `PreflightError` if the environment has no credentials.
         """

@@ -1,9 +1,9 @@
-"""Shells and terminals of a sandbox, each on a pseudo-terminal of the service.
+"""Shells and terminals of a sandbox. The service provides a pseudo-terminal for each of them.
 
-The service starts a login shell on each pseudo-terminal. Our program replaces this shell: for a terminal, with a login
-shell of the requested user; for commands, with a shell between two pipes that has the service's environment for
-commands. The service disconnects a client that reads too slowly. So a shell for commands prints a mark after each chunk
-of its output, and pauses until our client has acknowledged earlier marks.
+The service starts a login shell on each pseudo-terminal, which we replace. For a terminal, the replacement is a login
+shell of the requested user. For commands, it is a shell between two pipes, with the environment that the service gives
+to commands. The service disconnects a client that reads too slowly. So the script around a shell for commands prints a
+mark after each chunk of output, and pauses until our client has acknowledged earlier marks.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class SandboxShells:
 
     Attributes:
         directory: Directory in the sandbox that only root may enter. `open` creates it.
-        is_ending: Whether the sandbox, with all of its processes, is about to be removed.
+        is_ending: Whether the sandbox is about to be removed, so that its shells need not be ended one by one.
     """
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
@@ -125,12 +125,13 @@ class SandboxShells:
         return str(answer.result).removesuffix("\n") or "/"
 
     async def open_shell(self, user: User | None, *, is_told: bool = True) -> ShellStream:
-        """Starts a shell for commands.
+        """Starts a shell that runs commands.
 
         Args:
             user: User of the shell; `None`: root.
-            is_told: Whether the shell pauses its output until this process has confirmed earlier output. If not, the
-                shell only slows its output down. Use `False` for binary output whose protocol has its own flow control.
+            is_told: Whether the shell pauses its output until this process has acknowledged earlier output. If false,
+                the shell only sends its output more slowly. Use `False` if the protocol of the output has its own flow
+                control.
         """
         number = next(self._numbers)
         name, _, group = str(user or "").partition(":")
@@ -141,14 +142,14 @@ class SandboxShells:
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None, workdir: str | None, env: Mapping[str, str]
     ) -> PseudoTerminal:
-        """Opens a terminal with `columns` and `lines`, and starts a login shell in it.
+        """Opens a terminal and starts a login shell in it.
 
         Args:
             columns: Width of the terminal.
             lines: Height of the terminal.
             user: User of the shell; `None`: root.
-            workdir: Start directory; `None`: the start directory of commands.
-            env: Variables in addition to the variables of commands.
+            workdir: Directory in which the shell starts; `None`: the start directory of commands.
+            env: Environment variables in addition to the variables of commands.
         """
         from daytona import FileUpload
 
@@ -171,9 +172,9 @@ class SandboxShells:
         return await self._start(f" exec env -i /bin/sh {path}\r", columns=columns, lines=lines)
 
     async def has_heard(self, terminal: PseudoTerminal, mark: str) -> None:
-        """Acknowledges the output of a terminal's shell up to a mark, so that the shell can continue.
+        """Acknowledges a shell's output up to `mark`, so that the shell can send more.
 
-        Hangs up the terminal if the request fails.
+        If the request fails, hangs up the terminal of the shell.
         """
         path = f"{self.directory}/{mark}"
         try:
@@ -190,7 +191,7 @@ class SandboxShells:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Hangs up all terminals. Their processes end with the sandbox. Idempotent."""
+        """Closes the connections to all terminals. Their processes end later, with the sandbox. Idempotent."""
         await cancel_all(*self._tasks)
         await asyncio.gather(*(terminal.hang_up() for terminal in list(self._terminals)))
 
@@ -208,7 +209,7 @@ class SandboxShells:
 
 
 class PseudoTerminal:
-    """A `Terminal` over a connection to the service."""
+    """A pseudo-terminal of the service, as a `Terminal`."""
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
         self._service = service
@@ -223,7 +224,7 @@ class PseudoTerminal:
         self.is_open = True
 
     async def start(self, typed: str, mark: str, *, columns: int, lines: int) -> None:
-        """Opens the terminal, types a command that replaces its shell, and waits until it prints a line with `mark`."""
+        """Opens the terminal, types a command that replaces its shell, and waits until the new shell prints `mark`."""
         from daytona import PtySize
 
         async def request(_: AsyncDaytona) -> Any:
@@ -254,7 +255,7 @@ class PseudoTerminal:
 
     @property
     def lost(self) -> str:
-        """The reason why the connection broke before the shell ended; empty if it did not break."""
+        """Why the connection broke before the shell ended; empty if it did not break."""
         if self._failure or self._handle is None or self._handle.exit_code is not None:
             return self._failure
         return str(self._handle.error or "the service closed it")
@@ -284,7 +285,7 @@ class PseudoTerminal:
         await finish(self.end())
 
     async def end(self) -> None:
-        """Ends the processes in the terminal, and closes the connection."""
+        """Ends the processes in the terminal immediately, and closes the connection."""
         handle = self._handle
         try:
             if handle is not None and handle.is_connected():
@@ -298,7 +299,7 @@ class PseudoTerminal:
             await self.hang_up()
 
     async def hang_up(self, why: str = "") -> None:
-        """Closes the connection. The processes in the terminal end with the sandbox. Idempotent."""
+        """Closes only the connection. The processes in the terminal end later, with the sandbox. Idempotent."""
         self.is_open = False
         self._failure = self._failure or why
         handle, self._handle = self._handle, None
@@ -315,10 +316,10 @@ class PseudoTerminal:
 
 
 class ShellStream:
-    """A `ChannelStream` of a shell in a sandbox."""
+    """The stdin and stdout of a shell in a sandbox, as a `ChannelStream`."""
 
     def __init__(self, shells: SandboxShells, terminal: PseudoTerminal, number: int, marks: MarkParser | None) -> None:
-        """Takes over a terminal in which a shell runs. `marks` parses the marks to acknowledge, if any."""
+        """Takes over the terminal of a running shell. `marks` finds the marks to acknowledge (`None`: no marks)."""
         self._shells = shells
         self._terminal = terminal
         self._number = number

@@ -1,4 +1,4 @@
-"""The capabilities of a Docker engine, from its `GET /info`, and the limits that it enforces."""
+"""The features of a Docker engine, from its response to `GET /info`, and the limits that it can enforce."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MiB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The capabilities of an engine. The defaults are valid for every engine.
+    """The features of an engine. The default values assume an engine without optional features.
 
     `disk_quota` is true if the engine can limit the size of a container's files. `cdi_gpus` are the names of the
     engine's GPUs in the Container Device Interface.
@@ -32,12 +32,12 @@ class Capabilities:
 
     @property
     def simultaneous_starts(self) -> int:
-        """Maximum number of simultaneous starts. More would slow each start down without increasing the throughput."""
+        """Maximum number of containers that start at the same time. More would only make each start slower."""
         return min(16, max(8, 2 * self.cpus))
 
 
 def capabilities_of(info: Mapping[str, Any]) -> Capabilities:
-    """Parses the response to `GET /info`."""
+    """Returns the features of an engine from its response to `GET /info`."""
     devices = info.get("DiscoveredDevices") or []
     return Capabilities(
         cpus=int(info["NCPU"]),
@@ -51,8 +51,9 @@ def capabilities_of(info: Mapping[str, Any]) -> Capabilities:
 def has_disk_quota(info: Mapping[str, Any], mounts: str) -> bool:
     """Returns whether the engine can limit the size of a container's files.
 
-    The storage drivers btrfs and zfs can do so. overlay2 can if its XFS is mounted with project quotas. The engine does
-    not report mount options, so they are read from this machine's `mounts`. For a remote engine, the result is false.
+    The storage drivers btrfs and zfs always can. The driver overlay2 can only if its files are on XFS, mounted with
+    project quotas. The engine does not report mount options, so they are read from this machine's `mounts`. A remote
+    engine with overlay2 therefore counts as unable.
     """
     driver, status = info.get("Driver"), dict(info.get("DriverStatus") or [])
     if driver in ("btrfs", "zfs"):
@@ -83,7 +84,7 @@ def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: 
 
 
 def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
-    """Returns the device request for `count` GPUs. Containers share GPUs: an engine always assigns its first GPUs.
+    """Returns the device request for `count` GPUs. All containers share GPUs, because they get the engine's first GPUs.
 
     Raises `UnsupportedTaskError` if the engine does not have enough GPUs.
     """

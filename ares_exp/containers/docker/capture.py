@@ -1,12 +1,15 @@
-"""Capture of a container's changes relative to its image, with one of two methods.
+"""Capture of the files that a container has changed relative to its image, with one of two methods.
 
-`upper`: reads the upper directory of the container's overlay until two reads agree. The result is the state at a moment
-between these reads. The method takes tens of milliseconds. It needs root on the engine's machine, but no program in the
-image. `archive`: the engine lists the changes, and GNU `tar` in the container packs the files. The list contains every
-deleted path, but no opaque directories and no names that are not UTF-8. `auto`: `upper` if possible.
+- `upper` reads the upper directory of the container's overlay file system, which contains exactly the changed files. It
+  repeats this until two reads agree, so that the result is the state at one moment. A read takes tens of milliseconds.
+  The method needs root on the engine's machine, but no program in the image.
+- `archive` gets the list of changed paths from the engine, and packs the files with GNU `tar` in the container. The
+  list contains all deleted paths, but no names that are not UTF-8. It also does not show that a directory was deleted
+  and created again.
+- `auto` uses `upper` if possible, otherwise `archive`.
 
-The container is never paused, because an engine that starts a process in a container while it is being paused hangs
-forever.
+The container is not paused during the capture: if a process starts in a container while it is being paused, the engine
+hangs forever.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ READ_SEC = 300.0
 """Time limit for reading an upper directory."""
 
 READINGS = 5
-"""Maximum number of reads, if no two consecutive reads agree. Each read skips unchanged files."""
+"""Maximum number of reads until two consecutive reads agree. Each read skips the contents of unchanged files."""
 
 _ENGINE_FILES = frozenset(
     {
@@ -60,7 +63,7 @@ _Skip = Callable[[str], bool]  # whether a path is skipped
 
 
 class Capture:
-    """Repeated captures of one container, with a cache of unchanged files."""
+    """All captures of one container. A cache avoids reading files that have not changed since the previous capture."""
 
     def __init__(self, engine: Engine, container: str, way: CaptureWay) -> None:
         self._engine = engine
@@ -72,9 +75,9 @@ class Capture:
         self._is_closed = False
 
     async def run(self, objects: ObjectStore) -> Delta:
-        """Reads the changes of the running container.
+        """Captures the changed files of the running container.
 
-        Raises `SnapshotUnsupportedError` if the selected method cannot read them, and `CaptureError` for other
+        Raises `SnapshotUnsupportedError` if the method `upper` is set but not possible, and `CaptureError` for other
         failures.
         """
         async with self._one_at_a_time:
@@ -145,9 +148,9 @@ _ALL_IDS = ["0", "0", "4294967295"]
 
 
 async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> dict[str, Entry]:
-    """Runs `read` in a thread, with a time limit. `read` receives a function, and calls it for each path.
+    """Runs `read` in a thread, and stops it after `READ_SEC` or if the caller is cancelled.
 
-    After `READ_SEC`, or if the caller is cancelled, this function raises `CaptureError`, which ends `read`.
+    `read` receives a function that it calls for each path. To stop `read`, this function raises `CaptureError`.
     """
     given_up = threading.Event()
 
@@ -166,9 +169,10 @@ async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> di
 
 
 def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc")) -> Path:
-    """Finds the upper directory of a running container in its description from the engine, `inspected`. Blocking.
+    """Returns the upper directory of a container's overlay file system, which contains the changed files. Blocking.
 
-    Raises `SnapshotUnsupportedError` if this process cannot read it. The message is a clause that follows "because".
+    `inspected` is the engine's description of the running container. Raises `SnapshotUnsupportedError` if this process
+    cannot read the directory. The message is a clause that follows "because".
     """
     process = proc / str(inspected["State"]["Pid"])
     if not is_root_with(CAP_SYS_ADMIN, proc=proc):  # the kernel hides attributes `trusted.*` from other processes
@@ -202,7 +206,7 @@ def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc"
 
 
 class ArchiveCapture:
-    """Repeated captures of one container with the method `archive`. Unchanged files are not read again."""
+    """All captures of one container with the method `archive`. Files that have not changed are not read again."""
 
     def __init__(self, engine: Engine, container: str) -> None:
         self._engine = engine
@@ -210,7 +214,7 @@ class ArchiveCapture:
         self._known: dict[str, tuple[bytes, Entry]] = {}
 
     async def run(self, objects: ObjectStore, notes: list[str], skip: _Skip) -> dict[str, Entry]:
-        """Reads the changes. Raises `CaptureError` if they could not be read."""
+        """Reads the changed files of the container. Raises `CaptureError` if that fails."""
         listed = await in_thread(lambda: self._listed(notes, skip), abandon=True)
         deleted = {path for path, kind in listed.items() if kind == _DELETED}
         above = {parent for path in listed for parent in parents(path)}
@@ -268,7 +272,7 @@ class ArchiveCapture:
         return {**old, **read}
 
     async def _signatures(self, paths: list[str]) -> dict[str, bytes]:
-        """Returns signatures of files by path. They change with the files. Empty if `stat` lacks a needed option."""
+        """Returns a signature of each file, from `stat` fields that change with it. Empty if `stat` lacks an option."""
         most = sum(len(path) * 4 + _STAT_BYTES for path in paths)
         answer, _ = await self._run(_STAT, paths, lambda file: file.read(most + 1))
         found = {}
@@ -290,7 +294,7 @@ class ArchiveCapture:
 
 
 def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
-    """Yields a note for each file that also has hard links outside of `signatures`. These links are in the image."""
+    """Yields a note for each captured file that is a hard link to an unchanged file of the image: the link is lost."""
     paths: dict[tuple[bytes, ...], list[str]] = {}
     for path, signature in signatures.items():
         inode, _, names, mode = signature.split(b" ")[:4]
@@ -302,7 +306,7 @@ def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _tells(signature: bytes) -> bool:
-    """Returns whether every later change of the file would change its signature."""
+    """Returns whether every later change of the file would certainly change its signature too."""
     _, _, names, mode, _, changed = signature.split(b" ")
     is_plain = names == b"1" and int(mode, 16) & _ALL_KINDS == _REGULAR
     return is_plain and time.time() - float(changed) > YOUNG_SEC

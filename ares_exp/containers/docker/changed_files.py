@@ -1,4 +1,4 @@
-"""The restore of changed files in a new container: the search for their base image, and the writing of the files."""
+"""Restoring captured files in a new container: finding the image of the capture, and writing the changed files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _REMOVE = ["xargs", "-0", "rm", "-rf", "--"]
 
 
 async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[str, Any]:
-    """Returns the engine's description of the image that `spec.changes` are relative to.
+    """Returns the engine's description of the base image, to which `spec.changes` must be applied.
 
-    If the image is missing, the task's image is pulled or built. Raises `SnapshotMismatchError` if that fails, or if
-    the image has another id.
+    If the engine does not have the image, the task's image is pulled or built. Raises `SnapshotMismatchError` if that
+    fails, or if its id differs from the id of the base image.
     """
     assert spec.changes is not None
     base = spec.changes.delta.base
@@ -56,15 +56,15 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
 
 
 def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
-    """Returns the task's name for an image if it still refers to that image, otherwise another name or the id."""
+    """Returns the task's name for an image if it still refers to this image. Otherwise, returns another name or id."""
     names: list[str] = image.get("RepoTags") or [image["Id"]]
     return spec.docker_image if spec.docker_image in names else names[0]
 
 
 async def put_back(engine: Engine, container: str, changes: StoredChanges) -> None:
-    """Applies captured changes, which are relative to the image, to the files of a running container.
+    """Deletes and writes files in a running container of the base image, so that it has the captured files.
 
-    Raises `RestoreError` if they cannot be applied, and `SnapshotMetadataError` for a missing or damaged object.
+    Raises `RestoreError` if that fails, and `SnapshotMetadataError` if a stored object is missing or damaged.
     """
     entries = changes.delta.entries
     if gone := [path for path, entry in entries.items() if entry.kind == "whiteout" or entry.opaque]:
@@ -99,7 +99,7 @@ _TYPES = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "symlink": tarf
 
 
 def archive(changes: StoredChanges) -> Iterator[bytes]:
-    """Yields a tar archive of the changes except deletions. Raises `SnapshotCorruptError` for a damaged object."""
+    """Yields a tar archive of all changes except deletions. Raises `SnapshotCorruptError` for a damaged object."""
     links: dict[int, str] = {}
     for path, entry in sorted_by_path(changes.delta.entries).items():
         member = _member(path, entry)

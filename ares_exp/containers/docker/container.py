@@ -1,4 +1,4 @@
-"""The containers of a Docker engine: their common base, and the container of one image."""
+"""Containers of a Docker engine: the base class, and the container that is created from one image."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ WHEN_SLOW = "Set `timeouts.build_multiplier=2`, or pull or build its image befor
 
 @dataclass(frozen=True, slots=True)
 class DockerOptions:
-    """The options shared by all containers of a factory; see `DockerContainerFactory`."""
+    """The factory's options for all of its containers. `DockerContainerFactory` describes them."""
 
     host: str | None
     network: NetworkOptions
@@ -78,7 +78,7 @@ class DockerOptions:
 
 
 class EngineContainer(Container):
-    """A container of a Docker engine. Subclasses start it (`_start`) and remove it (`_remove`)."""
+    """A container of a Docker engine. Subclasses define how it is started (`_start`) and removed (`_remove`)."""
 
     image: str | None = None
 
@@ -177,7 +177,7 @@ class EngineContainer(Container):
 
 
 class DockerContainer(EngineContainer):
-    """A container of one image; a `SnapshottableContainer`."""
+    """A container that is created from one image. It is a `SnapshottableContainer`."""
 
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
         super().__init__(spec, options)

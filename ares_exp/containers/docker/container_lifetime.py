@@ -1,7 +1,8 @@
-"""The lifetime of a Docker container: its creation, its end when the process that started it ends, and its removal.
+"""The lifetime of a Docker container: how it is created, why it ends, and how it is removed.
 
-The number of concurrent starts is bounded. No container leaks if the engine's response is lost. The engine forgets a
-container as soon as it has ended (`AutoRemove`), but keeps its event log for a while.
+The number of concurrent starts is limited. If the engine's response to a creation is lost, the container is still found
+and removed. A container ends together with the process that started it. The engine removes it as soon as it has ended
+(`AutoRemove`), so the reason for the end is read from the engine's event log.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ares_exp.containers.docker.engine import INQUIRY_TIMEOUT_SEC, Engine, Engin
 from ares_exp.containers.docker.stream import EngineStream
 
 FIRST_COMMAND = ["sh", "-c", "while read -r _; do jobs; done"]
-"""The first process of a container. It ends when our connection to its stdin closes, even after `kill -9`.
+"""Command of a container's first process. It ends when our connection to its stdin closes, even after `kill -9`.
 
-As process 1, it ignores signals from inside (`kill -9 -1`, `pkill sh`). It also reaps orphaned processes: each time it
-reads a line, `jobs` makes the shell reap them, without a fork that could fail.
+As process 1, it ignores signals from processes in the container (`kill -9 -1`, `pkill sh`). It also reaps orphaned
+processes: each line on stdin runs `jobs`, which makes the shell reap them. This needs no fork, which could fail.
 """
 
 REMOVAL_SEC = 12.0
@@ -42,7 +43,7 @@ _OOM_BEFORE_DEATH_NS = 5_000_000_000  # an earlier event belongs to another proc
 
 
 class FirstProcess:
-    """The open stdin of a container's first process, and the last part of the process's output."""
+    """A connection to a container's first process: the open stdin, and the last part of the output."""
 
     def __init__(self, stream: EngineStream) -> None:
         self._stream = stream
@@ -51,7 +52,7 @@ class FirstProcess:
 
     @classmethod
     async def attach(cls, engine: Engine, container: str) -> FirstProcess:
-        """Attaches to a container that has been created but not started, so that no output is missed."""
+        """Attaches to a container that has been created but not yet started, so that no output is missed."""
         connection = await engine.hijack(f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1", {})
         return cls(EngineStream(*connection, with_stderr=True))
 
@@ -66,7 +67,7 @@ class FirstProcess:
             reaper.cancel()
 
     async def _reap(self) -> None:
-        """Sends lines. Each line makes the first process reap zombies, because other processes may wait for that."""
+        """Sends a line every second, which makes the first process reap zombies. Other processes may wait for that."""
         with contextlib.suppress(OSError):
             while True:
                 await asyncio.sleep(_REAP_EVERY_SEC)
@@ -76,7 +77,7 @@ class FirstProcess:
         await asyncio.wait({self._listener})
 
     def last_output(self) -> str:
-        """Returns a sentence with the last output of the process; empty if the process printed nothing."""
+        """Returns a sentence with the last output of the process, for an error message; `""` if it printed nothing."""
         text = self._output.decode("utf-8", "replace").strip()
         return f" Its first process (the image's ENTRYPOINT, if it has one) last printed:\n{text}" if text else ""
 
@@ -87,7 +88,7 @@ class FirstProcess:
 
 
 def remove(engine: Engine, container: str, image: str | None = None) -> None:
-    """Kills and removes a container, and `image` if no other container uses it. Blocking. Ignores missing resources."""
+    """Kills and removes a container, then `image` unless it is in use. Ignores missing resources. Blocking."""
     if problem := why_it_stays(lambda: _remove_container(engine, container)):
         _logger.warning("The container %s could not be removed: %s.", container, problem)
     elif image is not None and (problem := why_it_stays(lambda: engine.api.remove_image(image))):
@@ -95,7 +96,7 @@ def remove(engine: Engine, container: str, image: str | None = None) -> None:
 
 
 def _remove_container(engine: Engine, container: str) -> None:
-    """Requests the removal of a container. A hanging engine removes the container when it resumes."""
+    """Requests a container's removal, with a time limit. An engine that hangs removes it when it continues."""
     path = f"{engine.api.base_url}/v{engine.api.api_version}/containers/{container}"
     answer = engine.api.delete(path, params={"force": "1", "v": "1"}, timeout=REMOVAL_SEC)
     if not answer.ok:
@@ -103,7 +104,7 @@ def _remove_container(engine: Engine, container: str) -> None:
 
 
 def why_it_stays(removal: Callable[[], object]) -> str:
-    """Runs a removal. Returns the reason if it failed; `""` if the resource is gone or being removed. Blocking."""
+    """Calls `removal`. Returns why it failed, or `""` if the resource is gone or already being removed. Blocking."""
     try:
         removal()
     except engine_errors() as error:
@@ -117,8 +118,8 @@ def why_it_stays(removal: Callable[[], object]) -> str:
 class ExitReason:
     """The reason why a container ended, as a clause that follows "The container ".
 
-    `is_outside` is true if the cause is certainly outside of the container. `exit_code` is set if the first process
-    ended by itself.
+    `is_outside` is true if the container's own processes certainly did not cause the end. `exit_code` is set if the
+    first process ended by itself.
     """
 
     clause: str
@@ -127,7 +128,7 @@ class ExitReason:
 
 
 class ExitWatch:
-    """Determines why a container ended, immediately after the end, because the engine soon forgets the container."""
+    """Finds out why a container ended. It asks as soon as the container ends, because the engine soon forgets it."""
 
     def __init__(self, engine: Engine, container: str, first_process: FirstProcess) -> None:
         self._engine = engine
@@ -161,7 +162,7 @@ class ExitWatch:
 
 
 def exit_reason(engine: Engine, container: str) -> ExitReason | None:
-    """Returns the reason why a container ended; `None` while it is running. Blocks for a limited time."""
+    """Asks the engine why the container ended. Returns `None` while it is running. Blocks for a limited time."""
     from requests.exceptions import Timeout
 
     try:
@@ -178,12 +179,15 @@ def exit_reason(engine: Engine, container: str) -> ExitReason | None:
 
 
 def out_of_reach(engine: Engine, what: str) -> ExitReason:
-    """Returns the exit reason for an engine that does not work. `what` continues the clause "the engine at HOST"."""
+    """Returns the exit reason if the engine fails. `what` says how, and follows "the engine at HOST" in the message."""
     return ExitReason(f"cannot be reached: the engine at {engine.host} {what}", is_outside=True)
 
 
 def _events(engine: Engine, container: str, now: str) -> Iterator[dict[str, Any]]:
-    """Yields the events of an ended container until its removal or until `now`, the `Date` header of a response."""
+    """Yields the engine's events of an ended container, up to its removal.
+
+    `now` is the `Date` header of a response. Later events are not read, because the response would otherwise not end.
+    """
     until = parsedate_to_datetime(now).timestamp() + 1
     parameters = {
         "since": "1",
@@ -217,11 +221,11 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
 
 
 APPEARS_WITHIN_SEC = 5.0
-"""Maximum wait for a container to appear after the engine's response to its creation was lost."""
+"""Seconds to wait until a container appears, after the engine's response to its creation was lost."""
 
 
 class AnswerLostError(EngineError):
-    """The engine's response to the creation of a container was lost. The container may exist, or appear later."""
+    """The engine's response to the creation of a container was lost. The container may exist, or may appear later."""
 
 
 _semaphores = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
@@ -235,10 +239,11 @@ def starts(engine: Engine) -> asyncio.Semaphore:
 
 
 def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
-    """Creates the container with the unique `name`. The `Labels` of `config` identify the owner. Blocking.
+    """Creates a container with a unique `name`. The `Labels` of `config` must identify its owner. Blocking.
 
-    If the response is lost, the request is repeated. If the first request succeeded, the engine then reports that the
-    name is taken. Raises `AnswerLostError` if the container may exist, or may appear later.
+    If the response is lost, the request is sent again. If the engine then reports that the name is taken, the first
+    request has succeeded (see `adopt`). Raises `AnswerLostError` if it is unknown whether the container exists or will
+    appear.
     """
     from docker.errors import APIError
     from requests.exceptions import RequestException
@@ -262,9 +267,10 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 
 
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
-    """Waits for the container whose name the engine reports as taken, and checks its `labels`. Blocking.
+    """Waits until the container `name` exists, and checks by its `labels` that this process created it. Blocking.
 
-    Raises `AnswerLostError` if the container does not appear, and `EngineError` if it has another owner.
+    The engine has reported that the name is taken. Raises `AnswerLostError` if no container appears, and `EngineError`
+    if it belongs to another owner.
     """
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
@@ -281,7 +287,10 @@ def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
 
 
 def remove_when_it_appears(engine: Engine, name: str) -> None:
-    """Removes a container whose creation had no response. Waits up to `APPEARS_WITHIN_SEC` for it. Blocking."""
+    """Removes a container that may still appear, because the response to its creation was lost.
+
+    Tries this for `APPEARS_WITHIN_SEC`. Blocking.
+    """
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
         with contextlib.suppress(*engine_errors()):

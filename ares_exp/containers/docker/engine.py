@@ -1,4 +1,4 @@
-"""The connection to a Docker engine: blocking calls in threads, byte streams on the event loop."""
+"""The connection to a Docker engine: API calls, which block in threads, and byte streams on the event loop."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CALL_TIMEOUT_SEC = 120.0
 """Time limit for one response of the engine. Image builds and pulls have the container's start limit instead."""
 
 INQUIRY_TIMEOUT_SEC = 10.0
-"""Time limit for a request that takes a healthy engine milliseconds. A hanging engine must not block the run."""
+"""Time limit for requests that take a healthy engine milliseconds, so that a hanging engine is detected soon."""
 
 PODMAN_SOCKET = "/podman/podman.sock"
-"""End of the paths of Podman's sockets: the system's socket and the users' sockets."""
+"""Last part of the paths of Podman's sockets. It is the same for the system's socket and each user's socket."""
 
 Pool = Literal["calls", "starts", "removals", "transfers"]
 """Kinds of calls. Each kind has its own threads, so that quick calls do not wait for slow calls of another kind."""
@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class EngineError(Exception):
-    """The engine returned an error. `status` is the HTTP status; 0 without a response."""
+    """The engine returned an error. `status` is the HTTP status, or 0 if there was no response."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -49,14 +49,14 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A Docker engine at `host`, with docker-py's client, which is safe to use from several threads."""
+    """The Docker engine at `host`. `api` is docker-py's client, which is safe to use from several threads."""
 
     host: str
     api: APIClient
     capabilities: Capabilities
 
     def ask(self, path: str, parameters: Mapping[str, str] | None = None, *, stream: bool = False) -> Response:
-        """Sends a GET request with a time limit, and returns the response with any status. Blocking."""
+        """Sends a GET request with a short time limit. Returns the response, even with an error status. Blocking."""
         answer: Response = self.api.get(
             f"{self.api.base_url}/v{self.api.api_version}{path}",
             params=parameters,
@@ -66,7 +66,7 @@ class Engine:
         return answer
 
     async def hijack(self, path: str, body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Posts a request whose connection becomes a two-way byte stream.
+        """Posts a request, and returns its connection as a two-way byte stream to a process in a container.
 
         Raises `EngineError` if the engine returns an error, and `ConnectionError` if the engine is gone.
         """
@@ -106,9 +106,9 @@ async def connect(host: str | None = None) -> Engine:
 
 
 async def why_unreachable(host: str | None) -> str:
-    """Returns the reason if the engine at `host` does not respond within `INQUIRY_TIMEOUT_SEC`, otherwise `""`.
+    """Checks that the engine at `host` responds within `INQUIRY_TIMEOUT_SEC`. Returns `""`, or why it does not.
 
-    Opens a new connection, because an engine that is being stopped still responds on open connections.
+    Opens a new connection for this, because an engine that is shutting down still responds on open connections.
     """
     failures: tuple[type[Exception], ...] = (PreflightError, *engine_errors())
 
@@ -127,8 +127,8 @@ async def why_unreachable(host: str | None) -> str:
 async def in_thread(function: Callable[[], _T], *, pool: Pool = "calls", abandon: bool = False) -> _T:
     """Runs a blocking engine call in a thread of `pool`.
 
-    By default, a cancelled caller waits for the call to end, so that no resource appears after a clean-up. With
-    `abandon`, which is meant for read-only calls, a cancelled caller does not wait.
+    If the caller is cancelled, it first waits for the call to end, so that the call creates no resource after a
+    clean-up. Set `abandon` for read-only calls: the cancelled caller then does not wait.
     """
     future = asyncio.wrap_future(_executor(os.getpid(), pool).submit(function))
     try:
@@ -142,12 +142,12 @@ async def in_thread(function: Callable[[], _T], *, pool: Pool = "calls", abandon
 
 
 def address_of_engine(host: str | None = None) -> str:
-    """Returns the address that `connect` uses."""
+    """Returns the engine's address that `connect(host)` uses."""
     return host or _address(os.environ.get("DOCKER_HOST", ""))[0]
 
 
 def engine_errors() -> tuple[type[Exception], ...]:
-    """Returns the exceptions of engine calls, including docker-py's exceptions. Imports docker-py."""
+    """Returns the types of the exceptions that engine calls raise. Imports docker-py, which defines some of them."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
     from urllib3.exceptions import HTTPError
@@ -156,7 +156,7 @@ def engine_errors() -> tuple[type[Exception], ...]:
 
 
 def connection_failure(error: BaseException | None) -> BaseException | None:
-    """Returns the first connection error among an error and its causes; `None` if there is none."""
+    """Returns the connection error in the chain of `error` and its causes, or `None` if the chain contains none."""
     import requests
     from urllib3.exceptions import HTTPError
 
@@ -166,7 +166,7 @@ def connection_failure(error: BaseException | None) -> BaseException | None:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the engine's message, without the HTTP details."""
+    """Returns the text of an error. For an error response of the engine, this is only the engine's message."""
     return str(getattr(error, "explanation", None) or error).strip().rstrip(".")
 
 
@@ -191,7 +191,7 @@ def connect_blocking(host: str | None = None) -> Engine:
 
 @functools.lru_cache(maxsize=4)
 def _connected(pid: int, docker_host: str, context: str) -> Engine:
-    """Connects once per process and address. A forked process cannot use the sockets and threads of its parent."""
+    """Connects to an engine, once per process and address. A forked process cannot use its parent's connections."""
     import docker
 
     host, secured = _address(docker_host)
@@ -228,7 +228,7 @@ def _how_to_reach(host: str, error: BaseException) -> str:
 
 
 def _probe(host: str) -> None:
-    """Opens and closes a connection, to get a short error. docker-py's own error is long, and leaks a socket."""
+    """Opens and closes a connection, to fail with a short error. docker-py's error would be long and leak a socket."""
     url = urlsplit(host)
     if url.scheme == "unix":
         with socket.socket(socket.AF_UNIX) as probe:

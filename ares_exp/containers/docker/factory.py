@@ -1,8 +1,8 @@
-"""The factories of `container=docker` and `container=podman`, which implements the API of Docker's engine.
+"""The factories of `container=docker` and `container=podman`. Podman implements the same API as Docker's engine.
 
-A container ends when the process that started it ends, even after SIGKILL: its first process reads a stdin that we
-hold open. The engine then removes the container. Commands run on persistent shells (`command_runner`), because one
-`docker exec` takes tens of milliseconds.
+A container ends when the process that started it ends, even after SIGKILL: its first process ends when its stdin, which
+we hold open, is closed. The engine then removes the container. Commands run on persistent shells (`command_runner`),
+because one `docker exec` takes tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class DockerContainerFactory(ContainerFactoryBase):
                 `no-network` becomes an allowlist.
             shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
                 profile files first, which reset `PATH` on Debian.
-            keep_image: Whether images built from a task's Dockerfile are kept for the next run. Otherwise, each image
-                is removed together with the last container that uses it.
+            keep_image: Whether images that are built from a task's Dockerfile are kept for later runs. Otherwise, each
+                image is removed together with the last container that uses it.
             env: Environment variables for every container. The task's variables override them.
             extra_hosts: Additional lines of `/etc/hosts`: `{host.docker.internal: host-gateway}` (the engine's host).
             pids_limit: Maximum number of processes in one container, as a protection against fork bombs.
@@ -90,7 +90,7 @@ class DockerContainerFactory(ContainerFactoryBase):
                 needs root on its machine and an overlay storage driver. `archive`: from an archive made by GNU tar in
                 the container. It is slower, and may lose details such as hard links and names that are not UTF-8.
                 `auto`: `upper` if possible.
-            compose_max_containers: Maximum number of containers, and of networks, of a task's compose file.
+            compose_max_containers: Maximum number of containers in a task's compose file, and also of networks.
             compose_max_memory_mb: Maximum memory of each service other than `main`, in MiB. Services without a limit
                 get this limit.
             compose_trusted: Whether a task's compose file may use all features of Docker Compose, including privileged
@@ -120,7 +120,7 @@ class DockerContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def default_host(cls) -> str | None:
-        """Returns the engine's address; `None` for `DOCKER_HOST`, the current Docker context, or the default socket."""
+        """Returns the engine's address. `None`: `DOCKER_HOST`, the current Docker context, or the default socket."""
         return None
 
     def __call__(self, spec: ContainerSpec) -> Container:
@@ -193,9 +193,10 @@ class DockerContainerFactory(ContainerFactoryBase):
 
 
 class PodmanContainerFactory(DockerContainerFactory):
-    """Creates containers with Podman's service: the system's service for root, otherwise the user's.
+    """Creates containers with Podman's service: for root, the system's service, otherwise the user's own service.
 
-    The address is `CONTAINER_HOST`, or by default Podman's socket. Otherwise, the factory is like `container=docker`.
+    The service's address is `CONTAINER_HOST`, or by default Podman's socket. All options are the same as for
+    `container=docker`.
     """
 
     name = "podman"
@@ -207,6 +208,6 @@ class PodmanContainerFactory(DockerContainerFactory):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """Lists the leftovers on Podman's service. Lists none if this machine has no Podman."""
+        """Lists the leftovers on Podman's service, or nothing if this machine has no Podman."""
         if "CONTAINER_HOST" in os.environ or Path(urlsplit(cls.default_host()).path).exists():
             yield from super().find_leftovers(images=images, snapshots=snapshots)

@@ -2,8 +2,9 @@
 
 A container ends when the process that started it ends, because its stdin is closed (`container_lifetime`). Networks,
 volumes and images remain. A container also remains if its creator died before the start, or if its first process does
-not end when stdin is closed. All these resources have labels that name the owner.
-The `reaper` of a dead process removes its leftovers. Each run also removes leftovers of dead processes when it starts.
+not end when stdin is closed. All these resources have labels that name the owner, which is the process that created
+them. When a process dies, its helper process (`reaper`) removes them. Each run also removes leftovers of dead processes
+when it starts.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ if TYPE_CHECKING:
 _IMAGE = "ares_exp.image"
 _BUILDER = "ares_exp.image-builder"
 KEPT_VOLUME = "ares_exp.mount"
-"""Label of volumes with directories for containers of several runs. The value is the volume's mount point."""
+"""Label of volumes with mounted directories, which are kept for later runs. Its value is the mount point."""
 _logger = logging.getLogger(__name__)
 
 
 def image_labels(tag: str, *, keep: bool) -> dict[str, str]:
-    """Returns the labels of an image that we build. With `keep=False`, they name the process that owns the image.
+    """Returns the labels for an image that we build. If `keep` is false, they name this process as the owner.
 
-    Containers and other images that are created from an image inherit its labels. So images have a separate label for
-    the owner. An image counts as ours only if its label contains the image's own name.
+    Containers and other images that are created from an image inherit its labels. So images use another label for the
+    owner than containers. An image counts as ours only if the value of its label is the image's own name.
     """
     return {_IMAGE: tag} | ({} if keep else {_BUILDER: json.dumps(owner_labels())})
 
 
 def remove_stale(engine: Engine) -> int:
-    """Removes leftovers of dead runs from the engine and this machine. Returns their number. Blocking; never raises."""
+    """Removes leftovers of dead runs from the engine and this machine. Returns how many. Blocking, never raises."""
     try:
         return ownership.remove_stale([*find_short_lived(), *find(engine.api)])
     except engine_errors() as error:
@@ -57,9 +58,9 @@ def remove_stale(engine: Engine) -> int:
 
 
 def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
-    """Yields all resources of runs on the engine, including active runs, in order of removal. Blocking.
+    """Yields the engine's resources of all runs, including active runs, in the order in which to remove them. Blocking.
 
-    With `cached_images`, images and volumes kept for the next run also count as stale.
+    With `cached_images`, the images and volumes that are kept for later runs are also stale.
     """
     ours = {"label": RUN}
     kill = functools.partial(api.remove_container, force=True, v=True)

@@ -1,7 +1,8 @@
-"""The read-only directories of this machine in a Docker container (`ContainerSpec.mounts`).
+"""Read-only directories of this machine that a Docker container sees (`ContainerSpec.mounts`).
 
-A local engine mounts them. For a remote engine, each directory is copied once, into a volume named by its digest. Later
-containers mount this volume. `ares-exp clean --cache` removes these volumes.
+A local engine mounts the directories directly. To a remote engine, each directory is copied once, into a volume whose
+name is computed from the directory's digest. Later containers mount the same volume. `ares-exp clean --cache` removes
+these volumes.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 
 _AT = "/ares_exp_mount"
 _WHOLE = ".ares_exp-whole"
-"""A file that is written to a volume last, to mark it as complete."""
+"""Name of a file that is written to a volume last. If it exists, the copy in the volume is complete."""
 
 
 def check_mounts(spec: ContainerSpec, host: str | None) -> None:
-    """Raises `UnsupportedTaskError` if the task has mounts and a compose file, and the engine is remote."""
+    """Raises `UnsupportedTaskError` if a task with a compose file has mounts, but the engine is remote."""
     if spec.mounts and spec.compose_file is not None and _is_elsewhere(host):
         shown = ", ".join(one.target for one in spec.mounts)
         raise UnsupportedTaskError(
@@ -45,9 +46,10 @@ def check_mounts(spec: ContainerSpec, host: str | None) -> None:
 
 
 def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mount]:
-    """Returns docker-py's mounts for `spec`. Copies new directories to a remote engine. Blocking.
+    """Returns docker-py's mounts for `spec`. Copies directories to a remote engine if it does not have them. Blocking.
 
-    Raises `TransferError` if a directory cannot be read, and `ContainerStartError` if the copy cannot be locked.
+    Raises `TransferError` if a directory cannot be read, and `ContainerStartError` if the lock file of a copy cannot be
+    used.
     """
     from docker.types import Mount
 
@@ -78,14 +80,14 @@ def _volume(engine: Engine, directory: Directory, image: str) -> str:
 
 
 def volume_name(directory: Directory) -> str:
-    """Returns the name of the volume for a directory."""
+    """Returns the name of the volume with a directory's contents. Equal contents and targets have the same name."""
     key = f"{directory.digest}\0{directory.target}"
     return f"{NAME_PREFIX}mount-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
 @contextmanager
 def _reaching_into(api: APIClient, volume: str, image: str) -> Iterator[str]:
-    """Yields the id of a new container that has the volume at `_AT`. It only receives files, and is never started."""
+    """Creates a container with the volume at `_AT` and yields its id. It receives files, but is never started."""
     from docker.types import Mount
 
     host_config = api.create_host_config(mounts=[Mount(_AT, volume, type="volume", no_copy=True)])

@@ -1,14 +1,14 @@
-"""The network of a Docker container in each phase.
+"""The network of a Docker container under each network policy.
 
 | policy | interfaces of the container |
 |---|---|
 | `public` | the engine's default bridge |
 | `no-network` | only its loopback |
-| `allowlist` | its loopback, with the egress proxy of this process, which the usual variables name |
+| `allowlist` | its loopback, where programs reach the egress proxy (named by `HTTPS_PROXY` and similar variables) |
 
-To switch the policy, the bridge is connected or disconnected while the container runs, and the proxy gets the new
-policy. Under an allowlist, the container has no bridge: no route to this machine or to other containers, and no DNS.
-The proxy's socket is created inside the container's network, which needs root on the engine's machine.
+To switch the policy of a running container, its bridge is connected or disconnected, and the proxy gets the new policy.
+Under an allowlist, the container is not on the bridge, so it has no DNS and no route to this machine or to other
+containers. The proxy's socket is created inside the container's network, which needs root on the engine's machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ares_exp.containers.network_policy import NO_NETWORK, IPAddress, NetworkPol
 from ares_exp.errors import ContainerError, ContainerStartError, UnsupportedTaskError
 
 PROXY_ADDRESS = ("127.0.0.1", 61080)
-"""The proxy's address inside a container, above the ephemeral ports."""
+"""The proxy's address inside a container. Its port is outside the range that the kernel assigns automatically."""
 
 HOST_GATEWAY = "host-gateway"
 _NONE = "none"
@@ -59,12 +59,12 @@ class NetworkOptions:
     extra_hosts: Mapping[str, str] = field(default_factory=dict)
 
     def in_force(self, policy: NetworkPolicy) -> NetworkPolicy:
-        """Returns the effective policy for a task's `policy`."""
+        """Returns the policy that applies with these options if a task has the policy `policy`."""
         return (self.override or policy).with_hosts(self.allowed_hosts)
 
 
 def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None) -> list[str]:
-    """Checks, before the start, that the network of `spec` can be enforced. Returns warnings about unused options.
+    """Checks, before the start, that the network policies of `spec` can be enforced. Returns warnings.
 
     Raises `UnsupportedTaskError` if a policy is an allowlist, and no egress proxy can be created.
     """
@@ -82,7 +82,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
 
 
 def namespace_obstacle(host: str | None) -> str | None:
-    """Returns the reason why no socket can be created in a container's network, as a clause, or `None`. Blocking."""
+    """Returns why this process cannot create sockets in a container's network, as a clause, or `None`. Blocking."""
     url = urlsplit(address_of_engine(host))
     if url.scheme != "unix":
         return f"DOCKER_HOST is {url.geturl()}"
@@ -100,7 +100,7 @@ def namespace_obstacle(host: str | None) -> str | None:
 
 
 class ContainerNetwork:
-    """The network of one container."""
+    """The network of one container: connects it according to the current policy, and runs its egress proxy."""
 
     def __init__(self, spec: ContainerSpec, options: NetworkOptions) -> None:
         self._spec = spec
@@ -113,7 +113,7 @@ class ContainerNetwork:
         self._line = asyncio.Lock()
 
     def create_options(self, engine: Engine) -> dict[str, Any]:
-        """Returns the arguments of docker-py's `create_host_config`."""
+        """Returns the network arguments of docker-py's `create_host_config`."""
         policies = [self._options.in_force(policy) for policy in self._spec.networks]
         reaches = any(policy != NO_NETWORK for policy in policies)
         is_public = self._options.in_force(self._spec.network).mode == "public"
@@ -126,17 +126,18 @@ class ContainerNetwork:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The environment variables of every command under the current policy."""
+        """Environment variables that every command needs under the current policy, such as `HTTPS_PROXY`."""
         if self._policy is None or self._policy.mode != "allowlist":
             return {}
         around = ",".join((PROXY_ENV["no_proxy"], *(self._neighbours or ())))
         return {**PROXY_ENV, "no_proxy": around, "NO_PROXY": around}
 
     async def start(self, engine: Engine, container: str, *, neighbours: Sequence[str] | None = None) -> None:
-        """Takes over the network of a newly started container.
+        """Applies the first policy to a container that has just started, and starts the egress proxy if needed.
 
-        `neighbours` are the names of the other services of a compose project. The container reaches them under every
-        policy, because the networks of a project are never switched. `None`: the container is not in a project.
+        `neighbours` are the names of the other services of a compose project. Their addresses bypass the proxy. The
+        networks of a project are never switched, so the container reaches these services under every policy. `None`:
+        the container is not in a project.
         """
         self._engine, self._container, self._neighbours = engine, container, neighbours
         if engine.capabilities.is_podman and self._policy is not None and self._policy.mode != "public":

@@ -1,9 +1,9 @@
-"""A helper process that outlives this process and, if this process dies, removes its resources from an engine.
+"""A helper process that removes this process's resources from an engine after this process has died.
 
-A container that was created but not started does not end with our connection. Neither do the services of a compose
-file. So the helper, a shell, reads a pipe that only this process holds, and that the kernel closes even after `kill
--9`. The shell then replaces itself with Python, which removes all resources whose labels name a dead owner. If the
-helper is also killed (for example, the machine goes down), the next run cleans up.
+It is needed for resources that remain when our connection closes, such as the services of a compose file and containers
+that were created but not started. The helper is a shell that waits on a pipe from this process. When this process dies,
+even by `kill -9`, the kernel closes the pipe. The shell then starts Python, which removes all resources whose labels
+name a dead owner. If the helper also dies, for example because the machine goes down, the next run cleans up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ares_exp.containers.images.docker_cli import passed_on
 from ares_exp.errors import PreflightError
 
 APPEARS_WITHIN_SEC = 3.0
-"""Seconds after the death of the process, or after the last removal, in which the engine may still execute requests."""
+"""Seconds in which resources may still appear after the process died, because the engine still handles its requests."""
 
 _WAIT = 'read -r _ || exec "$@"'
 _POLL_SEC = 0.2
@@ -32,7 +32,7 @@ _reapers: dict[tuple[int, str], Reaper] = {}
 
 
 def watch_over_us(engine: Engine) -> None:
-    """Starts the helper for an engine, unless it is running. Call it before creating a resource. Blocking."""
+    """Starts the helper for an engine, unless it already runs. Call this before you create a resource. Blocking."""
     key = (os.getpid(), engine.host)
     with _lock:
         reaper = _reapers.get(key)
@@ -41,7 +41,7 @@ def watch_over_us(engine: Engine) -> None:
 
 
 class Reaper:
-    """The helper process that waits for the end of this process."""
+    """The helper process for one engine, which waits until this process ends."""
 
     def __init__(self, engine: Engine) -> None:
         env = {**passed_on(), "DOCKER_HOST": engine.host}
@@ -59,7 +59,7 @@ class Reaper:
         atexit.register(self.dismiss)
 
     def dismiss(self) -> None:
-        """Ends the helper without a removal, because this process ends normally. Idempotent."""
+        """Ends the helper without removing anything, because this process ends normally. Idempotent."""
         stdin = self.process.stdin
         assert stdin is not None
         if os.getpid() != self._owner or stdin.closed:
@@ -77,7 +77,7 @@ class Reaper:
 
 
 def main() -> int:
-    """Removes the leftovers of dead processes on the engine, until no more appear."""
+    """Removes the resources of dead processes from the engine, until no more appear. The helper runs this function."""
     try:
         engine = connect_blocking()
     except PreflightError:

@@ -55,7 +55,7 @@ _NO_INTERPRETER = ", or run as root on the engine's machine, which requires no i
 _logger = logging.getLogger(__name__)
 
 _NO_WORKDIR = "chdir to cwd"
-"""Part of the engine's message if a process cannot start in the image's working directory."""
+"""Text in the engine's error message if a process cannot start in the image's working directory."""
 
 
 class RunningContainer:
@@ -73,9 +73,8 @@ class RunningContainer:
     ) -> None:
         """Creates the object without opening a shell.
 
-        `what` is the name of the container in messages, which start with "The " and this name. `workdir` is the default
-        directory of commands, instead of the image's directory. `first_process` is used to determine why the container
-        ended.
+        `what` names the container in error messages, after "The ". `workdir` is the default directory of commands,
+        instead of the image's directory. `first_process` helps to find out why the container ended.
         """
         self._engine = engine
         self._container = container
@@ -121,7 +120,7 @@ class RunningContainer:
             raise
 
     async def open_shell(self, user: User | None) -> EngineStream:
-        """Starts a `sh` in the container for a user; `None` is the image's user."""
+        """Starts a `sh` in the container as `user`, and returns its stream. `None` is the image's user."""
         engine, name, as_user = self._engine, self._container, "" if user is None else str(user)
         start_dir = self._start_dir
         self.raise_if_closed()
@@ -174,13 +173,13 @@ class RunningContainer:
         return DockerTerminal(*connection, hang_up=lambda: self._hang_up(pid))
 
     async def _hang_up(self, pid: int) -> None:
-        """Ends the shell of a terminal. The shell first gets SIGHUP, which it passes on to its jobs."""
+        """Ends the shell of a terminal: first with SIGHUP, which it passes on to its jobs, then with SIGKILL."""
         script = f"kill -HUP {pid}; sleep 0.1; kill -KILL {pid}"
         with contextlib.suppress(ContainerError):
             await self.exec(script, user="root", shell="sh -c", timeout_sec=_HANG_UP_SEC)
 
     def _starts_elsewhere(self, why: str) -> bool:
-        """Returns whether the working directory is missing according to an error. Later shells then start in `/`."""
+        """Returns whether an error means that the working directory is missing. If so, later shells start in `/`."""
         if _NO_WORKDIR not in why:
             return False
         self._start_dir = "/"
@@ -198,7 +197,7 @@ class RunningContainer:
             raise PortForwardingError(f"No forwarded port can be opened in the container: {reason(error)}.") from error
 
     async def _make_forwarded_port(self, serve: Serve, port: int) -> ForwardedPort:
-        """Opens a forwarded port with a socket in the container's network, or with a relay if that is impossible."""
+        """Opens a forwarded port with a socket in the container's network. If that is impossible, uses a relay."""
         engine, container = self._engine, self._container
         why = await in_thread(lambda: namespace_obstacle(engine.host))
         if why is None:
@@ -241,11 +240,11 @@ class RunningContainer:
             raise ContainerDiedError(f"The {self._what} has not been started, or has been stopped.")
 
     async def raise_if_dead(self, cause: Exception) -> None:
-        """Raises an error with the reason if the container is dead, or if `cause` is a lost connection to the engine.
+        """Raises an error that explains `cause`, if the container has ended or the engine cannot be reached.
 
         Raises:
-            ContainerLostError: The container is dead or cannot be reached, and its processes cannot be the cause.
-            ContainerDiedError: The container is dead for another reason, or `close` was called.
+            ContainerLostError: The container has ended or cannot be reached, for a reason outside of the container.
+            ContainerDiedError: The container has ended for another reason, or `close` was called.
         """
         self.raise_if_closed()  # if the container was stopped, report this instead of `cause`
         if self._exit_watch is not None:

@@ -1,4 +1,4 @@
-"""Byte streams to processes in a Docker container: shells, the first process, terminals and programs."""
+"""Byte streams to processes in a Docker container, such as shells, the first process, terminals and programs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _T = TypeVar("_T")
 
 
 class EngineStream:
-    """A `ChannelStream` over a connection from `Engine.hijack`.
+    """The stdin and stdout of a process, as a `ChannelStream` over a connection from `Engine.hijack`.
 
-    The output arrives in frames: stream number, three zeros, length, payload. With `with_stderr`, `read` returns stdout
-    and stderr.
+    The engine sends output in frames: stream number, three zero bytes, length, payload. With `with_stderr`, `read`
+    returns both stdout and stderr. Otherwise, stderr is discarded.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class EngineStream:
         await self._writer.drain()
 
     def close(self) -> None:
-        """Closes the connection; the engine closes the process's stdin."""
+        """Closes the connection. The engine then closes the stdin of the process."""
         self._writer.close()
 
 
 class DockerTerminal:
-    """A `Terminal` over a connection from `Engine.hijack`. The connection transfers bytes without frames."""
+    """A `Terminal` over a connection from `Engine.hijack`. Unlike the streams of other processes, it has no frames."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hang_up: Callable[[], Awaitable[None]]
     ) -> None:
-        """Takes over a connection. `hang_up` ends the shell, which the engine keeps running after a disconnect."""
+        """Takes over a connection. `hang_up` must end the shell, which the engine would keep running."""
         self._reader = reader
         self._writer = writer
         self._hang_up = hang_up
@@ -87,10 +87,10 @@ class DockerTerminal:
 async def run_program(
     engine: Engine, container: str, command: Sequence[str], stdin: bytes, read: Callable[[BinaryIO], _T]
 ) -> tuple[_T, int]:
-    """Runs a program as root in the container's directory `/`. Its stderr is discarded.
+    """Runs a program as root in the container, in the directory `/`. Its stderr is discarded.
 
-    `read` reads the output from a non-seekable stream, in a thread. Returns the result of `read`, and the exit code.
-    Raises errors of the engine and of `read`.
+    `read` is called in a thread with a stream of the output, which is not seekable. Returns the result of `read` and
+    the exit code. Raises errors of the engine and of `read`.
     """
     created = await in_thread(
         lambda: engine.api.exec_create(container, list(command), stdin=True, user="0:0", workdir="/"), abandon=True
@@ -125,7 +125,7 @@ async def _drain(stream: EngineStream) -> None:
 
 
 async def _read_in_thread(stream: EngineStream, read: Callable[[BinaryIO], _T]) -> _T:
-    """Passes the stream to a thread through a socket pair, whose small buffer bounds memory."""
+    """Calls `read` in a thread, and passes the stream to it through a socket pair, whose small buffer limits memory."""
     ours, theirs = socket.socketpair()
 
     def work() -> _T:

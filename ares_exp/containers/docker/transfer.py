@@ -1,4 +1,4 @@
-"""File transfer into and out of a Docker container through the engine's archive calls. Blocking: run it in a thread."""
+"""File transfer into and out of a Docker container with the engine's archive requests. All functions block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_LINKS = 10
 
 
 def put(api: APIClient, container: str, source: Path, directory: str, file_name: str) -> None:
-    """Copies `source` into the existing `directory` of the container; see `archive.pack`."""
+    """Copies `source` into the existing `directory` of the container. `archive.pack` describes the arguments."""
     with pack(source, file_name) as packed:
         api.put_archive(container, directory, packed)
 
@@ -49,13 +49,13 @@ def get(api: APIClient, container: str, source: str, target: Path) -> None:
 
 
 def exists(api: APIClient, container: str, path: str) -> bool:
-    """Returns whether a path exists in a container, which may not have been started."""
+    """Returns whether a path exists in a container. Also works for a container that has not been started."""
     with open_archive(api, container, path) as answer:
         return answer.status_code != 404
 
 
 def open_archive(api: APIClient, container: str, path: str) -> Response:
-    """Requests a tar archive of a path. Used because docker-py's method cannot close a partly read response."""
+    """Requests a tar archive of a path. Unlike with docker-py's method, the response can be closed early."""
     answer: Response = api.get(
         f"{api.base_url}/v{api.api_version}/containers/{container}/archive",
         params={"path": path},

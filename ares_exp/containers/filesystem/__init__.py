@@ -1,1 +1,1 @@
-"""Changes of a file system: a delta of entries, with their contents in a content-addressed object store."""
+"""Changes of a container's files: which paths differ from its base (a delta), and the contents of these files."""

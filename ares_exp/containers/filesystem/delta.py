@@ -1,6 +1,8 @@
-"""The delta: all paths in which a container's files differ from its base, including deletions.
+"""The delta: all paths at which a container's files differ from its base, including deleted paths.
 
-The content of a file is stored as chunks. Holes are not read, chunks of zeros are not stored, and secrets are detected.
+The base is the image or host system that the container started from. The content of a file is stored as chunks in an
+`ObjectStore`. Holes are not read, and chunks of zeros are not stored. If a file contains a known secret, the capture
+fails.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ from ares_exp.records.secrets import KnownSecrets
 EntryKind = Literal["file", "directory", "symlink", "fifo", "whiteout"]
 
 UNKEPT_DIRECTORIES = ("/dev/", "/proc/", "/sys/")
-"""Directories whose contents the kernel or the engine provides. No delta contains paths below them."""
+"""Directories whose contents come from the kernel or the engine. A delta contains no paths below them."""
 
 MAX_MTIME_NS = 2**40 * 10**9
-"""Maximum distance of a time from 1970: 35 thousand years, which exceeds the range of any file system on disk."""
+"""Maximum distance of a file's time from 1970: 35 thousand years, more than any file system on disk can store."""
 
 MAX_PATH_BYTES = 4095
 MAX_NAME_BYTES = 255
 
 MAX_ENTRIES = 1_000_000
 MAX_BYTES = 16 * 2**30
-"""Maximum total size of all files of a delta, in bytes. Chunks of zeros and every name of a hard-linked file count."""
+"""Maximum total size of a delta's files in bytes. Chunks of zeros count, and each hard link counts as a file."""
 
 MAX_NOTES = 1000
 """Maximum number of notes of a delta. Further notes are dropped."""
@@ -38,11 +40,10 @@ MAX_NOTES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The file-system entry at one path. Devices and sockets are excluded: they have no meaning in another container.
+    """A changed path: a file, directory, link or FIFO, or a deletion. Devices and sockets are not captured.
 
     Attributes:
-        kind: Kind of the entry. A `"whiteout"` is a deletion: the base has an entry at this path, but the container
-            does not.
+        kind: Kind of the entry. `"whiteout"` means that the container has deleted a path of the base.
         mode: Permission bits, 0 to 0o7777; 0 for symlinks and whiteouts.
         uid, gid: Owner, as numbers.
         mtime_ns: Nanoseconds since the epoch; may be negative.
@@ -51,8 +52,8 @@ class Entry:
             shorter. `None` is a chunk of zeros.
         target: Target of a symlink.
         xattrs: Extended attributes of a file or directory: `user.*` and `security.capability`.
-        opaque: Whether a directory hides all of its contents in the base.
-        link: Number shared by all names of one file (hard links); `None` if the file has one name.
+        opaque: Whether a directory replaces the base's directory, so that none of the base's files in it are visible.
+        link: Number that all names (hard links) of the same file share; `None` if the file has only one name.
     """
 
     kind: EntryKind
@@ -70,14 +71,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The differences from a base.
+    """The differences between a container's files and the base that it started from.
 
     Attributes:
-        base: Base of the delta: `"sha256:…"`, the id of an image; `"host:…"`, a digest of the host's system; or
-            `"daytona:…"`, the source of a sandbox of that service.
-        entries: Entries by absolute path (`os.fsdecode`d, so any bytes round-trip), parents before children. They
-            include every directory above an entry except `/`, which the engine creates.
-        notes: Messages for people about dropped content (sockets, a file that changed while it was read, …).
+        base: Base of the delta: `"sha256:…"` is the id of an image, `"host:…"` describes the host's system, and
+            `"daytona:…"` names a snapshot of the Daytona service.
+        entries: Entries by absolute path, parents before children. Paths are decoded with `os.fsdecode`, which keeps
+            any bytes. Every directory above an entry also has an entry, except `/`.
+        notes: Messages for people about content that is missing or may be inconsistent (sockets, a file that changed
+            while it was read, …).
     """
 
     base: str
@@ -87,33 +89,34 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class StoredChanges:
-    """A delta, and the object store with the contents of its files."""
+    """A delta, and the object store that contains the contents of its files."""
 
     delta: Delta
     objects: ObjectStore
 
 
 def is_kept(path: str) -> bool:
-    """Returns whether a delta may contain this path. Paths below `UNKEPT_DIRECTORIES` are excluded."""
+    """Returns whether a delta may contain this path, because it is not below `UNKEPT_DIRECTORIES`."""
     return not f"{path}/".startswith(UNKEPT_DIRECTORIES)
 
 
 def is_kept_xattr(name: str) -> bool:
-    """Returns whether a delta may contain this attribute. Other attributes depend on the container or the host."""
+    """Returns whether a delta includes this extended attribute. Others are valid only in this container or host."""
     if name.startswith("user."):
         return len(name) > len("user.") and not name.startswith("user.overlay.")
     return name == "security.capability"
 
 
 def link_number(first_name: str) -> int:
-    """Returns the link number of a file whose alphabetically first name is `first_name`."""
+    """Computes `Entry.link` of a hard-linked file from `first_name`, the first of its paths in sorted order."""
     return int.from_bytes(hashlib.sha256(os.fsencode(first_name)).digest()[:6])
 
 
 def differences(a: Delta, b: Delta) -> list[str]:
-    """Returns the differences of two deltas, one line per path and field; empty if they are equivalent.
+    """Returns the differences between two deltas, one line per path and field; empty if they are equivalent.
 
-    Notes are not compared. For hard links, the link numbers may differ, but the same paths must share a file.
+    Notes are not compared. Equivalent deltas may have different link numbers, but the same paths must be hard links of
+    the same file.
     """
     lines = [] if a.base == b.base else [f"base: {a.base} != {b.base}"]
     names = [_names_of_links(delta.entries) for delta in (a, b)]
@@ -157,7 +160,7 @@ def parents(path: str) -> Iterator[str]:
 
 
 def in_directories(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Returns the entries, parents first, without entries whose parent directory was removed during the read."""
+    """Returns the entries sorted by path, without entries whose parent directory was removed during the read."""
     found: dict[str, Entry] = {}
     for path, entry in sorted_by_path(entries).items():
         parent = path.rpartition("/")[0]
@@ -171,11 +174,11 @@ _AHEAD = 8  # chunks in memory at a time
 
 
 class FileChangedError(Exception):
-    """A file ended earlier than its size indicated."""
+    """A file became shorter while it was read."""
 
 
 class ChunkWriter:
-    """Stores the chunks of one file in order, and checks them for secrets."""
+    """Stores the chunks of one file in order, and checks that they contain no known secret."""
 
     def __init__(self, path: str, objects: ObjectStore, pool: Executor | None, known: KnownSecrets) -> None:
         self._path, self._objects, self._pool, self._known = path, objects, pool, known
@@ -186,7 +189,8 @@ class ChunkWriter:
     def add(self, data: bytes) -> None:
         """Adds the next chunk. Only the last chunk may be shorter than `CHUNK_BYTES`.
 
-        Raises `CaptureError` if a known secret ends in the chunk.
+        Raises `CaptureError` if the chunk contains a known secret, or the end of a secret that started in the previous
+        chunk.
         """
         if data == _ZEROS[: len(data)]:
             self.add_zeros()
@@ -218,9 +222,9 @@ class ChunkWriter:
 
 
 def read_file(writer: ChunkWriter, file: int, size: int) -> tuple[str | None, ...]:
-    """Returns the chunks of the first `size` bytes of an open file.
+    """Stores the first `size` bytes of an open file with `writer`, and returns the digests of the chunks.
 
-    Raises `CaptureError` if the file contains a known secret, and `FileChangedError` if it ends earlier.
+    Raises `CaptureError` if the file contains a known secret, and `FileChangedError` if the file is shorter.
     """
     start = data_start = 0
     while start < size:
@@ -261,7 +265,7 @@ def _read(file: int, count: int, offset: int) -> bytes:
 
 
 def contents(objects: ObjectStore, path: str, entry: Entry) -> Iterator[bytes | int]:
-    """Yields, for each chunk of a file in order, its bytes or, for a chunk of zeros, its length.
+    """Yields the chunks of a file in order. For a chunk of zeros, yields its length instead of its bytes.
 
     Raises `SnapshotCorruptError` if an object is missing or damaged, or has a wrong size.
     """

@@ -1,10 +1,10 @@
-r"""Encoding of deltas as lines of JSON. Lines are untrusted: each entry is checked before use.
+r"""Encoding of deltas as lines of JSON. Decoding treats the lines as untrusted, and checks every entry.
 
 The first line is `{"version": 1, "base": …, "notes": […]}`. Then each entry has one line, with its path and the fields
-that differ from the defaults of `Entry`. Xattrs are hexadecimal. Each chunk is a digest; a number stands for that many
-consecutive chunks of zeros. If a file has many chunks, further lines contain lists of chunks. If a page of a large file
-changes, only a few stored objects therefore change. Bytes of a name that are not UTF-8 are lone surrogates (`\udc80` to
-`\udcff`), as in Python.
+that differ from the defaults of `Entry`. Values of extended attributes are hexadecimal. In a list of chunks, a string
+is the digest of a chunk, and a number stands for that many consecutive chunks of zeros. If a file has many chunks, the
+following lines contain the rest of the list. So if a part of a large file changes, only a few stored objects change.
+Bytes of a name that are not UTF-8 become lone surrogates (`\udc80` to `\udcff`), as in Python.
 """
 
 from __future__ import annotations
@@ -56,19 +56,20 @@ _INTEGERS = {
 
 
 def malformed(what: str, *found: object) -> NoReturn:
-    """Raises the error for data that `encode` never writes."""
+    """Raises `SnapshotMetadataError`, for data that `encode` never writes."""
     raise SnapshotMetadataError(f"{what}: {str(found[0])[:200]!r}." if found else f"{what}.")
 
 
 def unsafe(what: str, value: object) -> NoReturn:
-    """Raises the error for data that is well-formed, but unsafe to use."""
+    """Raises `UnsafeSnapshotError`, for data that is well-formed but unsafe to use."""
     raise UnsafeSnapshotError(f"{what}: {str(value)[:200]!r}.")
 
 
 def checked_entry(value: Any, room: int) -> dict[str, Any]:
-    """Checks each field of one parsed entry, and returns the entry. A file may have at most `room` bytes.
+    """Checks all fields of one parsed entry, and returns the entry. `room` is the maximum size of a file in bytes.
 
-    Raises `SnapshotMetadataError` if it is not an entry, and `UnsafeSnapshotError` if no capture produces it.
+    Raises `SnapshotMetadataError` if the value is not an entry, and `UnsafeSnapshotError` if a capture would never
+    produce the entry.
     """
     if not isinstance(value, dict):
         malformed("expected an entry, found", value)
@@ -105,7 +106,7 @@ def _check_integer(name: str, value: Any, lowest: int, highest: int) -> None:
 
 
 def _bytes(text: Any, what: str) -> bytes:
-    """Encodes a name as bytes. Rejects other encodings of the same name, so that a file cannot have two entries."""
+    """Encodes a name as bytes. Rejects a second spelling of the same bytes, so that a file cannot have two entries."""
     if not isinstance(text, str):
         malformed(f"expected {what}, found", text)
     try:
@@ -149,7 +150,7 @@ def _xattrs(value: Any) -> dict[str, bytes]:
 
 
 def checked_chunks(value: Any, size: int) -> tuple[str | None, ...]:
-    """Returns the chunks of a file of at most `size` bytes, with each chunk of zeros as `None`."""
+    """Returns the checked chunks of a file of `size` bytes. Each chunk of zeros becomes one `None`."""
     if not isinstance(value, list):
         malformed("expected a list of chunks, found", value)
     chunks: list[str | None] = []
@@ -176,7 +177,7 @@ _DEFAULTS = Entry(kind="file")
 
 
 def put_delta(delta: Delta, objects: ObjectStore) -> tuple[str, ...]:
-    """Stores a delta, and returns the digests for `get_delta`. Similar deltas share most of their objects.
+    """Stores a delta, and returns the digests to pass to `get_delta`. Similar deltas share most of their objects.
 
     Raises `CaptureError` if a name, a link or an attribute contains a known secret.
     """
@@ -184,12 +185,12 @@ def put_delta(delta: Delta, objects: ObjectStore) -> tuple[str, ...]:
 
 
 def get_delta(objects: ObjectStore, digests: Sequence[str]) -> Delta:
-    """Loads a delta that was stored with `put_delta`."""
+    """Loads a delta that was stored with `put_delta`. Raises the errors of `decode` and `ObjectStore.get_lines`."""
     return decode(objects.get_lines(digests))
 
 
 def encode(delta: Delta) -> Iterator[bytes]:
-    """Yields the lines that encode a delta, without line ends. Equal deltas have equal lines."""
+    """Yields the lines that encode a delta, without line breaks. Equal deltas have equal lines."""
     yield _json({"version": _VERSION, "base": delta.base, "notes": list(delta.notes)})
     links: dict[int, int] = {}
     for path, entry in sorted_by_path(delta.entries).items():
@@ -214,9 +215,10 @@ def decode(lines: Iterable[bytes]) -> Delta:
     """Parses lines from `encode`, and returns the delta.
 
     Raises:
-        SnapshotMetadataError: The lines are malformed; `SnapshotVersionError` for a newer version.
-        UnsafeSnapshotError: The lines are well-formed but unsafe: a path that leads out, an entry below a link, a mode,
-            owner or attribute that no capture produces, or more data than the bounds.
+        SnapshotMetadataError: The lines are malformed. For an encoding with another version, this is a
+            `SnapshotVersionError`.
+        UnsafeSnapshotError: The lines are well-formed but unsafe, for example because of a path with `..`, an entry
+            below a link, an attribute that no capture produces, or too much data.
     """
     number = size = 0
     entries: dict[str, dict[str, Any]] = {}
@@ -258,9 +260,9 @@ def _json(value: object) -> bytes:
 
 
 def _ends_object(line: bytes) -> bool:
-    """Returns whether a stored object ends after this line.
+    """Returns whether `put_lines` must end a stored object after this line.
 
-    For an entry, this depends only on the path, so that a changed entry does not move the ends of objects.
+    For an entry, this depends only on the path. So if an entry changes, the other objects stay the same.
     """
     # The first line, and each line of chunks, is a separate object.
     return not line.startswith(b'{"path":') or zlib.crc32(line[8 : line.find(b',"kind":')]) % _CUT == 0

@@ -1,11 +1,12 @@
-"""Reader of an overlay's upper directory, which contains the changes of a container.
+"""Reader of an overlay's upper directory, which contains the files that a container has changed.
 
-A 0/0 character device, or an empty file with the attribute `overlay.whiteout`, marks a deletion. A directory with the
-attribute `overlay.opaque` hides the base's directory. Attributes are `trusted.overlay.*`, or `user.overlay.*` for a
-mount with `userxattr` (https://docs.kernel.org/filesystems/overlayfs.html).
+A character device with the number 0/0, or an empty file with the attribute `overlay.whiteout`, marks a deleted path. A
+directory with the attribute `overlay.opaque` hides the base's directory. The full names of these attributes start with
+`trusted.overlay.`, or with `user.overlay.` for a mount with `userxattr`
+(https://docs.kernel.org/filesystems/overlayfs.html).
 
-The directory belongs to an untrusted container, which may keep running. So the reader follows no link, and never opens
-a path that the container could redirect.
+The directory belongs to an untrusted container, which may be running. So the reader follows no link, and opens no path
+that the container could redirect meanwhile.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ _RACY_NS = 20_000_000  # two writes within one tick of the kernel's clock have t
 
 
 ScanCache = dict[Path, dict[int, tuple[tuple[int, ...], Entry]]]
-"""Cache of the entries of files in upper directories, by inode. With it, only changed files are read again.
+"""Cache of the entries of files, by upper directory and inode, so that a scan reads only changed files again.
 
-Only one scan may use a cache at a time. A file counts as unchanged if its size, mode and times of change are the same.
-Writes through a shared memory mapping change the times only when the kernel writes them back.
+Only one scan may use a cache at a time. A file counts as unchanged if its size, mode and times are the same. Data
+written through a shared memory mapping may be missed, because the kernel changes the times only when it writes the data
+back.
 """
 
 
@@ -64,20 +66,21 @@ def scan(
     skip: Callable[[str], bool] = lambda path: False,
     root_ids: tuple[int, int] = (0, 0),
 ) -> dict[str, Entry]:
-    """Reads an upper directory, and stores the contents of files in `objects`.
+    """Reads an upper directory, stores the contents of its files in `objects`, and returns the entries of a delta.
 
-    Returns entries by path, parents first, including `at` itself, unless it is `/`. Adds a sentence to `notes` for each
-    dropped file. Raises `CaptureError` with the path and the reason if a file cannot be read, is too large, contains a
-    known secret, or depends on data outside of `upper`.
+    The entries are sorted by path, parents first. `at` itself has an entry unless it is `/`. A file that cannot be
+    captured is left out, with a sentence in `notes`. Raises `CaptureError` with the path and the reason if a file
+    cannot be read, is too large, contains a known secret, or depends on data outside of `upper`.
 
     Args:
-        upper: The directory.
-        objects: Store for the contents.
-        cache: Cache of earlier scans of the same container. Entries of removed files are dropped from it.
+        upper: The upper directory on the host.
+        objects: Store that receives the contents of files.
+        cache: Cache of earlier scans of the same container. The scan updates it.
         notes: List to which the sentences are added.
-        at: Mount point of the overlay in the container, to which `upper` corresponds.
-        skip: Function that returns whether to exclude a path of the container and everything below.
-        root_ids: Uid and gid on the host that are 0 in the container, for a container in a user namespace.
+        at: Path in the container at which the overlay is mounted.
+        skip: Function that returns whether to leave out a path in the container and everything below it.
+        root_ids: Uid and gid on the host that correspond to root (0) in the container, for a container in a user
+            namespace.
     """
     try:
         root = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -134,7 +137,7 @@ class _Scan:
         return self._linked()
 
     def _add(self, directory: int, path: str, item: os.DirEntry[str], opaque: str) -> bool:
-        """Adds the entry of one name in a directory. Returns whether the name is a directory to scan."""
+        """Adds the entry of one item in a directory. Returns whether the item is a directory, to be scanned later."""
         if not is_kept(path) or self.skip(path):
             return False
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
@@ -182,7 +185,10 @@ class _Scan:
         self._keep(path, entry)
 
     def _read(self, directory: int, path: str, name: str, opaque: str) -> tuple[os.stat_result, Entry | None]:
-        """Reads a file that may change meanwhile. For a whiteout, adds its entry here, and returns `None` as entry."""
+        """Reads a file that may change during the read. Returns its status and its entry.
+
+        If the file marks a deletion, adds the entry here, and returns `None` in place of the entry.
+        """
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         file = os.open(name, flags, dir_fd=directory)
         try:
@@ -213,7 +219,7 @@ class _Scan:
             os.close(file)
 
     def _xattrs(self, path: str, file: int) -> tuple[dict[str, bytes], dict[str, str]]:
-        """Returns the attributes to include in a delta, and the attributes of overlayfs without their prefix."""
+        """Returns a file's attributes for the delta, and separately overlayfs's attributes without their prefix."""
         kept, marks = {}, {}
         try:
             names = os.listxattr(file)

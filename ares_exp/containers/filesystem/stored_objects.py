@@ -1,8 +1,8 @@
-"""The object store, which stores each content once, under its digest.
+"""The object store: a directory that contains each object once, in a file named by the digest of its content.
 
-`<path>/objects/ab/cdef…` is one zstd frame with its size in the header. The name is the sha256 of the uncompressed
-bytes. Files get their final name only when they are complete. Stored content is untrusted: when it is read, its size is
-bounded, and its digest is compared with its name.
+The file `<path>/objects/ab/cdef…` is one zstd frame, whose header contains the uncompressed size. The name is the
+sha256 of the uncompressed bytes (`abcdef…`). A file gets this name only when it is complete. Objects are untrusted: a
+read limits their size, and compares their digest with the name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _codecs = threading.local()  # a compressor serves one thread at a time
 
 
 def compressed(data: bytes) -> bytes:
-    """Returns `data` as a zstd frame."""
+    """Returns `data` as one zstd frame with the size in its header."""
     from ares_exp.containers.filesystem.zstd import zstd
 
     if not hasattr(_codecs, "compressor"):
@@ -38,9 +38,10 @@ def compressed(data: bytes) -> bytes:
 
 
 def read_frame(path: Path, max_bytes: int) -> bytes:
-    """Reads the content of a frame.
+    """Returns the uncompressed content of a file that is one zstd frame.
 
-    Raises `SnapshotCorruptError` if the file is damaged, and `UnsafeSnapshotError` if it has more than `max_bytes`.
+    Raises `SnapshotCorruptError` if the file is missing or damaged, and `UnsafeSnapshotError` if the content has more
+    than `max_bytes`.
     """
     from ares_exp.containers.filesystem.zstd import zstd
 
@@ -76,7 +77,7 @@ def read_frame(path: Path, max_bytes: int) -> bytes:
 
 
 def damaged(path: Path, why: str) -> SnapshotCorruptError:
-    """Returns the error for a damaged object."""
+    """Returns the error to raise for a damaged object. `why` is a clause."""
     return SnapshotCorruptError(f"{path} is damaged: {why}. {_REMEDY}")
 
 
@@ -97,7 +98,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class ObjectStore:
-    """Objects in a directory. Safe for several threads and processes."""
+    """The objects of a snapshot store. Several threads and processes may use the same directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,7 +108,7 @@ class ObjectStore:
         self._durable: set[str] = set()
 
     def put(self, data: bytes) -> str:
-        """Stores `data`, and returns its digest. The object is durable only after `sync()`."""
+        """Stores `data`, and returns its digest. The object survives a power cut only after `sync()`."""
         digest = hashlib.sha256(data).hexdigest()
         with self._lock:
             is_known = digest in self._durable or digest in self._pending
@@ -120,7 +121,7 @@ class ObjectStore:
         return digest
 
     def keep(self, digest: str) -> bool:
-        """Returns whether the object exists. If so, `sync()` and `remove_unneeded()` treat it as newly put."""
+        """Returns whether the object exists. If so, `sync()` includes it, and `remove_unneeded()` treats it as new."""
         path = self.file(digest)
         try:
             if time.time() - path.stat().st_mtime > _YOUNG_SEC:
@@ -157,7 +158,7 @@ class ObjectStore:
             raise _unreadable(path, error) from None
 
     def put_lines(self, lines: Iterable[bytes], *, cut_after: Callable[[bytes], bool] | None = None) -> tuple[str, ...]:
-        """Stores lines in a small number of objects, so that similar sequences of lines share most of them.
+        """Stores lines in a small number of objects. Similar sequences of lines share most of their objects.
 
         Args:
             lines: Lines without line ends.
@@ -165,7 +166,7 @@ class ObjectStore:
                 more than 32 KiB, which suits lists that only grow.
 
         Returns:
-            The digests, for `get_lines`.
+            The digests of the objects in order, to pass to `get_lines`.
 
         Raises:
             CaptureError: A line contains a known secret.
@@ -197,7 +198,7 @@ class ObjectStore:
     def get_lines(
         self, digests: Iterable[str], *, max_lines: int = MAX_LINES, max_bytes: int = MAX_LINES_BYTES
     ) -> list[bytes]:
-        """Reads lines that were stored with `put_lines`.
+        """Reads lines that were stored with `put_lines`, which returned `digests`.
 
         Raises:
             SnapshotCorruptError: An object is missing, damaged, or does not consist of lines.
@@ -215,7 +216,7 @@ class ObjectStore:
         return lines
 
     def sync(self) -> None:
-        """Makes all objects durable that were put since the last `sync()`: they then survive a power cut."""
+        """Writes all objects that were put since the last `sync()` to the disk, so that they survive a power cut."""
         with self._syncing:
             with self._lock:
                 pending, self._pending = self._pending, set()
@@ -241,12 +242,12 @@ class ObjectStore:
                 yield digest
 
     def remove_unneeded(self, needed: Collection[str], *, older_than_sec: float) -> tuple[int, int]:
-        """Removes unneeded objects, and leftovers of killed processes.
+        """Removes objects that no snapshot needs, and temporary files of killed processes.
 
         Args:
-            needed: Set of digests to keep.
-            older_than_sec: Minimum time since the last `put` or `keep` of an object for its removal. Younger objects
-                may belong to an unfinished snapshot.
+            needed: Digests of the objects to keep.
+            older_than_sec: Minimum number of seconds since the last `put` or `keep` of a removed object. Younger
+                objects may belong to an unfinished snapshot.
 
         Returns:
             Number of removed objects, and their size on the disk in bytes.
@@ -263,7 +264,7 @@ class ObjectStore:
         return count, size
 
     def _remove(self, file: Path, before: float) -> int | None:
-        """Removes a file, unless it is newer than `before`. Returns the size of the removed file, otherwise `None`."""
+        """Removes a file, unless it was modified after `before`. Returns its size, or `None` if it was not removed."""
         aside = self._temporary / secrets.token_hex(16)
         try:
             if file.stat().st_mtime > before:
@@ -291,7 +292,7 @@ class ObjectStore:
         return self.path / "objects" / "tmp"
 
     def _is_whole(self, digest: str, data: bytes) -> bool:
-        """Returns whether the stored object contains `data`. After a power cut, a file with its name may be empty."""
+        """Returns whether the object's file exists and contains `data`. After a power cut, the file may be empty."""
         try:
             return read_frame(self.file(digest), len(data)) == data
         except SnapshotMetadataError:

@@ -1,4 +1,4 @@
-"""Reader of a tar archive from an untrusted container. The archive is read as a stream and never extracted."""
+"""Reader of tar archives from untrusted containers. An archive is read as a stream and never extracted."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ GNU_CREATE = (
     "--xattrs",
     "--xattrs-include=*",
 )
-"""Arguments of GNU tar that preserve all metadata. Pass the files to read with `--files-from`."""
+"""Arguments of GNU tar that preserve all metadata. The caller adds `--files-from` with the files to read."""
 
 READ_SOMETHING = (0, 1, 2)
-"""Accepted exit codes: all files were read; some files changed during the read; some files could not be read."""
+"""Accepted exit codes of tar: all files were read, some files changed during the read, some could not be read."""
 
 YOUNG_SEC = 2.0
-"""Files that changed this recently may change again with the same timestamp, so they are read again."""
+"""Age in seconds below which an unchanged timestamp does not prove that a file is unchanged, so it is read again."""
 
 
 _MAX_HEADER_BYTES = 2**20  # for the data before one member: long names, attributes, the map of a sparse file
@@ -68,12 +68,12 @@ def read_tar(
     notes: list[str],
     skip: Callable[[str], bool] = lambda path: False,
 ) -> dict[str, Entry]:
-    """Reads an archive (ustar, GNU or PAX, including sparse files and `SCHILY.xattr.*`) to its end.
+    """Reads an archive, stores the contents of its files in `objects`, and returns entries of a delta, parents first.
 
-    Returns entries by path, parents first. Deletions, and parent directories that the archive lacks, are missing.
-    Excludes paths for which `skip` returns true. Adds a sentence to `notes` for each dropped file. Raises
-    `CaptureError` if the archive is malformed or ends early, is too large, leads out of its root, or contains a known
-    secret.
+    The format is ustar, GNU or PAX, including sparse files and `SCHILY.xattr.*`. The caller must add deletions, and
+    parent directories that are not in the archive. Leaves out paths for which `skip` returns true, and files that
+    cannot be captured, with a sentence in `notes`. Raises `CaptureError` if the archive is malformed or ends early, is
+    too large, contains a path with `..`, or contains a known secret.
     """
     stream = _BoundedStream(file, 2 * MAX_BYTES + 2**30)
     reader = _Reader(objects, notes, skip)
@@ -95,7 +95,7 @@ def read_tar(
 
 
 def _pass(archive: tarfile.TarFile) -> None:
-    """Skips the content of a member, and removes the member from `tarfile`'s list."""
+    """Skips the rest of a member's content, and removes the member from the list that `tarfile` keeps in memory."""
     stream = cast(Any, archive).fileobj
     if stream.tell() < archive.offset - 1:
         stream.seek(archive.offset - 1)
@@ -108,7 +108,7 @@ _ARCHIVE_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, LookupError, R
 class _Member(tarfile.TarInfo):
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile, /) -> Self:
-        """Reads a header. Raises an error for a damaged header, at which `tarfile` would stop without error."""
+        """Reads a header. Raises `EOFError` for a damaged header, where `tarfile` would silently end the archive."""
         try:
             return super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
@@ -118,7 +118,7 @@ class _Member(tarfile.TarInfo):
 
 
 class _BoundedStream:
-    """Limits the number of bytes of an archive that `tarfile` reads into memory."""
+    """A stream of an archive that limits how many bytes `tarfile` reads in total, and for one header."""
 
     def __init__(self, file: IO[bytes], most: int) -> None:
         self._file, self._total, self._header = file, most, 0

@@ -1,4 +1,4 @@
-"""Writer of a delta's files below a directory on the host, which may be the upper directory of an overlay."""
+"""Writer of a delta's files into a directory on the host, which may be the upper directory of an overlay."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ def write_tree(
     opaque_xattr: str | None = None,
     root_ids: tuple[int, int] = (0, 0),
 ) -> None:
-    """Writes entries below a directory that no other process uses. Never follows a link, even if an entry is a link.
+    """Writes the entries of a delta into a directory that no other process uses. Never follows a link.
 
     Raises `RestoreError` with the path and the reason if an entry cannot be written, and `SnapshotCorruptError` for a
     missing or damaged object.
 
     Args:
-        entries: Entries including every directory above an entry, as in a `Delta`. All are at or below `at`.
-        objects: Store of the contents.
-        directory: Existing directory. It may already contain directories of `entries`, but no other conflicting files.
+        entries: Entries by path in the container, at or below `at`. Directories above an entry must also have entries,
+            as in a `Delta`.
+        objects: Store that contains the contents of files.
+        directory: Existing directory. Directories of `entries` may already exist in it, but none of the other entries.
         at: Path in the container that corresponds to `directory`.
-        opaque_xattr: `"trusted.overlay.opaque"` or `"user.overlay.opaque"` to write deletions in the format of
-            overlayfs. `None` for a directory that is not an overlay: deletions are rejected.
-        root_ids: Uid and gid on the host that are 0 in the container.
+        opaque_xattr: `"trusted.overlay.opaque"` or `"user.overlay.opaque"` if `directory` is the upper directory of an
+            overlay, which can hold deletions. `None` otherwise: deletions are then rejected.
+        root_ids: Uid and gid on the host that correspond to root (0) in the container.
     """
     at = at.rstrip("/")
     for path, entry in entries.items():
@@ -125,7 +126,7 @@ class _Tree:
             os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
 
     def give(self, path: str, entry: Entry, descriptor: int) -> None:
-        """Sets the owner first, then mode and attributes, because the kernel drops mode bits when the owner changes."""
+        """Sets owner, mode and attributes of a file. The owner comes first: changing it clears some mode bits."""
         self._own(path, entry, descriptor)
         os.fchmod(descriptor, entry.mode)
         for name, value in entry.xattrs.items():

@@ -1,4 +1,4 @@
-"""The zstd module of the standard library (from Python 3.14), or its backport."""
+"""The module `zstd` of the standard library (Python 3.14 or newer), or its backport for older versions."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The `docker` commands of this machine, which Docker Compose and builds with BuildKit need."""
+"""The `docker` command line programs of this machine, which Docker Compose and builds with BuildKit need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PASSED_ON = (
 
 
 def docker_clis(name: str = "docker") -> Iterator[Path]:
-    """Yields the programs with this name on PATH, each once."""
+    """Yields the executables with this name on PATH, without duplicates."""
     seen = set()
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
         path = Path(directory, name)
@@ -29,13 +29,13 @@ def docker_clis(name: str = "docker") -> Iterator[Path]:
 
 
 def passed_on() -> dict[str, str]:
-    """Returns the variables that are passed to Docker's programs. Other variables, such as API keys, are withheld."""
+    """Returns the environment of Docker's programs: a few of our variables, without others such as API keys."""
     return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 
 @functools.lru_cache(maxsize=64)
 def drives_buildkit(cli: Path) -> bool:
-    """Returns whether a `docker` command can build with BuildKit: it has the plugin buildx, or its version is 18-22."""
+    """Returns whether a `docker` program can build with BuildKit: it has the plugin buildx, or has version 18-22."""
     if output_of(cli, "buildx", "version").startswith("github.com/docker/buildx"):
         return True
     major = re.match(r"\d+", output_of(cli, "version", "--format", "{{.Client.Version}}"))
@@ -43,7 +43,7 @@ def drives_buildkit(cli: Path) -> bool:
 
 
 def output_of(*command: str | Path) -> str:
-    """Runs one of Docker's programs without an engine. Returns its output; empty if it fails."""
+    """Runs one of Docker's programs without access to an engine. Returns its output; empty if it fails."""
     try:
         done = subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""Parser of a Dockerfile's instructions and their words."""
+"""Parser of a Dockerfile: its instructions, their words and flags, and here-documents."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KNOWN = frozenset({
     "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
 })
 # fmt: on
-"""The instructions of Docker's frontend."""
+"""Names of the instructions that Docker's frontend supports, and `COMMENT`."""
 
 _QUOTED = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\."""
 _HEREDOC = re.compile(
     rf"""(?:{_QUOTED}|\$\(\(.*?\)\))|(?<!\S)\d*<<(?P<dash>-?)[ \t]*(?P<word>(?:{_QUOTED}|[^\s<'"\\])+)(?!\S)"""
 )
-"""Pattern for the start of a here-document (with BuildKit's rules), or for quoted text, which is skipped."""
+"""Pattern for the start of a here-document (by BuildKit's rules). It also matches quoted text, to skip this text."""
 
 _QUOTES = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""")
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]\w*)\s*=\s*(\S.*?)\s*")
@@ -32,9 +32,10 @@ _FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?\s*")
 
 
 class HereDocument(NamedTuple):
-    """A here-document of an instruction: the word that ends it, and its unchanged lines with their line breaks.
+    """A here-document of an instruction. `name` is the word that ends it, and `body` has its unchanged lines.
 
-    `strips_tabs` means that leading tabs of its lines are ignored (`<<-`).
+    `strips_tabs` means that it starts with `<<-`, so that leading tabs of its lines are ignored. `has_end` is false if
+    the Dockerfile ends before `name` appears.
     """
 
     name: str
@@ -44,12 +45,12 @@ class HereDocument(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The lines, without leading tabs if they are ignored."""
+        """The lines as a program reads them: without leading tabs if `strips_tabs` is set."""
         return re.sub(r"^\t+", "", self.body, flags=re.MULTILINE) if self.strips_tabs else self.body
 
 
 class Instruction(NamedTuple):
-    """An instruction, with its name in capitals and the number of its first line. Lines are counted from 1."""
+    """An instruction. `name` is in capitals, and `line` is the number of its first line, counted from 1."""
 
     name: str
     value: str
@@ -58,19 +59,19 @@ class Instruction(NamedTuple):
 
 
 class Syntax(NamedTuple):
-    """The line number and the frontend of a Dockerfile's `# syntax=` line; 0 and `None` if there is no such line."""
+    """The `# syntax=` line of a Dockerfile: its number and the frontend that it names. Without one: 0 and `None`."""
 
     line: int
     frontend: str | None
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the frontend is not from Docker. The file can then have any format."""
+        """Whether the frontend is not one of Docker's, so that the rest of the file may have any format."""
         return self.frontend is not None and _OFFICIAL.fullmatch(self.frontend) is None
 
 
 def find_dockerfile(task: str, context_dir: Path | None) -> Path:
-    """Finds the Dockerfile of a task that names no image. Raises `TaskError` if it is missing."""
+    """Returns the path of the Dockerfile of a task without a `docker_image`. Raises `TaskError` if it is missing."""
     if context_dir is not None and (found := context_dir / "Dockerfile").is_file():
         return found
     where = f"in {context_dir}" if context_dir is not None else "and no environment directory"
@@ -89,7 +90,7 @@ def read_text(path: Path) -> str:
 
 
 def find_syntax(text: str) -> Syntax:
-    """Finds the `# syntax=` line. Only other directives (`# name=value`) may precede it."""
+    """Finds the `# syntax=` line. It counts only if all lines before it are other directives (`# name=value`)."""
     for number, line in enumerate(text.splitlines(), 1):
         if (found := _DIRECTIVE.fullmatch(line)) is None:
             break
@@ -99,7 +100,7 @@ def find_syntax(text: str) -> Syntax:
 
 
 def instructions(text: str) -> Iterator[Instruction]:
-    """Yields the instructions of a Dockerfile, including each comment as `COMMENT`."""
+    """Yields the instructions of a Dockerfile in order. Each comment is an instruction with the name `COMMENT`."""
     from dockerfile_parse import DockerfileParser
 
     plain, documents = _without_bodies(text)
@@ -109,9 +110,9 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 
 def _without_bodies(text: str) -> tuple[str, dict[int, list[HereDocument]]]:
-    """Replaces here-documents, and blank lines inside an instruction, with comments for the parser.
+    """Replaces the lines of here-documents, and blank lines inside an instruction, by comments, for a simple parser.
 
-    Also returns the here-documents of each instruction by its first line, counted from 1.
+    Returns the new text, and the here-documents of each instruction by the number of its first line, counted from 1.
     """
     lines: list[str] = []
     documents: dict[int, list[HereDocument]] = {}
@@ -142,13 +143,13 @@ def _without_bodies(text: str) -> tuple[str, dict[int, list[HereDocument]]]:
 
 
 def heredocs(name: str, value: str) -> list[HereDocument]:
-    """Returns the here-documents that an instruction opens, without their bodies."""
+    """Returns the here-documents that an instruction starts, with their names but not yet with their lines."""
     found = _HEREDOC.finditer(value) if name in ("RUN", "COPY", "ADD") else ()
     return [HereDocument(_unquoted(one["word"]), bool(one["dash"])) for one in found if one["word"]]
 
 
 def without_heredocs(value: str) -> str:
-    """Returns the arguments of an instruction without the words that open here-documents."""
+    """Returns the arguments of an instruction without the words that start here-documents, such as `<<EOF`."""
     return _HEREDOC.sub(lambda one: "" if one["word"] else one[0], value)
 
 
@@ -157,7 +158,7 @@ def _unquoted(word: str) -> str:
 
 
 def split_flags(value: str) -> tuple[list[tuple[str, str]], str]:
-    """Returns the leading flags of an instruction as pairs of name and value (default `""`), and the remaining text."""
+    """Returns an instruction's leading flags (pairs of a name and a value, default `""`) and the rest of its text."""
     flags = []
     while match := _FLAG.match(value):
         flags.append((match[1], match[2] or ""))
@@ -166,7 +167,7 @@ def split_flags(value: str) -> tuple[list[tuple[str, str]], str]:
 
 
 def json_words(value: str) -> tuple[str, ...]:
-    """Returns the words of the exec form; empty if `value` is in the shell form (by Docker's rule)."""
+    """Returns the words of an instruction in exec form (`["a", "b"]`); empty for the shell form, by Docker's rule."""
     try:
         words: Any = json.loads(value) if value.startswith("[") else None
     except ValueError:
@@ -175,14 +176,14 @@ def json_words(value: str) -> tuple[str, ...]:
 
 
 def split_words(value: str) -> tuple[str, ...]:
-    """Splits an instruction in shell form into words. Keeps quotes and variables."""
+    """Splits the arguments of an instruction in shell form into words. Quotes and variables stay as they are."""
     from dockerfile_parse.util import WordSplitter
 
     return tuple(WordSplitter(value).split(dequote=False))
 
 
 def ignored_patterns(context: Path) -> list[str] | None:
-    """Reads a context's `.dockerignore` with the rules of docker-py; returns `None` if it is missing. Blocking."""
+    """Returns the patterns of a context's `.dockerignore` by docker-py's rules; `None` if it is missing. Blocking."""
     path = context / ".dockerignore"
     if not path.is_file():
         return None

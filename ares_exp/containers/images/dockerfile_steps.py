@@ -1,6 +1,7 @@
-"""The steps of a task's Dockerfile, read by a parser and applied in a running container.
+"""The steps of a task's Dockerfile: parsed, and applied one after another in a running container.
 
-The parser rejects instructions that a running container does not support.
+This replaces an image build if the backend has no image builder, or cannot send files to it. The parser rejects
+instructions that cannot be applied in a running container.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """A command to run, and its complete environment."""
+    """A command to run, with its complete environment, its directory and its user."""
 
     line: int
     argv: tuple[str, ...]
@@ -47,7 +48,7 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class CopyStep:
-    """Files of the context to copy to the absolute path `target` (a directory if it ends with a slash)."""
+    """Files of the build context to copy to the path `target`. If `target` ends with a slash, it is a directory."""
 
     line: int
     sources: tuple[str, ...]
@@ -58,7 +59,7 @@ class CopyStep:
 
 @dataclass(frozen=True, slots=True)
 class MakeDirectoryStep:
-    """A directory to create."""
+    """A directory to create, from `WORKDIR` or `VOLUME`."""
 
     line: int
     path: str
@@ -69,7 +70,7 @@ Step = RunStep | CopyStep | MakeDirectoryStep
 
 @dataclass(frozen=True, slots=True)
 class Dockerfile:
-    """A parsed Dockerfile: its base image, its steps in order, and the final image's variables, directory and user."""
+    """A parsed Dockerfile: its base image, its steps in order, and the environment, directory and user of the image."""
 
     base: str
     steps: tuple[Step, ...]
@@ -80,14 +81,14 @@ class Dockerfile:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The state before the first step.
+    """The state of the container before the first step.
 
     Attributes:
-        env: Known variables of the container.
-        workdir: Working directory. Empty if it is unknown; paths then stay relative to it.
+        env: Environment variables of the container, as far as they are known.
+        workdir: Working directory. Empty if it is unknown: relative paths then stay relative.
         args: Values of predefined build arguments (`TARGETARCH`, …).
-        built_lines: Number of Dockerfile lines that are already built into the container. These lines produce no steps
-            and are never rejected. `env` and `workdir` are the state after these lines.
+        built_lines: Number of lines of the Dockerfile that the container's image already contains. These lines produce
+            no steps, and are never rejected. `env` and `workdir` describe the state after them.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -97,11 +98,10 @@ class Base:
 
 
 def read_dockerfile(path: Path, base: Base, *, refusal: str) -> Dockerfile:
-    """Reads the Dockerfile at `path`.
+    """Parses the Dockerfile at `path`. `base` is the state in which its steps will be applied.
 
-    `refusal` is the message for an unsupported instruction, with a suggested fix; `{}` is replaced with the
-    instruction. Raises `UnsupportedTaskError` for such an instruction, and `TaskError` if the file is missing or
-    malformed.
+    Raises `UnsupportedTaskError` for an unsupported instruction, and `TaskError` if the file is missing or malformed.
+    `refusal` is the message for an unsupported instruction, in which `{}` stands for the instruction.
     """
     reader = _Reader(path, base, refusal)
     for instruction in instructions(read_text(path)):
@@ -133,7 +133,7 @@ class _Reader:
         self._start_stage("")
 
     def _start_stage(self, base: str) -> None:
-        """Continues from the earlier stage `base`, or from the initial state if `base` is an image."""
+        """Starts a stage with the state of the earlier stage `base`, or with the initial state if it is an image."""
         fresh = (dict(self.start.env), self.start.workdir, "root", ("/bin/sh", "-c"))
         env, self.workdir, self.user, self.shell = self.stages.get(base.lower(), fresh)
         self.env = dict(env)
@@ -265,7 +265,7 @@ class _Reader:
         return str(WordSplitter(text, args={}, envs=variables).dequote())
 
     def _variables(self, value: str) -> tuple[str, dict[str, str]]:
-        """Rewrites substitutions for the parser, as `simplify` does. Raises the error of an unsupported instruction."""
+        """Calls `simplify` with all known variables. Raises `UnsupportedTaskError` for other substitutions."""
         try:
             return simplify(value, {**self.args, **self.env})
         except ValueError as error:
@@ -287,9 +287,10 @@ exit $code
 
 
 def run_words(command: str, documents: Sequence[HereDocument], shell: Sequence[str]) -> tuple[str, ...]:
-    """Returns the command line of a RUN in the shell form, including its here-documents, by BuildKit's rules.
+    """Returns the command line of a RUN in shell form, including its here-documents, by BuildKit's rules.
 
-    A single here-document without a command is a program for the interpreter in its `#!` line, or for the shell.
+    If there is only one here-document and no command, the here-document is a script. It is run by the interpreter in
+    its `#!` line, or by `shell`.
     """
     if len(documents) != 1 or without_heredocs(command).strip():
         return (*shell, command + "".join(f"\n{one.body}{one.name}" for one in documents))
@@ -303,11 +304,10 @@ _TOO_COMPLEX = re.compile(r"\$\{\w*[^\w}]")
 
 
 def simplify(text: str, variables: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Replaces each `${name:-default}` and `${name:+other}` with a new variable that has its value.
+    """Replaces each `${name:-default}` and `${name:+other}` by a new variable, for a parser that lacks these forms.
 
-    Returns the text, and all variables.
-
-    Raises `ValueError` for any other form of substitution.
+    Returns the new text, and `variables` with the new variables. Raises `ValueError` for any other form of
+    substitution.
     """
     known = dict(variables)
 
@@ -327,24 +327,25 @@ def simplify(text: str, variables: Mapping[str, str]) -> tuple[str, dict[str, st
 _LAST_LINES = 20
 
 RunInContainer = Callable[..., Awaitable[ExecResult]]
-"""Function that runs one command with the keywords `env`, `cwd` and `user` of `Container.exec`.
+"""Function that runs a command. It accepts the keyword arguments `env`, `cwd` and `user` of `Container.exec`.
 
-The command sees only the given variables. By default, it runs as root, in `/`, with only the container's PATH.
+`env` is the complete environment of the command. By default, the command runs as root, in `/`, with only the
+container's PATH.
 """
 
 UploadToContainer = Callable[[Path, str], Awaitable[None]]
-"""Function that copies like `Container.upload`."""
+"""Function that copies a file or directory into the container, like `Container.upload`."""
 
 
 def check_sources(dockerfile: Dockerfile, context: Path) -> None:
-    """Raises `TaskError` if the source of a COPY is missing or leads out of the context."""
+    """Raises `TaskError` if a source of a COPY is missing, or `UnsupportedTaskError` if it leads out of the context."""
     for step in dockerfile.steps:
         if isinstance(step, CopyStep):
             find_sources(step, context)
 
 
 def find_sources(step: CopyStep, context: Path) -> list[Path]:
-    """Finds the paths of the context that a COPY names, in order, with links resolved. See `match_source`."""
+    """Returns the files that a COPY names, in order, with links resolved. Raises the errors of `match_source`."""
     found = [path.resolve() for source in step.sources for path in match_source(source, context, step.line)]
     if len(found) > 1 and not step.target.endswith("/"):
         raise TaskError(
@@ -355,9 +356,10 @@ def find_sources(step: CopyStep, context: Path) -> list[Path]:
 
 
 def match_source(source: str, context: Path, line: int) -> list[Path]:
-    """Finds the paths below `context.resolve()` that match one source of the COPY on `line`.
+    """Returns the paths below `context.resolve()` that match one source of the COPY on `line`.
 
-    Raises `TaskError` if no path matches, or a path leads out of the context, directly or through a link.
+    Raises `TaskError` if no path matches, and `UnsupportedTaskError` if a path leads out of the context, directly or
+    through a link.
     """
     root = context.resolve()
     pattern = posixpath.normpath(source.lstrip("/"))
@@ -377,7 +379,10 @@ def match_source(source: str, context: Path, line: int) -> list[Path]:
 
 
 def stage_context(context: Path, directory: Path) -> Path:
-    """Returns the context without ignored files: a copy in `directory`, or the context itself."""
+    """Returns a directory with the context, without the files that `.dockerignore` excludes.
+
+    This is a copy in `directory`, or the context itself if it has no `.dockerignore`.
+    """
     names = names_not_ignored(context)
     if names is None:
         return context
@@ -392,7 +397,7 @@ def stage_context(context: Path, directory: Path) -> Path:
 
 
 def names_not_ignored(context: Path) -> set[str] | None:
-    """Returns the relative paths that `.dockerignore` does not exclude; `None` if there is no such file. Blocking."""
+    """Returns the relative paths that `.dockerignore` does not exclude; `None` if this file is missing. Blocking."""
     patterns = ignored_patterns(context)
     if patterns is None:
         return None
@@ -402,7 +407,7 @@ def names_not_ignored(context: Path) -> set[str] | None:
 
 
 async def apply_step(step: Step, context: Path, run: RunInContainer, upload: UploadToContainer) -> None:
-    """Applies one step. Raises `ContainerStartError` with the end of the output if a command fails."""
+    """Applies one step. Raises `ContainerStartError` with the end of the command's output if a command fails."""
     if isinstance(step, RunStep):
         command = f"exec {shlex.join(step.argv)}"
         result = await run(command, env=step.env, cwd=step.workdir, user=step.user)

@@ -1,8 +1,9 @@
-"""Images of tasks: pulled if missing, or built once per content of the build context.
+"""Images of tasks, which are pulled if they are missing, or built once for equal contents of the build context.
 
-Images are built with BuildKit, through a `docker` command, or with the engine's classic builder. docker-py cannot use
-BuildKit, which needs a session in addition to the request. A failed classic build leaves untagged images, the builder's
-cache, which no label distinguishes from other users' images. They remain until `docker image prune`.
+Images are built with BuildKit if a `docker` command on this machine can use it, because docker-py cannot. Otherwise,
+they are built with the engine's classic builder. A failed classic build leaves untagged images, which are the builder's
+cache. They have no label, so the clean-up cannot distinguish them from other users' images. They remain until you run
+`docker image prune`.
 """
 
 from __future__ import annotations
@@ -48,17 +49,18 @@ async def ensure_image(
 ) -> str:
     """Ensures that the engine has the image of a task. Returns the name of the image.
 
-    An image is pulled or built once for all waiting containers, in this process and in other processes of this user.
-    When the last waiting caller is cancelled, a build with BuildKit is killed. A pull or a classic build runs in the
-    engine: it continues for later callers and ends with this process. Raises `ContainerStartError` with the end of the
+    An image is pulled or built only once for all containers that wait for it, in this and other processes of this user.
+    When the last waiting caller is cancelled, a build with BuildKit is killed. A pull or a classic build cannot be
+    stopped: it continues until it is complete or this process ends. Raises `ContainerStartError` with the end of the
     output, or the reason, if the image cannot be pulled or built.
 
     Args:
         engine: The engine.
-        name: Name of the task, for the tag of a built image.
+        name: Name of the task, which becomes a part of a built image's name.
         docker_image: Prebuilt image, pulled only if the engine has no image with this name.
         context_dir: Build context with a `Dockerfile`, used without a `docker_image`.
-        keep: Whether a built image is kept for later runs. Otherwise, its labels name the owner.
+        keep: Whether a built image is kept for later runs. If false, its labels name this process as the owner, so that
+            it can be removed.
     """
     make: Callable[[Demand], None]
     if docker_image is not None:
@@ -95,7 +97,7 @@ def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: De
 
 
 def _pull(api: APIClient, image: str, demand: Demand) -> None:
-    """Pulls an image in up to three attempts, because an unreachable registry may recover within a second."""
+    """Pulls an image. Makes up to three attempts, because an unreachable registry may soon recover."""
     from docker.errors import APIError
     from docker.utils import parse_repository_tag
 
@@ -121,16 +123,16 @@ def _pull(api: APIClient, image: str, demand: Demand) -> None:
 def _build(engine: Engine, tag: str, context_dir: Path, keep: bool, demand: Demand) -> None:
     try:
         check_buildable(context_dir / "Dockerfile", lambda: engine)
-    except UserError as error:  # not checked before
+    except UserError as error:  # no caller has checked the file before
         raise ContainerStartError(str(error)) from error
     build_image(engine, tag, context_dir, image_labels(tag, keep=keep), demand)
 
 
 def image_tag(name: str, context_dir: Path) -> str:
-    """Returns `ares-exp/<name>:<hash>`, with a hash of a build context's names, modes, links and bytes. Blocking.
+    """Returns an image name `ares-exp/<name>:<hash>`. Equal build contexts have equal hashes. Blocking.
 
-    Files that the context's `.dockerignore` excludes are not hashed. (BuildKit's `Dockerfile.dockerignore` is not
-    supported.)
+    The hash covers names, modes, links and bytes of files, except for files that the context's `.dockerignore`
+    excludes. (BuildKit's `Dockerfile.dockerignore` is not supported.)
     """
     from docker.utils.build import exclude_paths
 
@@ -153,14 +155,15 @@ _LAST_LINES = 30
 _MAX_LINE_BYTES = 4096
 _MAX_LINE_CHARS = 500
 _NOISE = re.compile(r"\x1b\[[0-9;]*m|^#\d+ (?:\d+\.\d+ )?")
-"""Pattern for text to remove from output: colour codes, and the step numbers before BuildKit's lines."""
+"""Pattern for text that is removed from build output: colour codes, and BuildKit's step numbers in front of lines."""
 
 
 def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
-    """Rejects a Dockerfile that needs BuildKit if no local docker command can use the engine's BuildKit. Blocking.
+    """Rejects a Dockerfile that needs BuildKit if no `docker` command on PATH can use the engine's BuildKit. Blocking.
 
-    Calls `connect` only if the file needs BuildKit. Raises `UnsupportedTaskError` with the line, the feature and a
-    suggested fix, `TaskError` if the file cannot be read, and `PreflightError` if no engine responds.
+    `connect` returns the engine. It is called only if the file needs BuildKit. Raises `UnsupportedTaskError` with the
+    line, the feature and a suggested fix, `TaskError` if the file cannot be read, and `PreflightError` if no engine
+    responds.
     """
     found = find_buildkit_feature(read_text(dockerfile))
     if found is None or find_buildkit(engine := connect()) is not None:
@@ -174,15 +177,15 @@ def check_buildable(dockerfile: Path, connect: Callable[[], Engine]) -> None:
 
 
 def find_buildkit(engine: Engine) -> Path | None:
-    """Finds the first `docker` command on PATH that can use the engine's BuildKit; `None` if none can. Blocking."""
+    """Returns the first `docker` command on PATH that can use the engine's BuildKit, or `None`. Blocking."""
     return None if engine.capabilities.is_podman else next(filter(drives_buildkit, docker_clis()), None)
 
 
 def find_buildkit_feature(text: str) -> tuple[int, str] | None:
-    """Returns the line and the name of the first feature in a Dockerfile that the classic builder does not support.
+    """Returns the line and the name of the first feature of a Dockerfile that needs BuildKit; `None` if there is none.
 
-    New features are not added to the classic builder. It does not support any flag of RUN, and supports only two flags
-    of COPY and ADD.
+    The classic builder gets no new features. It supports no flags of RUN, and only `--from` and `--chown` of COPY and
+    ADD.
     """
     if (syntax := find_syntax(text)).is_foreign:
         return syntax.line, f"the frontend {syntax.frontend}"
@@ -200,10 +203,11 @@ def find_buildkit_feature(text: str) -> tuple[int, str] | None:
 
 
 def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], demand: Demand) -> None:
-    """Builds the image of `context_dir`. Blocking.
+    """Builds the image of the Dockerfile in `context_dir`. Blocking.
 
-    When `demand` ends, kills a build with BuildKit and raises `WorkAbandoned`. A classic build cannot be stopped.
-    Raises `ContainerStartError` with the end of the output if the build fails.
+    When `demand` ends, because no caller waits for the image any more, kills a build with BuildKit and raises
+    `WorkAbandoned`. A classic build cannot be stopped. Raises `ContainerStartError` with the end of the output if the
+    build fails.
     """
     last = collections.deque[str](maxlen=_LAST_LINES)
     cli = find_buildkit(engine)
@@ -236,7 +240,7 @@ def _build_with_buildkit(
     demand: Demand,
     last: collections.deque[str],
 ) -> str:
-    """Runs `docker build`. Returns the error, or `""` on success. Adds the lines of the output to `last`."""
+    """Runs `docker build`, and appends its output to `last`. Returns `""`, or a clause that says why it failed."""
     options = [f"--tag={tag}", *(f"--label={name}={value}" for name, value in labels.items())]
     try:
         process = subprocess.Popen(

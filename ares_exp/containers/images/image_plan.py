@@ -1,4 +1,4 @@
-"""The plan of a sandbox's image: how the Daytona service creates the image of a task. No local engine is used.
+"""The plan of a sandbox's image: how the Daytona service provides the image of a task, without a local engine.
 
 | the task has | the source of the sandbox |
 |---|---|
@@ -8,11 +8,11 @@
 | a Dockerfile that needs files | its text, with the files in the service's object store |
 | the same, without an object store | the text before the first line that needs a file; `apply` does the rest |
 
-The service keeps built images for a while, and reuses them for the same text and files.
+The service keeps built images for a while, and uses them again for the same Dockerfile and files.
 
-The service's SDK uploads the sources of `COPY` lines, but ignores `ADD`, variables, bind mounts and `.dockerignore`,
-and loses links and empty directories. So this module finds files by Docker's rules and copies them to a directory. If
-necessary, it adds a stage to the Dockerfile that makes the SDK upload the whole directory.
+The service's SDK uploads the sources of `COPY` lines. It ignores `ADD`, variables, bind mounts and `.dockerignore`, and
+loses links and empty directories. So this module finds the needed files by Docker's rules, and copies them to a
+directory for the SDK. If necessary, it adds a stage to the Dockerfile that makes the SDK upload the whole directory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _PLATFORM_ARGS: Mapping[str, str] = {
     for whose in ("TARGET", "BUILD")
     for what, value in {"PLATFORM": "linux/amd64", "OS": "linux", "ARCH": "amd64", "VARIANT": ""}.items()
 }
-"""Predefined build arguments, with the values of the service's builder."""
+"""Predefined build arguments (`TARGETARCH`, …), with the values that the service's builder uses."""
 
 _REFUSAL = (
     "without the service's object store, the rest of the Dockerfile is executed in the running sandbox, which "
@@ -73,10 +73,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """The files that a Dockerfile needs from its context, by name, and the first line that needs a file.
+    """The files that a Dockerfile needs from its build context, and the ways in which they can reach the sandbox.
 
-    `not_stored` is the reason why the object store cannot store the files; `None` if it can. `not_after` is the reason
-    why the rest of the Dockerfile cannot be applied in a running sandbox; `None` if it can.
+    `first_line` is the first line that needs a file. `not_stored` is the reason why the service's object store cannot
+    store the files; `None` if it can. `not_after` is the reason why the Dockerfile cannot be applied in a running
+    sandbox from this line on; `None` if it can.
     """
 
     first_line: int
@@ -87,20 +88,20 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """The source of a sandbox, and the rest of the Dockerfile to apply after its start.
+    """The image that a sandbox starts from, and the part of the Dockerfile to apply after its start.
 
     Attributes:
-        snapshot, image, dockerfile: Name of a snapshot of the service, name of an image, or text of a Dockerfile to
-            build. A snapshot takes precedence.
+        snapshot, image, dockerfile: Source of the sandbox: name of a snapshot of the service, name of an image, or text
+            of a Dockerfile to build. A snapshot takes precedence.
         context_dir: The task's directory, if it has a Dockerfile.
-        env: Variables that the Dockerfile sets. Variables of its base image are unknown here.
-        workdir: Directory of the finished image; `None` for the directory of the base image or the snapshot.
-        user: User of commands; root if the base image or the snapshot decides.
-        local: Files that the Dockerfile needs; `None` as soon as `stored` or `after_start` has decided how to transfer
-            them.
+        env: Environment variables that the Dockerfile sets. The variables of its base image are unknown.
+        workdir: Working directory of commands; `None` if the base image or the snapshot determines it.
+        user: User of commands; root if the Dockerfile sets no user.
+        local: Files that the Dockerfile needs from its context. `None` if it needs none, or if `stored` or
+            `after_start` has already decided how to transfer them.
         built_lines: Number of Dockerfile lines that the service builds; `apply` applies the rest. `None`: all lines.
         warnings: Warnings for the user.
-        layers: Local directories that become layers of the image.
+        layers: Local directories (mounts) that become the last layers of the image.
     """
 
     snapshot: str | None = None
@@ -117,16 +118,16 @@ class ImagePlan:
 
     @property
     def builds_after_start(self) -> bool:
-        """Whether `apply` has to apply steps, which need the same network as a build."""
+        """Whether `apply` has lines of the Dockerfile to apply. It then needs the same network as an image build."""
         return self.built_lines is not None
 
     def stored(self, directory: Path, mounts: Sequence[Mount]) -> ImagePlan:
-        """Returns the plan in which the service builds everything, with files in its object store. Blocking.
+        """Returns the plan in which the service builds the whole Dockerfile with files in its object store. Blocking.
 
         The Dockerfile's files are copied to the empty `directory`, which must exist until the sandbox is created. If
-        the Dockerfile needs no files, the `mounts` become the last layers of the image, except for directories that the
-        store would change. Otherwise, `mounts` are ignored, because `COPY .` would copy them. Raises
-        `UnsupportedTaskError` if the store would change files, and the rest cannot be applied after the start.
+        the Dockerfile needs no files, `mounts` become the last layers of the image, except for directories that the
+        store cannot store unchanged. If it needs files, `mounts` are ignored, because `COPY .` would copy them. If the
+        store cannot store the files, does the same as `after_start`.
         """
         if self.dockerfile is None or (self.local is not None and self.local.not_stored is not None):
             return self.after_start()
@@ -140,7 +141,7 @@ class ImagePlan:
         return replace(self, dockerfile=as_read_by_sdk(self.dockerfile, found), local=None)
 
     def after_start(self) -> ImagePlan:
-        """Returns the plan in which the service builds the lines before a needed file, and `apply` applies the rest.
+        """Returns the plan in which the service builds the lines before the first needed file; `apply` does the rest.
 
         Raises `UnsupportedTaskError` if the rest cannot be applied in a running sandbox.
         """
@@ -153,20 +154,21 @@ class ImagePlan:
         return replace(self, dockerfile=text, local=None, built_lines=built)
 
     def with_kept_files(self, snapshot: str) -> ImagePlan:
-        """Returns the plan for a snapshot of the service that already contains the files of the finished image."""
+        """Returns the plan for starting from the service's `snapshot`, which has all files of the finished image."""
         is_known = self.local is not None and self.local.not_after is not None
         return replace(replace(self, local=None) if is_known else self.after_start(), snapshot=snapshot)
 
     async def apply(
         self, run: RunInContainer, upload: UploadToContainer, *, workdir: str, restored: bool = False
     ) -> FinishedImage:
-        """Applies the rest of the Dockerfile in the running sandbox, unless it is `restored` with all files.
+        """Applies the rest of the Dockerfile in the running sandbox. Returns the defaults of later commands.
 
-        `run` runs a command in a non-login shell, with variables in addition to the sandbox's. `workdir` is the default
-        directory of the sandbox's commands.
+        `run` must run commands in a non-login shell. Its `env` is added to the sandbox's variables. `workdir` is the
+        directory in which the sandbox's commands start by default. `restored` means that the sandbox already has all
+        files, so that no step is applied.
 
         Raises:
-            ContainerStartError: A command failed. The message has the line and the end of the command's output.
+            ContainerStartError: A command failed. The message contains the Dockerfile's line and the end of the output.
             ContainerError: The sandbox failed.
         """
         if self.built_lines is None or self.context_dir is None:
@@ -192,11 +194,11 @@ class ImagePlan:
 
 
 def plan_image(spec: ContainerSpec, snapshot: str | None = None) -> ImagePlan:
-    """Creates the image plan for `spec`. Blocking: reads the task's Dockerfile and lists its context.
+    """Creates the image plan for `spec`. Blocks to read the task's Dockerfile and to list its context.
 
-    `snapshot` names a snapshot of the service to start from, instead of the task's image. Raises `UnsupportedTaskError`
-    if the task needs several services, or a feature that neither the service's builder nor a running sandbox supports,
-    and `TaskError` if its Dockerfile is missing or malformed.
+    `snapshot` is the name of a snapshot of the service that replaces the task's image. Raises `UnsupportedTaskError` if
+    the task needs several services, or a feature that neither the service's builder nor a running sandbox supports, and
+    `TaskError` if its Dockerfile is missing or malformed.
     """
     if spec.compose_file is not None:
         raise UnsupportedTaskError(
@@ -284,7 +286,10 @@ def _plan_for_dockerfile(context: Path) -> ImagePlan:
 
 @dataclass(frozen=True, slots=True)
 class FinishedImage:
-    """The defaults of commands in a finished sandbox. `env` has only variables that the sandbox does not set itself."""
+    """The environment, directory and user of commands in a sandbox, after its Dockerfile has been applied.
+
+    `env` contains only variables that differ from the sandbox's own variables.
+    """
 
     env: Mapping[str, str]
     workdir: str
@@ -296,7 +301,7 @@ def _read_rest(path: Path, base: Base) -> Dockerfile:
 
 
 async def _variables(run: RunInContainer) -> dict[str, str]:
-    """Returns the sandbox's variables, without the variables that a shell or a login sets."""
+    """Returns the sandbox's environment variables, except for variables that a shell or a login sets."""
     result = await run("cat /proc/self/environ")
     if result.exit_code != 0 or result.elided_bytes:
         raise ContainerStartError(f"The variables of the sandbox could not be read: {result.output[-500:]}")
@@ -313,14 +318,14 @@ _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class LocalSource:
-    """A file, directory or pattern of the context that the instruction on `line` needs."""
+    """A file, directory or pattern in the build context that the instruction on `line` needs."""
 
     line: int
     pattern: str
 
 
 def local_sources(instruction: Instruction) -> list[LocalSource]:
-    """Returns the sources of an instruction in the context; `.` for a source with a variable."""
+    """Returns the sources that an instruction needs from the context; `.` (all files) for a source with a variable."""
     flags, rest = split_flags(instruction.value)
     if instruction.name == "RUN":
         patterns = [source for name, setting in flags if name == "mount" for source in _mounted(setting)]
@@ -350,10 +355,11 @@ def _words(instruction: Instruction, text: str) -> tuple[str, ...]:
 
 
 def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
-    """Returns the files to send to the builder, by their names in the context. Applies `.dockerignore`. Blocking.
+    """Returns the files that `sources` match, by their names in the context. Applies `.dockerignore`. Blocking.
 
-    Raises `TaskError` if a source is missing. Raises `UnsupportedTaskError` if a source leads out of the context, or
-    cannot be uploaded unchanged: a link in a directory, an empty directory, a device, a name that is not UTF-8.
+    Raises `TaskError` if a source is missing. Raises `UnsupportedTaskError` if a source leads out of the context, or if
+    the SDK cannot upload it unchanged: a link in a directory, an empty directory, a device, or a name that is not
+    UTF-8.
     """
     root = context.resolve()
     names = names_not_ignored(root)
@@ -366,7 +372,7 @@ def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
 
 
 def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
-    """Raises `UnsupportedTaskError` if the SDK would interpret the sources of a COPY differently."""
+    """Raises `UnsupportedTaskError` if the SDK would find other sources of a COPY than Docker does."""
     for instruction in found:
         sources = local_sources(instruction) if instruction.name == "COPY" else []
         if sources and ("$" in instruction.value or any(source.pattern.startswith("/") for source in sources)):
@@ -377,9 +383,10 @@ def check_as_read_by_sdk(found: Sequence[Instruction]) -> None:
 
 
 def as_read_by_sdk(text: str, found: Sequence[Instruction]) -> str:
-    """Returns the text, with an added unused stage if this is needed to make the SDK send the whole directory.
+    """Returns the Dockerfile's text. If needed, adds an unused stage that makes the SDK upload the whole directory.
 
-    This is the case if an instruction other than `COPY`, or a `COPY` with a here-document, needs files.
+    This is needed because the SDK finds only the sources of a plain `COPY`, but another instruction, or a `COPY` with a
+    here-document, may also need files.
     """
     for instruction in found:
         if local_sources(instruction) and (instruction.name != "COPY" or "<<" in instruction.value):
@@ -409,7 +416,7 @@ def _lost(what: str) -> UnsupportedTaskError:
 
 
 def find_directory(directory: Path) -> Mapping[str, Path]:
-    """Returns all files of a directory, by their names in it. Raises the same errors as `find_files`. Blocking."""
+    """Returns all files of a directory, by their relative names. Raises the same errors as `find_files`. Blocking."""
     found: dict[str, Path] = {}
     for child in sorted(directory.iterdir()):
         _collect(child.name, child, None, found)
@@ -417,9 +424,10 @@ def find_directory(directory: Path) -> Mapping[str, Path]:
 
 
 def copy_files(files: Mapping[str, Path], directory: Path) -> None:
-    """Copies the files into `directory` under their names, always in the same order. Blocking.
+    """Copies files into `directory`: the keys are relative names. Blocking.
 
-    The SDK's hash of an upload depends on the order in which the directory lists its files.
+    The files are always copied in the same order, because the SDK's hash of an upload depends on the order in which the
+    directory lists them.
     """
     for name in sorted(files):
         target = directory / name

@@ -1,7 +1,7 @@
-"""Work that runs once, in a thread, for several waiting tasks of a process.
+"""Work, such as an image build, that runs once in a thread while several asyncio tasks wait for its result.
 
-If the last waiting task is cancelled, the work ends early. A lock prevents other processes of this user from doing the
-same work at the same time.
+If the last waiting task is cancelled, the work ends early. A lock prevents other processes of the same user from doing
+the same work at the same time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LOOK_EVERY_SEC = 0.05
 
 
 class WorkAbandoned(Exception):
-    """The last task that waited for the work has been cancelled."""
+    """The work must end, because the last asyncio task that waited for it has been cancelled."""
 
 
 class Demand:
-    """The demand for work that runs in a thread. It ends when no task waits for the work. The thread polls it."""
+    """The demand for the result of the work. It ends when no asyncio task waits for it. The thread polls it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,13 +36,13 @@ class Demand:
         self._release: Callable[[], None] | None = None
 
     def pause(self, seconds: float) -> None:
-        """Sleeps for `seconds`. Raises `WorkAbandoned` as soon as the demand ends."""
+        """Sleeps for `seconds` in the working thread. Raises `WorkAbandoned` as soon as the demand ends."""
         if self._over.wait(seconds):
             raise WorkAbandoned
 
     @contextlib.contextmanager
     def releasing(self, release: Callable[[], None]) -> Iterator[None]:
-        """Unblocks the working thread if the demand ends in the `with` block: another thread then calls `release`."""
+        """Calls `release` from another thread if the demand ends in the `with` block, to unblock the working thread."""
         with self._lock:
             self._release = release
             if self._over.is_set():
@@ -72,9 +72,10 @@ _in_progress: dict[str, _Shared] = {}
 
 
 async def share(key: str, work: Callable[[Demand], None]) -> None:
-    """Waits for `work`. Starts it in a thread, unless work with the same key is already running in this process.
+    """Runs `work` in a thread and waits for it. If work with the same key already runs in this process, only waits.
 
-    Callers may run on different event loops. The `Demand` ends when the last waiting caller is cancelled.
+    Callers may run on different event loops. `work` receives a `Demand`, which ends when the last waiting caller is
+    cancelled.
     """
     key = f"{os.getpid()} {key}"
     with _lock:
@@ -117,9 +118,10 @@ def _forget(key: str, shared: _Shared) -> None:
 
 @contextlib.contextmanager
 def work_lock(name: str, demand: Demand) -> Iterator[None]:
-    """Holds a named lock that this user's processes share. The kernel releases it if the holder ends. Blocking.
+    """Holds the lock `name` in the `with` block, so that one process of this user does the work at a time. Blocking.
 
-    Raises `WorkAbandoned` if the demand ends first, and `ContainerStartError` if the lock file cannot be used.
+    The kernel releases the lock if its holder dies. Raises `WorkAbandoned` if the demand ends before the lock is free,
+    and `ContainerStartError` if the lock file cannot be used.
     """
     digest = hashlib.sha256(name.encode()).hexdigest()[:32]
     path = Path(tempfile.gettempdir()) / f"ares_exp-lock-{os.geteuid()}-{digest}"
@@ -135,7 +137,7 @@ def work_lock(name: str, demand: Demand) -> Iterator[None]:
 
 
 def _locked(path: Path, demand: Demand) -> int:
-    """Opens and locks a file. Opens the path again if the previous holder of the lock has removed the file."""
+    """Opens and locks a file. Tries again if the previous holder of the lock has removed this file in the meantime."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:

@@ -1,4 +1,4 @@
-"""The backends `container=local` (bubblewrap containers on the host's root) and `container=host` (the host itself)."""
+"""The backends `container=local` (bubblewrap containers on the host's files) and `container=host` (the host itself)."""
 
 from ares_exp.containers.local.factory import LocalContainerFactory
 

@@ -1,10 +1,11 @@
-"""The cgroups of a local container. They enforce its limits if this process may create cgroups.
+"""The cgroups of a local container, which enforce its limits if this process may create cgroups.
 
-A container has a group for each controller that limits it. The groups have the name of the container's directory, and
-the directory contains a list of the groups for clean-ups after dead runs. A container can neither see nor change its
-groups, because it has a cgroup namespace and no `/sys`. New groups are below this process's group, so that a limit on
-the run also applies to its containers. In version 2, a group that contains processes cannot have limited child groups.
-New groups are then siblings of this process's group, in a parent group that systemd has delegated.
+A container has a cgroup for each controller (cpu, memory, pids) that limits it. The cgroup has the same name as the
+container's directory. The directory contains a list of the cgroups, so that they can be removed if the run dies. A
+container can neither see nor change its cgroups, because it has a cgroup namespace and no `/sys`. New cgroups are
+children of this process's cgroup, so that a limit on the run also applies to its containers. In version 2, a cgroup
+that contains processes cannot have children with limits. New cgroups are then siblings of this process's cgroup, in a
+parent that systemd has delegated.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ares_exp.containers.local.isolation import mounts, run_detached
 from ares_exp.containers.ownership import owner_mark
 
 RECORD = "cgroups"
-"""The file in a container's directory that lists its groups, one path per line."""
+"""Name of the file in a container's directory that lists its cgroups, one path per line."""
 
 _PERIOD_USEC, _LEAST_QUOTA_USEC = 100_000, 1000
 _EMPTY_SEC, _POLL_SEC = 2.0, 0.005
@@ -35,7 +36,7 @@ _SWAP = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 
 Controller = Literal["cpu", "memory", "pids"]
 PROBE_PREFIX = "ares_exp-probe-"
-"""Name prefix of test groups. `owner_mark()` follows."""
+"""Name prefix of cgroups that are created only for a test. In a name, the result of `owner_mark()` follows."""
 _OURS = "ares_exp-"
 _UNIFIED = "unified"
 _LIMIT_FILES = {
@@ -58,7 +59,7 @@ exit $works
 class Limits:
     """The limits of a container; `None` is unlimited. `cpus` may be a fraction; `pids` includes threads.
 
-    `memory_mb` bounds memory and swap in MiB, including the container's files if they are in memory.
+    `memory_mb` limits memory and swap together, in MiB. If the container's files are in memory, they count as well.
     """
 
     cpus: float | None = None
@@ -66,7 +67,7 @@ class Limits:
     pids: int | None = None
 
     def settings(self, *, unified: bool) -> dict[Controller, dict[str, str]]:
-        """Returns the cgroup files to write and their values, by controller. The file with the limit is first."""
+        """Returns the cgroup files to write and their values, by controller. `unified` means version 2 of cgroups."""
         quota = max(int((self.cpus or 0) * _PERIOD_USEC), _LEAST_QUOTA_USEC)
         memory = str((self.memory_mb or 0) * 1024**2)
         found: dict[Controller, tuple[float | None, dict[str, str], dict[str, str]]] = {
@@ -86,7 +87,7 @@ class Limits:
 
 
 def make_groups(directory: Path, limits: Limits) -> None:
-    """Creates the groups of a container where possible, and sets its limits. Always writes `RECORD` to `directory`."""
+    """Creates a container's cgroups and sets its limits, as far as possible. Always writes `RECORD` to `directory`."""
     files: dict[Path, dict[str, str]] = {}
     for controller, path in usable_cgroup_paths().items():
         settings = limits.settings(unified=path.unified).get(controller)
@@ -111,7 +112,7 @@ def _set(file: Path, value: str) -> None:
 
 
 class Reserve:
-    """Allows a full container some processes above its limit, for a new shell that may have to kill processes."""
+    """A temporary increase of a container's process limit, so that a new shell can start and kill processes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -120,17 +121,17 @@ class Reserve:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the process limit is nearly reached. Ended processes count until they are reaped."""
+        """Whether the container has nearly reached its process limit. Ended processes count until they are reaped."""
         return _number(self._directory, "pids.current") + _RESERVE > self._limit > 0
 
     def open(self) -> None:
-        """Increases the process limit if it is nearly reached. The caller must call `close` afterwards."""
+        """Increases the process limit if it is nearly reached. The caller must call `close` afterwards, in any case."""
         self._users += 1
         if self.is_needed:
             self._set(self._limit + _RESERVE)
 
     def close(self) -> None:
-        """Restores the limit, unless another `open` has not been closed. Existing processes above the limit remain."""
+        """Restores the limit when every `open` has been closed. Processes above the limit keep running."""
         self._users -= 1
         if not self._users and _number(self._directory, "pids.max") > self._limit:
             self._set(self._limit)
@@ -143,7 +144,7 @@ class Reserve:
 
 
 def groups_of(directory: Path) -> list[Path]:
-    """Returns the groups of a container, from the list in its directory."""
+    """Returns a container's cgroups, as listed in `RECORD` in its directory."""
     try:
         lines = (directory / RECORD).read_text().splitlines()
     except FileNotFoundError:  # written before the first group is created
@@ -152,7 +153,7 @@ def groups_of(directory: Path) -> list[Path]:
 
 
 def remove_groups(directory: Path) -> bool:
-    """Removes the groups of an ended container. Returns `False` if a process is alive; the caller may then retry."""
+    """Removes the cgroups of an ended container. Returns `False` if a process in them is alive; then try again."""
     try:
         return not [group for group in groups_of(directory) if not remove_group(group)]
     except OSError:
@@ -160,7 +161,7 @@ def remove_groups(directory: Path) -> bool:
 
 
 def remove_group(group: Path) -> bool:
-    """Removes a group, after waiting briefly for its last processes to end. Returns whether it is gone."""
+    """Removes a cgroup. Kills its processes and waits briefly for them to end. Returns whether the cgroup is gone."""
     deadline = time.monotonic() + _EMPTY_SEC
     while True:
         try:
@@ -182,21 +183,21 @@ def oom_kills(directory: Path) -> int:
 
 
 def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
-    """Returns a clause about exhausted memory if the kernel therefore killed processes, otherwise `""`."""
+    """Returns a clause for an error message if the kernel killed processes for lack of memory, otherwise `""`."""
     memory = "its memory, which also contains its files," if holds_files else "its memory"
     count = oom_kills(directory)
     return f"{memory} was used up, and the kernel killed {count} of its processes" if count else ""
 
 
 def lack_of_processes(directory: Path) -> str:
-    """Returns a clause about the process limit if the container has reached it and is still near it, otherwise `""`."""
+    """Returns a clause for an error message if the container has used up its process limit, otherwise `""`."""
     limit, refused = _number(directory, "pids.max"), _number(directory, "pids.events", "max")
     is_full = refused and 2 * _number(directory, "pids.current") > limit
     return f"its remaining processes use up its limit of {limit} processes" if is_full else ""
 
 
 def _number(directory: Path, name: str, key: str = "") -> int:
-    """Returns the number in a file `name` of a container's groups, or in its line for `key`; 0 if there is none."""
+    """Returns the number in the file `name` of a container's cgroups, in the line of `key` if set; 0 if missing."""
     with contextlib.suppress(OSError):
         for file in (group / name for group in groups_of(directory)):
             if file.exists() and (found := re.search(rf"^{key} ?(\d+)$", file.read_text(), re.MULTILINE)):
@@ -206,7 +207,7 @@ def _number(directory: Path, name: str, key: str = "") -> int:
 
 @dataclass(frozen=True, slots=True)
 class CgroupPath:
-    """The directory of a cgroup in which this process may create child groups. `unified` is true for cgroup v2."""
+    """The directory of a cgroup in which this process may create child cgroups. `unified` is true for version 2."""
 
     directory: Path
     unified: bool
@@ -214,20 +215,23 @@ class CgroupPath:
 
 @functools.cache
 def usable_cgroup_paths() -> Mapping[Controller, CgroupPath]:
-    """Returns the groups in which this process can create groups, by controller. The first call takes milliseconds."""
+    """Returns the cgroups in which this process can create child cgroups, by controller.
+
+    The result is cached. The first call takes some milliseconds.
+    """
     found = {controller: find_cgroup_path(controller) for controller in get_args(Controller)}
     return {controller: path for controller, path in found.items() if path is not None}
 
 
 def find_cgroup_path(controller: Controller, process: Path = Path("/proc/self")) -> CgroupPath | None:
-    """Finds the group in which child groups with `controller` work: a process's group, or its nearest parent group."""
+    """Returns the nearest cgroup, from a process's own upwards, in which `controller` can limit children, or `None`."""
     with contextlib.suppress(OSError):  # no cgroups, a group that is being removed, an unusual mount
         return next((path for path in candidates(controller, process) if _works(path, controller)), None)
     return None
 
 
 def candidates(controller: Controller, process: Path = Path("/proc/self")) -> Iterator[CgroupPath]:
-    """Yields the groups that `find_cgroup_path` may choose, nearest first. Does not change groups of other programs."""
+    """Yields the cgroups that `find_cgroup_path` should try, nearest first. Changes no cgroups of other programs."""
     groups = _groups_of(process)
     if controller in groups:
         yield CgroupPath(groups[controller][0], unified=False)
@@ -245,7 +249,7 @@ def candidates(controller: Controller, process: Path = Path("/proc/self")) -> It
 
 
 def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
-    """Yields all visible groups with our name prefix, created by any process. Blocks for at most `_SEARCH_SEC`."""
+    """Yields all visible cgroups with our name prefix, whichever process created them. Stops after `_SEARCH_SEC`."""
     if not (process / "cgroup").exists():  # a kernel without cgroups
         return
     deadline = time.monotonic() + _SEARCH_SEC
@@ -259,7 +263,10 @@ def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
 
 
 def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
-    """Returns a process's group in each hierarchy and the mount point, by version-1 controller or `unified`."""
+    """Returns a process's cgroup in each hierarchy, and the hierarchy's mount point.
+
+    The keys are the controllers of version 1, and `unified` for version 2.
+    """
     paths = {}
     for line in (process / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -274,7 +281,11 @@ def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path]]:
-    """Yields each hierarchy's name (a version-1 controller or `unified`), mounted group and mount point."""
+    """Yields the cgroup mounts that a process sees: the name of the hierarchy, the mounted cgroup and the mount point.
+
+    The name is `unified` for version 2. A mount of version 1 is yielded once per mount option, including its
+    controllers.
+    """
     for mount in mounts(process):
         for name in {"cgroup": mount.options, "cgroup2": (_UNIFIED,)}.get(mount.kind, ()):
             yield name, mount.root, mount.point

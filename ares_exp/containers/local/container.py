@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 TRANSFER_TIMEOUT_SEC = 600.0
 
 BASE_ENV: Mapping[str, str] = {"PATH": SEARCH_PATH}
-"""Variables of a container without a Dockerfile."""
+"""Environment variables of a container whose task has no Dockerfile."""
 
 ONLY_ROOT = "An ordinary user's local container has only the user root: run as root, or use container=docker."
 _REMEDY = "Use container=docker for this task."
@@ -78,7 +78,7 @@ _NAME_SERVERS = ("--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf")
 
 
 class LocalContainer(Container):
-    """A bubblewrap container on the host's root; a `SnapshottableContainer`."""
+    """A bubblewrap container that sees the host's programs. It is a `SnapshottableContainer`."""
 
     image: str | None = None
     _backend: ClassVar[str] = "local"
@@ -96,10 +96,11 @@ class LocalContainer(Container):
 
         Args:
             spec: The task's container.
-            share_network: Whether the container has the host's network instead of none.
-            build_network: Whether the Dockerfile is always applied with the host's network, as container engines do.
-            shell: Default shell of commands.
-            pids_limit: Maximum number of processes of the container, if this user may create cgroups.
+            share_network: Whether the container has the host's network. Otherwise, it has no network.
+            build_network: Whether the Dockerfile is always applied with the host's network, as in a Docker build.
+            shell: Shell of commands that do not set another shell.
+            pids_limit: Maximum number of processes of the container. It is enforced only if this user may create
+                cgroups.
         """
         self._spec = spec
         self._share_network = share_network
@@ -122,9 +123,9 @@ class LocalContainer(Container):
         """Starts the container and applies the task's Dockerfile, or restores the files of `ContainerSpec.changes`.
 
         Raises:
-            ContainerStartError: bubblewrap or an instruction failed.
+            ContainerStartError: bubblewrap or an instruction of the Dockerfile failed.
             EnvironmentStartTimeoutError: The start exceeded the limit of the spec.
-            TaskError: The task is not supported; see `LocalContainerFactory.check`.
+            TaskError: The task is not supported, for a reason listed in `LocalContainerFactory.check`.
             SnapshotError: The captured files do not match this host, or could not be written.
         """
         what, started = f"The local container of {self._spec.name}", self._directory is not None or self._stopped
@@ -178,7 +179,7 @@ class LocalContainer(Container):
         return dockerfile, {"HOME": "/root", **(dockerfile.env if dockerfile else BASE_ENV), **self._spec.env}
 
     def _prepare(self, directory: Path, *, is_readable: bool) -> list[str]:
-        """Creates the initial files. Returns the arguments of `bwrap` that mount them."""
+        """Creates the container's initial files. Returns the arguments with which `bwrap` mounts them."""
         layer = directory / "layer"
         layer.mkdir()
         (directory / "channels").mkdir()
@@ -286,7 +287,7 @@ class LocalContainer(Container):
         return user
 
     async def _explained(self, error: ContainerError) -> ContainerError | None:
-        """Returns an error with a reason if the container has ended or lacks memory or processes; otherwise `None`."""
+        """Returns an error with the real cause if the container ended or lacks memory or processes, or `None`."""
         if self._process is None or self._directory is None or self._stopped:
             return None
         name, directory = self._spec.name, self._directory.path
@@ -325,7 +326,7 @@ class LocalContainer(Container):
             raise await self._explained(error) or error from error
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """Opens a forwarded port. If the container has the host's network, the port is a random free port."""
+        """Opens a forwarded port. If the container shares the host's network, a random port replaces `port`."""
         process = self._running
 
         def listen() -> socket.socket:
@@ -340,7 +341,7 @@ class LocalContainer(Container):
             raise await self._explained(failure) or failure from error
 
     async def set_network(self, policy: NetworkPolicy) -> None:
-        """Checks the policy. There is nothing to apply, because all phases have the network of the start."""
+        """Only checks that `policy` is allowed, because a local container has the same network in all phases."""
         if policy not in self._spec.networks:
             raise ValueError(f"Expected one of the container's network policies, got {policy}.")
 
@@ -363,7 +364,7 @@ class LocalContainer(Container):
 
 
 def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dockerfile | None:
-    """Reads the task's Dockerfile and checks the sources of its COPYs. Returns `None` for a spec without a Dockerfile.
+    """Reads the task's Dockerfile and checks that the files it copies exist. Returns `None` if the task has none.
 
     Raises `UnsupportedTaskError` if the task needs something that the backend lacks, and `TaskError` if the Dockerfile
     is missing or malformed.

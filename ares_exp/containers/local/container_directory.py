@@ -1,12 +1,12 @@
-"""The directory of a local container on the host, its owner, and its removal after the owner's death.
+"""The directory on the host in which a local container stores its files, and its removal, even if the run dies.
 
-When the runner ends, the container's processes end, and its mounts disappear. The directories are then also removed,
-unless the shell that removes them was also killed. If another program removes a directory (for example, a cleaner of
-`/tmp`), the cgroups remain. Their names identify the owner.
+When the run's process ends, the container's processes end and its mounts disappear. A small shell then removes the
+directory. If this shell was also killed, the next run or `ares-exp clean` removes the directory. If another program has
+removed it (for example, a cleaner of `/tmp`), the container's cgroups remain. Their names identify the owner.
 
-The directories are created in a folder in memory if it supports upper layers of overlays. Their files then count as
-memory of the container. The second choice is a folder on disk that supports upper layers. Without such a folder, the
-files are in a tmpfs inside the container. The host cannot read this tmpfs, so snapshots are not supported.
+Directories are created in `/dev/shm` if it supports upper layers of overlays. Their files then count as memory of the
+container. The second choice is the folder for temporary files, if it supports upper layers. Otherwise, the files are in
+a tmpfs inside the container. The host cannot read this tmpfs, so snapshots are not supported.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ares_exp.containers.ownership import (
 from ares_exp.errors import PreflightError
 
 PURPOSE = "box"
-"""Part of the directory names. `owner_mark()` follows."""
+"""Word in the names of container directories. In a name, the result of `owner_mark()` follows."""
 
 _logger = logging.getLogger(__name__)
 
@@ -100,26 +100,26 @@ _MARKED = re.compile(rf"(?:{name_prefix(PURPOSE)}|{PROBE_PREFIX})((\d+)-\d+-[0-9
 
 
 def folders() -> list[Path]:
-    """Returns the possible parents of container directories: in memory, and the directory of temporary files."""
+    """Returns the folders that may contain container directories: `/dev/shm`, and the folder for temporary files."""
     return list(dict.fromkeys(path for path in (_IN_MEMORY, Path(tempfile.gettempdir())) if path.is_dir()))
 
 
 class ContainerDirectory(OwnedDirectory):
-    """The directory of one container. The cgroups of the container have the same name as the directory."""
+    """The directory of one container on the host. The container's cgroups have the same name."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(_prefix(os.getpid(), folder), folder)
         self._mutex = threading.Lock()
 
     def prepare(self, work: Callable[[Path], _T]) -> _T:
-        """Calls `work` with the directory's path. Raises `FileNotFoundError` if the directory is gone. Blocking."""
+        """Calls `work` with the directory's path. Raises `FileNotFoundError` after `remove`. Blocking."""
         with self._mutex:
             if self._lock < 0:
                 raise FileNotFoundError(f"{self.path} has been removed")
             return work(self.path)
 
     def remove(self) -> None:
-        """Deletes the directory with its contents, and the cgroups of its container. Idempotent."""
+        """Deletes the directory with its contents, and the container's cgroups. Idempotent."""
         with self._mutex:
             super().remove()
 
@@ -129,7 +129,7 @@ class ContainerDirectory(OwnedDirectory):
 
 @functools.lru_cache(maxsize=8)
 def _prefix(pid: int, folder: Path) -> str:
-    """Returns the name prefix of our directories in `folder`. Starts the shell that deletes them if we die."""
+    """Returns the name prefix of our directories in `folder`. Starts a shell that deletes them if this process dies."""
     prefix = f"{name_prefix(PURPOSE)}{owner_mark()}-{secrets.token_hex(4)}-"
     theirs, ours = os.pipe()  # ours stays open until we end; no child program inherits it
     try:
@@ -145,10 +145,10 @@ def _prefix(pid: int, folder: Path) -> str:
 
 
 def delete(path: Path, *, is_certain: bool = False) -> bool:
-    """Deletes the directory of an ended container, its cgroups and the paths that it created on this machine.
+    """Deletes an ended container's directory, its cgroups, and the paths that it created elsewhere on this machine.
 
-    Returns whether all of them are gone. If not, a process is still alive, or a path could not be removed. For
-    `is_certain`, see `remove_made`.
+    Returns whether all of them are gone. If not, a process is still alive, or a path could not be removed. `is_certain`
+    has the same meaning as in `remove_made`.
     """
     if (path / MADE).exists():
         if not end_marked(path.name):
@@ -168,12 +168,12 @@ def delete(path: Path, *, is_certain: bool = False) -> bool:
 
 
 def remove_stale() -> None:
-    """Removes leftovers of dead runs of this user. Blocking; never raises."""
+    """Removes leftovers of this user's dead runs from this machine. Blocking; never raises."""
     ownership.remove_stale([*find(), *find_short_lived()])
 
 
 def find() -> Iterator[Leftover]:
-    """Yields orphaned cgroups and this user's container directories, including active ones. Blocking."""
+    """Yields this user's container directories, including active ones, and cgroups of dead processes. Blocking."""
     yield from find_directories(PURPOSE, delete, folders())
     for group in find_groups():
         found = _MARKED.fullmatch(group.name)
@@ -196,7 +196,7 @@ UNREADABLE = (
     "This needs /dev/shm (1 GiB free, Linux 6.6 or newer) or TMPDIR (for example, on ext4, xfs or btrfs), mounted "
     "without noexec. Set TMPDIR to such a folder, or use container=docker."
 )
-"""The reason why a container cannot be captured, and a suggested fix."""
+"""Error text: why a container cannot be captured, with a suggested fix."""
 
 _LEAST_BYTES = 1024**3
 _PROBE_SEC = 10.0
@@ -207,9 +207,9 @@ _REPLACE = 'rmdir "$1/below" && mkdir "$1/below"'
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The parent folder of container directories, and whether the files of containers are in memory.
+    """The place where containers store their files: the folder of their directories, and whether it is in memory.
 
-    If `is_readable` is false, the files are in a tmpfs that only the container sees.
+    If `is_readable` is false, the files are in a tmpfs that only the container itself can read.
     """
 
     folder: Path
@@ -218,7 +218,7 @@ class Storage:
 
 
 def find_storage() -> Storage:
-    """Returns the storage for containers of this process. The first call tests it, which takes some milliseconds."""
+    """Returns where this process's containers store their files. The first call tests this for some milliseconds."""
     return _find_storage(Path(tempfile.gettempdir()))
 
 
@@ -233,7 +233,7 @@ def _find_storage(temporary: Path) -> Storage:
 
 
 def _holds_upper_layers(folder: Path) -> bool:
-    """Mounts an overlay to test whether the folder has space and supports upper layers."""
+    """Returns whether a folder has enough space and supports upper layers. Mounts an overlay as a test."""
     bwrap = find_bwrap()
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         status = os.statvfs(folder)

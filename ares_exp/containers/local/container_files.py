@@ -1,10 +1,11 @@
-"""The files that a local container writes, in its directory on the host: capture and restore.
+"""The files that a local container writes. They are in its directory on the host, where they are captured and restored.
 
-`files/` is the container's root directory without the host's files. `upper/N` is the upper layer of the overlay over
-one directory on the host. bubblewrap mounts these directories. Snapshots exclude all other mounts.
+The container's root directory is `files/`, which contains no files of the host. Each visible directory of the host is
+the lower layer of an overlay, whose upper layer `upper/N` gets the container's changes. bubblewrap mounts these
+directories. Snapshots contain only them and no other mounts.
 
-Changes are relative to a base: a description of this host's system. The description does not cover all files on the
-host, because reading them would take seconds.
+Captured changes can be restored only on a host with the same base. The base is a description of the host's system. It
+does not cover every file of the host, because reading all files would take seconds.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ _WORDS = {
 
 @functools.lru_cache(maxsize=8)
 def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
-    """Returns `host:` and a description of this host as seen by a container. Blocks for some milliseconds; cached.
+    """Returns a description of this host, as a container sees it, with the prefix `host:`. Cached; takes milliseconds.
 
-    `mounts` contains the kinds and paths of the container's overlays and binds.
+    `mounts` contains the kind and the path of each overlay and bind mount of the container.
     """
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     is_shown = any(kind == "bind" and path == sys.base_prefix for kind, path in mounts)
@@ -71,7 +72,10 @@ def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
 
 
 def _require_base(recorded: str, ours: str) -> None:
-    """Checks that changes with the base `recorded` apply to this host, whose base is `ours`."""
+    """Raises `SnapshotMismatchError` if changes with the base `recorded` cannot be restored on this host.
+
+    `ours` is the base of this host. The message lists the differences.
+    """
     if recorded == ours:
         return
     if not recorded.startswith(_PREFIX):
@@ -117,7 +121,7 @@ _FILES, _UPPER = "files", "upper"
 
 
 def private_mounts(parts: Iterable[Part]) -> list[str]:
-    """Returns the arguments of `bwrap` for a container whose files are in a private tmpfs."""
+    """Returns the arguments of `bwrap` for a container whose files are in a tmpfs that the host cannot read."""
     words: list[str] = []
     for part in parts:
         if part.kind == "directory":
@@ -136,10 +140,10 @@ def _mount(part: Part, *overlay: str) -> list[str]:
 
 
 class ContainerFiles:
-    """The files of one container. Every method blocks, and calls must not overlap."""
+    """The files of one container. All methods block, and only one may be called at a time."""
 
     def __init__(self, directory: Path, parts: Sequence[Part], *, privileged: bool) -> None:
-        """Creates the object without writing files. `parts` are the parts of the root directory, parents first."""
+        """Creates the object without writing files. `parts` make up the container's root directory, parents first."""
         self._directory = directory
         self._parts = parts
         self._root = directory / _FILES
@@ -156,9 +160,9 @@ class ContainerFiles:
         self._cache: ScanCache = {}
 
     def make(self, changes: StoredChanges | None = None) -> None:
-        """Creates the initial files of the container, with `changes` from `capture` of another container.
+        """Creates the initial files of the container. `changes` are the changes of another container, from `capture`.
 
-        Raises `SnapshotMismatchError` if the changes are relative to another base, `UnsafeSnapshotError` if they
+        Raises `SnapshotMismatchError` if the changes come from a host with another base, `UnsafeSnapshotError` if they
         include paths that do not belong to the container, and other `SnapshotError`s or `OSError` if they cannot be
         written.
         """
@@ -184,7 +188,7 @@ class ContainerFiles:
         self._make_points()
 
     def mounts(self) -> list[str]:
-        """Returns the arguments of `bwrap` that mount these files as the container's root directory."""
+        """Returns the arguments with which `bwrap` mounts these files as the container's root directory."""
         words = ["--bind", str(self._root), "/"]
         for part in self._parts:
             if part.kind == "overlay":
@@ -194,7 +198,7 @@ class ContainerFiles:
         return words
 
     def capture(self, objects: ObjectStore) -> Delta:
-        """Returns all differences from the files of a new container. Raises `CaptureError` if files cannot be read."""
+        """Returns all differences from a new container, also restored changes. Raises `CaptureError` if that fails."""
         notes: list[str] = []
         found = self._scan(objects, notes)
         for path, inode in self._inodes.items():
@@ -232,7 +236,7 @@ class ContainerFiles:
         return entries
 
     def _mirrored(self, path: str) -> Entry:
-        """Returns an entry for the upper layer that copies the attributes of the host's directory at `path`."""
+        """Returns an entry for an upper layer: a directory with the attributes of the host's directory `path`."""
         found = Path(path).stat()
         uid, gid = (found.st_uid, found.st_gid) if self._privileged else (0, 0)
         return Entry("directory", stat.S_IMODE(found.st_mode) | stat.S_IRWXU, uid, gid, mtime_ns=found.st_mtime_ns)
@@ -284,7 +288,7 @@ class ContainerFiles:
         return next((one for one in (path, *parents(path)) if one in self._uppers), "/")
 
     def _refuse_mount_points(self, changes: Mapping[str, Entry]) -> None:
-        """Rejects entries that would redirect a mount, which root creates, to another path of the host."""
+        """Rejects changes that could redirect a mount to another path of the host, for example by a symlink."""
         for path in changes:
             if not self._closed.isdisjoint((path, *parents(path))):
                 raise UnsafeSnapshotError(
@@ -298,7 +302,7 @@ class ContainerFiles:
                     )
 
     def _make_points(self) -> None:
-        """Creates the mount points for bubblewrap. Preserves the times of their parent directories."""
+        """Creates the mount points that bubblewrap needs. Keeps the modification times of their parent directories."""
         files = {part.path for part in self._parts if part.kind == "bind" and not Path(*part.sources).is_dir()}
         for point in sorted(self._points):
             if self._overlay_of(point.rpartition("/")[0] or "/") != "/":
@@ -314,7 +318,7 @@ class ContainerFiles:
 
 
 def _make_directory(path: Path) -> None:
-    """Creates a directory that all users can enter, regardless of our umask. Does not change an existing directory."""
+    """Creates a directory that all users can enter, whatever our umask is. Leaves an existing directory unchanged."""
     if not path.is_dir():
         _make_directory(path.parent)
         path.mkdir()

@@ -1,9 +1,9 @@
-"""The processes of one local container: bubblewrap, the container's first process, and new shells with their streams.
+"""The processes of one local container: bubblewrap, the container's first process, and the shells that it starts.
 
-The first process is a bash that reads requests from its stdin, which only this process holds. At end of file, because
-the runner has stopped the container or died, the bash ends, and the kernel kills all processes of the container. As PID
-1, the bash cannot be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts
-the bash, kills all processes and reaps orphans.
+The first process is a bash that reads requests for new shells from its stdin. Only this process holds the other end.
+When this process closes it or dies, the bash ends, and the kernel kills all processes of the container. As PID 1, the
+bash cannot be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts the
+bash and does these two things instead: it kills all processes and reaps orphans.
 """
 
 from __future__ import annotations
@@ -102,15 +102,16 @@ trap - EXIT
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The start parameters of a container's first process.
+    """The parameters with which a container's first process is started.
 
     Attributes:
-        directory: The container's directory on this machine, which contains `channels/` and the names of its cgroups.
+        directory: The container's directory on this machine. It contains `channels/` and the list of the container's
+            cgroups.
         bwrap: Path of bubblewrap; `None` if the process runs directly on this machine.
         arguments: Arguments of bubblewrap, from `isolation.bwrap_arguments`.
         is_guarded: Whether the container has no PID namespace, so that a guardian ends its processes.
-        env: Environment of the process. Not used with bubblewrap.
-        held: File descriptor that the guardian keeps open until it ends. Not used with bubblewrap.
+        env: Environment of the process. Used only without bubblewrap.
+        held: File descriptor of a lock, which the guardian keeps open until it ends. Used only without bubblewrap.
         files_in_memory: Whether the container's files are in memory and count towards its memory limit.
     """
 
@@ -124,7 +125,7 @@ class Launch:
 
     @property
     def channels(self) -> str:
-        """The directory of the FIFOs as seen by the container."""
+        """Path of the directory with the FIFOs, as the container sees it."""
         return CHANNELS if self.bwrap is not None else str(self.directory / "channels")
 
     def command(self, options: Sequence[str]) -> list[str | Path]:
@@ -139,7 +140,7 @@ class Launch:
 
 
 class ContainerProcess:
-    """The first process of a container, and the container's shells. `launch` starts the process, `kill` ends it."""
+    """The first process of a container, and the shells that it starts. `launch` starts the process, `kill` ends it."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: FifoStream, how: Launch) -> None:
         self._process = process
@@ -159,7 +160,7 @@ class ContainerProcess:
     async def launch(cls, how: Launch) -> ContainerProcess:
         """Starts the first process and waits until it responds. The caller sets the timeout.
 
-        Raises `ContainerStartError` with the output of bubblewrap if the process does not start.
+        Raises `ContainerStartError` with the error output if the process does not start.
         """
         started = cls._spawn(how)
         try:
@@ -214,7 +215,7 @@ class ContainerProcess:
         return not self._exited.is_set()
 
     def listen(self, address: tuple[str, int]) -> socket.socket:
-        """Opens a socket that listens at `address` in the container's own network. Blocking."""
+        """Opens a listening socket at `address` inside the container's network. Blocking."""
         about = self._namespaces()
         return listen_in_namespace(about["child-pid"], about["net-namespace"], address)
 
@@ -261,7 +262,7 @@ class ContainerProcess:
         return _LocalTerminal(terminal, shell)
 
     async def open_shell(self, user: User, *, clean_env: bool = False) -> FifoStream:
-        """Starts a `/bin/sh` in the container that reads source from the stream and prints to it.
+        """Starts a `/bin/sh` in the container. Returns a stream to its stdin, which it reads as source, and its stdout.
 
         Raises `ContainerError` if the container has no such user, and `ContainerDiedError` if it does not respond.
         """
@@ -297,9 +298,10 @@ class ContainerProcess:
         raise ContainerDiedError(f"The local container no longer responds: {reason}.")
 
     async def reaped(self) -> None:
-        """Waits, at most `_REAP_SEC`, until the container is no longer near its process limit.
+        """Waits after a kill until the container is no longer near its process limit, but at most `_REAP_SEC`.
 
-        Killed processes count until they are reaped, and bash does not always retry a failed fork.
+        Killed processes count until they are reaped. The wait is needed because bash does not always retry a failed
+        fork.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REAP_SEC):
@@ -307,7 +309,7 @@ class ContainerProcess:
                     await asyncio.sleep(_LOOK_EVERY_SEC)
 
     async def kill(self) -> None:
-        """Ends the container, waits (milliseconds) for its processes to end, and closes every stream. Idempotent."""
+        """Ends the container, waits some milliseconds for its processes to end, and closes all streams. Idempotent."""
         grace = _GRACE_SEC + (guardian.KILL_SEC if self._how.is_guarded else 0.0)
         self._control.close()
         if self.is_running:
@@ -332,7 +334,7 @@ class ContainerProcess:
         return await happened(self._exited, _REPORT_SEC)
 
     def why_ended(self) -> str:
-        """Returns the reason why the process ended although `kill` was not called, for an error message."""
+        """Returns why the process ended by itself, for an error message."""
         status = self._process.returncode or 0
         killer = status - 128 if status > 128 else -status  # of the container's first process, or of bubblewrap
         if killer == signal.SIGKILL and (
@@ -369,9 +371,10 @@ _PTMX = os.makedev(5, 2)
 
 
 def _open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStream, str]:
-    """Opens a pseudo-terminal. Returns the end for this process, and the path of the other end in the container.
+    """Opens a pseudo-terminal. Returns a stream to our end, and the path of the other end in the container.
 
-    `/dev` and `/dev/pts` of the container are mounts that it cannot replace, so the path cannot lead elsewhere.
+    The container cannot replace its mounts `/dev` and `/dev/pts`, so the opened path is certainly a pseudo-terminal of
+    it.
     """
     reader = os.open(
         Path("/proc", str(pid), "root/dev/pts/ptmx"),
@@ -391,7 +394,7 @@ def _open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoSt
 
 
 class _LocalTerminal:
-    """A `Terminal`. It hangs up when it is closed or its shell ends, even if background processes are still running."""
+    """A `Terminal` of a local container. It ends when its shell ends, even if background processes still run."""
 
     def __init__(self, stream: FifoStream, shell: FifoStream) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""The factory of `container=local`: bubblewrap containers on the host's root, without an engine or an image."""
+"""The factory of `container=local`: bubblewrap containers on the host's files, without an engine or an image."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LocalContainerFactory(ContainerFactoryBase):
-    """Creates local containers, which start in milliseconds."""
+    """Creates bubblewrap containers, which start in milliseconds."""
 
     name = "local"
     has_terminals = True
@@ -54,15 +54,15 @@ class LocalContainerFactory(ContainerFactoryBase):
         """Validates the options.
 
         Args:
-            network: `no-network`: no network, regardless of the task. `build`: the host's network, including services
-                on its loopback and abstract sockets, while a task's Dockerfile is applied, but no network for agents
-                and tests. `public`: the host's network for the Dockerfile, and also for agents and tests if the task
-                has a public network. `public` rejects tasks with `allowed_hosts`, or with different networks in their
-                phases.
+            network: `no-network`: no network, whatever the task sets. `build`: the host's network only while a task's
+                Dockerfile is applied, but no network for agents and tests. `public`: the host's network for the
+                Dockerfile, and also for agents and tests if the task has a public network. The host's network includes
+                services on its loopback and abstract sockets. `public` rejects tasks with `allowed_hosts`, or with
+                different networks in their phases.
             shell: Shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash -lc`
                 reads `/etc/profile` first, which resets `PATH` on Debian.
-            pids_limit: Maximum number of processes in one container, as a protection against fork bombs. It is
-                enforced, like a task's cpus and memory_mb, if this user may create cgroups.
+            pids_limit: Maximum number of processes in one container, as a protection against fork bombs. Like a task's
+                cpus and memory_mb, it is enforced only if this user may create cgroups.
         """
         self._network = network
         self._shell: Shell = shell
@@ -70,7 +70,7 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def _host(self) -> HostContainerFactory | None:
-        """The factory of `container=host` if we are root in a container that allows no namespaces, otherwise `None`."""
+        """The factory of `container=host`, used if we are root in a container without namespaces; otherwise `None`."""
         if find_isolation().isolation != "none" or container_evidence() is None or os.geteuid() != 0:
             return None
         from ares_exp.containers.local.host_factory import HostContainerFactory
@@ -79,12 +79,12 @@ class LocalContainerFactory(ContainerFactoryBase):
 
     @property
     def is_isolated(self) -> bool:
-        """Whether containers have all namespaces, because this machine allows them."""
+        """Whether this machine allows all namespaces, so that containers are fully isolated."""
         return find_isolation().isolation == "namespaces"
 
     @property
     def max_containers(self) -> int | None:
-        """One if commands run directly on this machine, otherwise `None`."""
+        """1 if commands run directly on this machine, otherwise `None` (no limit)."""
         return self._host.max_containers if self._host is not None else None
 
     def __call__(self, spec: ContainerSpec) -> LocalContainer:
@@ -103,9 +103,9 @@ class LocalContainerFactory(ContainerFactoryBase):
         return {"network": self._network, "shell": self._shell, "pids_limit": self._pids_limit}
 
     async def preflight(self) -> None:
-        """Starts an empty container and stops it (about 20 ms), and removes leftovers of killed runs.
+        """Starts and stops an empty container as a test (about 20 ms), and removes leftovers of killed runs.
 
-        Logs the isolation of containers on this machine, as a warning if it is less than usual.
+        Logs how containers are isolated on this machine, as a warning if some isolation is missing.
 
         Raises:
             PreflightError: bubblewrap is missing, or the kernel does not allow it. The message suggests fixes.
@@ -146,7 +146,7 @@ class LocalContainerFactory(ContainerFactoryBase):
             ) from error
 
     def check_snapshots(self) -> None:
-        """Accepts snapshots, unless commands run directly on this machine."""
+        """Raises `ConfigError` if commands run directly on this machine, whose files cannot be captured."""
         if self._host is not None:
             self._host.check_snapshots()
 
@@ -156,11 +156,11 @@ class LocalContainerFactory(ContainerFactoryBase):
             yield from find()
 
     def check(self, spec: ContainerSpec) -> list[str]:
-        """Checks that a local container can run `spec`. Returns warnings about unenforced limits and unreachable hosts.
+        """Checks that a local container can run `spec`. Returns warnings about ignored limits and unreachable hosts.
 
         Raises:
             UnsupportedTaskError: The task needs an image, a compose file, GPUs, an unsupported Dockerfile instruction,
-                a missing user, or networks that differ between phases.
+                users other than root (if this process is not privileged), or networks that differ between phases.
             TaskError: The Dockerfile is missing or malformed.
         """
         if self._host is not None:

@@ -1,6 +1,7 @@
-"""A byte stream over a pair of FIFOs, between the runner and a process in a local container, and file transfer over it.
+"""Byte streams over pairs of FIFOs, between this process and a process in a local container, and file transfer.
 
-Files are transferred as tar archives over the stream of a shell. Paths in the container are resolved only inside it.
+Files are transferred as tar archives over the stream of a shell. Paths in the container are therefore resolved only
+inside the container.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _CHUNK_BYTES = 256 * 1024
 
 @contextlib.contextmanager
 def fifo_pair(directory: Path, name: str) -> Iterator[FifoStream]:
-    """Creates the FIFOs `name.in` and `name.out`, which a process in the container opens during the `with` block.
+    """Creates two FIFOs, and yields a stream over our ends. A process in the container must open the other ends.
 
-    This process first opens all four ends, so that `open` never blocks and no process sees an early end of file. The
-    container sees `directory` read-only, so it cannot replace a FIFO with a link. Yields a stream over our two ends,
-    which stays open after the `with` block unless the block fails.
+    The FIFOs are `name.in` and `name.out` in `directory`. The container sees this directory read-only, so it cannot
+    replace a FIFO with a link. This process first opens all four ends, so that `open` never blocks and no process sees
+    an early end of file. The stream stays open after the `with` block, unless the block raises an error.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         for path in (directory / f"{name}.in", directory / f"{name}.out"):
@@ -54,7 +55,7 @@ def _open_fifo(path: Path, *, readers: contextlib.ExitStack, writers: contextlib
 
 
 class FifoStream:
-    """A `ChannelStream` over our ends of a pair of FIFOs. Allows one reader and one writer at a time."""
+    """A `ChannelStream` over our ends of a pair of FIFOs. At most one caller may read and one may write at a time."""
 
     def __init__(self, *, reader: int, writer: int) -> None:
         self._reader = reader
@@ -71,7 +72,7 @@ class FifoStream:
             await self._ready(self._loop.add_reader, self._loop.remove_reader, self._reader)
 
     async def read_line(self, limit: int = 4096) -> str:
-        """Reads and decodes a line, up to a newline or the end. The sender must not have sent data after the line."""
+        """Reads a line, up to a newline or the end. Use it only if the sender sends no data right after the line."""
         line = b""
         while not line.endswith(b"\n") and len(line) < limit and (data := await self.read()):
             line += data
@@ -118,9 +119,9 @@ _STATUS = re.compile(rb"status (\d+)\n$")
 
 
 async def send(stream: FifoStream, source: Path, target: str) -> None:
-    """Copies a host file to the container's path `target`, or a host directory's contents to this directory.
+    """Copies a host file to the container's path `target`, or a host directory's contents into the directory `target`.
 
-    The stream is a new shell of the container's root, and cannot be used afterwards. Raises `TransferError` with the
+    `stream` must be a new shell of the container's root. It cannot be used afterwards. Raises `TransferError` with the
     path and the reason if the copy fails, and `OSError` if the stream breaks.
     """
     directory, name = (target, "") if source.is_dir() else posixpath.split(target)
@@ -144,7 +145,10 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
 
 
 async def receive(stream: FifoStream, source: str, target: Path) -> None:
-    """Copies a file from the container to the host path `target`, or a directory's contents into it. See `send`."""
+    """Copies a file from the container to the host path `target`, or a directory's contents into `target`.
+
+    `stream` and the errors are the same as for `send`.
+    """
     directory, name = posixpath.split(source)
     pack_file = f"echo file; tar -chf - -C {shlex.quote(directory)} -- {shlex.quote('./' + name)}"
     pack_directory = f"echo directory; tar -cf - -C {shlex.quote(source)} ."

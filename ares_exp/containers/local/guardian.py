@@ -1,8 +1,8 @@
-"""The guardian of a container without a PID namespace, which ensures that no process outlives the container.
+"""The guardian: a program that ensures that no process outlives a container without a PID namespace.
 
 It starts the container's first process and adopts every process that loses its parent (`PR_SET_CHILD_SUBREAPER`),
-including daemons. When the first process or the runner ends, the guardian kills all of its descendants. It then
-removes the paths that the container created on this machine.
+including daemons. When the first process or the run's process ends, the guardian kills all of its own descendants. It
+then removes the paths that the container created on this machine.
 
 It runs as a script, so it imports only the standard library.
 """
@@ -24,13 +24,16 @@ from pathlib import Path
 from typing import Any
 
 MADE = "made"
-"""The file in a guarded container's directory that lists the paths the container created, one JSON object per line."""
+"""Name of the file that lists the paths that a guarded container created, one JSON object per line.
+
+It is in the container's directory.
+"""
 
 MARK = "ARES_CONTAINER"
-"""Environment variable of every process of a guarded container. Its value is the name of the container's directory."""
+"""Environment variable of all processes of a guarded container. Its value is the directory's name."""
 
 KILL_SEC = 10.0
-"""Maximum wait for the container's processes to end after SIGKILL."""
+"""Maximum time to wait until killed processes have ended."""
 
 _SUBREAPER = 36
 _IGNORED = (*(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM), signal.SIGPIPE, signal.SIGXFSZ)
@@ -40,8 +43,8 @@ _LOOK_EVERY_SEC = 0.002
 def main(directory: Path, held: int | None, command: list[str]) -> int:
     """Runs `command`, and returns its exit code, which is 128 + n for death by signal n.
 
-    Kills all processes of the command when the command ends or when the other end of stdin is closed. `command` does
-    not inherit the descriptor `held`, which stays open in this process.
+    When the command ends, or when the other end of stdin is closed, kills all processes that the command has started.
+    The descriptor `held` stays open in this process, and the command does not inherit it.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -87,7 +90,7 @@ def _reap() -> dict[int, int]:
 
 
 def end_descendants() -> None:
-    """Kills all descendants of this process until it has no child left. Orphans become children of this process."""
+    """Kills the descendants of this process until none is left. Orphans count, because they become its children."""
     stopped: set[int] = set()
     deadline = time.monotonic() + KILL_SEC  # the kernel may keep a process alive, for example if its disk hangs
     with contextlib.suppress(ChildProcessError):
@@ -103,7 +106,10 @@ def end_descendants() -> None:
 
 
 def end_marked(name: str) -> bool:
-    """Kills the processes whose `MARK` is `name`, after their guardian has died. Returns whether all are gone."""
+    """Kills a container's processes after its guardian has died: all whose variable `MARK` is `name`.
+
+    Returns whether all of them are gone.
+    """
     mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + KILL_SEC
     while time.monotonic() < deadline:
         found = set()
@@ -119,10 +125,10 @@ def end_marked(name: str) -> bool:
 
 
 def remove_made(directory: Path, *, is_certain: bool) -> list[str]:
-    """Removes the paths that a container created on this machine, and the records of the removed paths. Blocking.
+    """Removes the paths that a container created on this machine, and their records in `MADE`. Blocking.
 
-    `is_certain` means that the container has just ended. Otherwise, a path that differs from its record is kept,
-    because a user may have created it in the meantime. Returns the kept paths.
+    Set `is_certain` if the container has just ended. If it is false, a path whose inode differs from its record is
+    kept, because a user may have created it in the meantime. Returns the kept paths.
     """
     try:
         lines = (directory / MADE).read_text().splitlines()
@@ -167,7 +173,7 @@ def _empty(directory: Path) -> bool:
 
 
 def _delete(path: Path) -> bool:
-    """Deletes a file or directory. Returns whether it is gone. An immutable file or a busy mount remains."""
+    """Deletes a file or directory. Returns whether it is gone. An immutable file or a busy mount cannot be deleted."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

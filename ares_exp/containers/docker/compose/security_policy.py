@@ -1,9 +1,9 @@
-"""The security policy for a task's compose file: its containers cannot reach the host, and their resources are bounded.
+"""The security policy for a task's compose file: its containers have no access to the host, and limited resources.
 
-A user who trusts the file can disable the policy. Keys that are not known to be harmless are rejected, including new
-keys of later Compose versions. The policy is applied twice. First, it is applied to the file as written, because the
-compose program would read the local files that `env_file`, `extends` and `include` name. Then it is applied to the
-program's output, which has substituted variables and all included files.
+The policy rejects all keys that are not known to be harmless, including new keys of later Compose versions. A user who
+trusts the file can disable the policy. It is applied twice. The first check is on the file as written: when the compose
+program reads the file, it also opens the local files that `env_file`, `extends` and `include` name. The second check is
+on the program's output, which has substituted variables and all included files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HARMLESS_OF_NETWORKS = {"attachable", "enable_ipv6", "internal", "labels", "nam
 # fmt: on
 _NETWORK_OPTIONS = {"com.docker.network.driver.mtu", "com.docker.network.bridge.enable_icc"}
 _PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
-"""Address ranges that networks may use. Other addresses could divert traffic of this machine to a container."""
+"""Address ranges that a project's networks may use. Other ranges could redirect this machine's own traffic."""
 _LOG_DRIVERS = (None, "", "json-file", "local", "none")
 _FILE = "file"
 
@@ -46,14 +46,14 @@ _MIB = 2**20
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(?:i?b)?", re.IGNORECASE)
 _MEMORY = ("mem_limit", "memswap_limit", "mem_reservation")
 _MEMORY_LIMITS = ("mem_limit", "deploy.resources.limits.memory")
-"""Keys for which the value 0 means no limit."""
+"""Keys of memory limits for which 0 means no limit, so that the policy must reject 0."""
 
 
 def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
-    """Applies the policy to a task's compose file as written. Returns warnings about ignored keys. Blocking.
+    """Applies the policy to a task's compose file, before variables are substituted. Returns warnings. Blocking.
 
-    Raises `UnsupportedTaskError` if the file violates the policy, or uses a variable that `refuse_obeyed` rejects.
-    Raises `TaskError` if the file cannot be read or is not a compose file.
+    Raises `UnsupportedTaskError` if the file violates the policy, or uses a variable such as `PATH` (see
+    `refuse_obeyed`). Raises `TaskError` if the file cannot be read or is not a compose file.
     """
     path = spec.compose_file
     assert path is not None
@@ -78,10 +78,10 @@ def check_file(spec: ContainerSpec, options: DockerOptions) -> list[str]:
 
 
 def refuse_violations(path: Path, document: Mapping[str, Any], options: DockerOptions) -> None:
-    """Rejects a document that violates the policy, as written or as printed by the compose program. Blocking.
+    """Rejects a compose document that violates the policy. Does nothing if the user trusts the file. Blocking.
 
-    Raises `UnsupportedTaskError` with all keys that violate the policy, and `TaskError` if the file is not a compose
-    file.
+    `path` is the compose file. `document` is its contents as written, or as printed by the compose program. Raises
+    `UnsupportedTaskError` with all keys that violate the policy, and `TaskError` if the document is not valid.
     """
     if options.compose_trusted:
         return
@@ -123,7 +123,10 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 class _Reading:
-    """Finds the violations in one file. Values with a `$` are checked after the variables have been substituted."""
+    """Finds the keys of one document that violate the policy. Values with variables are accepted for now.
+
+    After the variables have been substituted, the document is checked again.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -213,11 +216,11 @@ class _Reading:
         )
 
     def _is_read_from_ours(self, path: object) -> bool:
-        """Like `_is_ours`, but false for paths with variables: the compose program reads this file too early."""
+        """Like `_is_ours`, but rejects variables, because the compose program reads it before the second check."""
         return "$" not in str(path) and self._is_ours(path)
 
     def _is_ours(self, path: object, below: str = ".") -> bool:
-        """Returns whether a path is in the compose file's folder, with links resolved, or contains variables."""
+        """Returns whether a path, with links resolved, is in the compose file's folder. Accepts variables for now."""
         if path is None:
             return True
         text = posixpath.join(below, str(path)).replace("$$", "\0")  # an escaped `$`
@@ -255,7 +258,7 @@ def _is_private(pool: Mapping[str, Any]) -> bool:
 
 
 def _of_deploy(deploy: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a violation for devices other than NVIDIA GPUs, because another driver could expose files on the host."""
+    """Yields a violation for devices that are not NVIDIA GPUs: other drivers could give access to the host's files."""
     reserved = (deploy.get("resources") or {}).get("reservations") or {}
     if any(device.get("driver") not in (None, "nvidia") for device in reserved.get("devices") or ()):
         yield ".resources.reservations.devices"
@@ -311,11 +314,11 @@ def _resources(service: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 
 def _is_left_for_later(value: object) -> bool:
-    """Returns whether the value is missing or contains a variable."""
+    """Returns whether a value cannot be checked yet, because it is missing or contains a variable."""
     return value is None or "$" in str(value)
 
 
 def _size(value: object) -> float:
-    """Parses a number, or a size such as `1.5g` into bytes. Returns infinity for other values, such as -1."""
+    """Converts a number, or a size such as `1.5g`, to bytes. Returns infinity for other values, such as -1."""
     match = _SIZE.fullmatch(str(value).strip())
     return float(match[1]) * 1024.0 ** " kmgtp".index(match[2].lower() or " ") if match else float("inf")

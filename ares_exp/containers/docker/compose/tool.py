@@ -1,8 +1,8 @@
 """The compose program of this machine: the plugin `docker compose`, or the program `docker-compose`.
 
-The program substitutes each `$NAME` in a task's file with a variable of its environment. The program does not inherit
-our environment, because a file could copy any API key into a container. It gets the variables of the task
-(`[environment.env]`) and of Harbor.
+The program replaces each `$NAME` in a task's file by the environment variable `NAME`. It does not inherit our
+environment, because then a file could copy an API key into a container. It only gets the variables that the task sets
+(`[environment.env]`) and the variables that Harbor defines, such as `MAIN_IMAGE_NAME`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.errors import ContainerStartError, PreflightError, UnsupportedTaskError
 
 ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "DOCKER_CONFIG")
-"""Variables that the program inherits, because it needs them to find Docker's programs, plugins and settings."""
+"""Variables of our environment that the program inherits, to find Docker's programs, plugins and settings."""
 
 _OLDEST = (1, 28)  # the first version that reads both older formats and files without a version, and has --ansi
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
@@ -53,13 +53,13 @@ class ComposeTool:
 
     @property
     def says_json(self) -> bool:
-        """Whether the program can print a compose file as JSON. Unlike YAML, JSON has no dialects."""
+        """Whether the program can print a compose file as JSON, which is easier to parse reliably than YAML."""
         return not self.version.startswith("1.")
 
     async def run(
         self, arguments: Sequence[str], *, env: Mapping[str, str], directory: Path, stdin: bytes = b""
     ) -> Answer:
-        """Runs the program. Kills it with its children if the caller is cancelled or this process is killed.
+        """Runs the program. Kills it and its child processes if the caller is cancelled or this process is killed.
 
         Raises `ContainerStartError` if the program does not start, or prints more than `_MAX_ANSWER_BYTES`.
         """
@@ -159,10 +159,10 @@ _OBEYED = re.compile(
 
 
 def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
-    """Rejects a file that uses a task variable whose name has a meaning for programs on this machine, such as `PATH`.
+    """Rejects a file that uses a task variable such as `PATH`, which would also affect programs on this machine.
 
-    The compose program does not get these variables, so it could not substitute them. Containers may have them. Raises
-    `UnsupportedTaskError`.
+    The compose program does not get such variables, so it could not substitute them. In containers, they are allowed.
+    Raises `UnsupportedTaskError`. `text` is the file's text.
     """
     found = [name for name in spec.env if _OBEYED.fullmatch(name) and re.search(rf"\$\{{?{re.escape(name)}\b", text)]
     if found:
@@ -173,7 +173,7 @@ def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
 
 
 def variables(spec: ContainerSpec, host: str) -> dict[str, str]:
-    """Returns the environment of the compose program for an engine's `host`. Blocking: reads the build context."""
+    """Returns the compose program's environment. `host` is the engine's address. Blocks to read the build context."""
     assert spec.compose_file is not None
     env = {name: value for name, value in spec.env.items() if not _OBEYED.fullmatch(name)}
     context = spec.context_dir or spec.compose_file.parent
