@@ -155,7 +155,7 @@ class ConversingAgent:
         self._in_a_row += 1
         self.format_errors += 1
         if self._in_a_row == self._options.format_errors_in_a_row:
-            raise RepeatedFormatError(f"{self._in_a_row} replies in a row {problem}.")
+            raise RepeatedFormatError(f"The agent stopped, because {self._in_a_row} replies in a row {problem}.")
 
 
 MAX_SKILLS = 100
@@ -196,7 +196,7 @@ async def find_skills(container: AgentContainer, folder: str, *, timeout_sec: fl
     )
     parts = result.output.split("\0")[1:]
     if not parts:
-        _logger.warning("The agent receives no skills, because %s in the container has no */SKILL.md.", folder)
+        _logger.warning("The agent receives no skills: no subfolder of %s in its container has a SKILL.md.", folder)
     return [read_skill(text, posixpath.join(folder, path)) for path, text in zip(parts[::2], parts[1::2], strict=False)]
 
 

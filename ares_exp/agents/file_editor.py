@@ -160,7 +160,7 @@ def _inserted(text: str, new: str, line: int, path: str) -> tuple[int, str]:
     """
     lines = _lines(text)
     if line > len(lines):
-        raise EditError(f"Expected insert_line to be from 0 to {len(lines)}, the lines of {path}, got {line}.")
+        raise EditError(f"Expected insert_line to be from 0 to {len(lines)}, the line count of {path}, got {line}.")
     before = "".join(lines[:line])
     if before and not before.endswith("\n"):
         before += "\n"

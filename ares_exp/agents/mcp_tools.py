@@ -97,13 +97,13 @@ class McpTools:
             about = server.about
             if about.transport == "sse":
                 raise AgentError(
-                    f"The MCP server {about.name!r} of the task uses the transport sse, which the MCP "
-                    "specification has deprecated. agent=tools supports streamable-http and stdio."
+                    f"The MCP server {about.name!r} of the task uses the deprecated transport sse, but agent=tools "
+                    "supports only streamable-http and stdio. Use another agent."
                 )
             if any("${" in value for value in about.headers.values()):
                 raise AgentError(
-                    f"The MCP server {about.name!r} of the task has headers with host variables. agent=tools "
-                    "does not send them, because its requests are recorded."
+                    f"The MCP server {about.name!r} of the task has headers with variables of this machine. "
+                    "agent=tools does not send their values, because its requests are recorded. Leave the task out."
                 )
             try:
                 await self._start(server)
@@ -175,8 +175,8 @@ class McpTools:
         too_much = len(self._tools) >= MAX_TOOLS or len(json.dumps(schema)) > MAX_SCHEMA_CHARS
         if too_much or known_as in self._tools or schema.get("type") != "object":
             logger.warning(
-                "The tool %.80r of the MCP server %r is left out: the limit is %d tools, with unique names and "
-                "object schemas of at most %d characters.",
+                "The agent does not get the tool %.80r of the MCP server %r. Expected at most %d tools, each with a "
+                "unique name and an object schema of at most %d characters.",
                 *(name, server.about.name, MAX_TOOLS, MAX_SCHEMA_CHARS),
             )
             return
@@ -193,7 +193,7 @@ class McpTools:
                 raise McpError(f"{method} failed: {str(error.get('message'))[:1000]}")
             if response.get("id") == number:
                 return required(response, "result", Mapping)  # type: ignore[no-any-return]
-        raise McpError(f"Expected a response to {method}, got {shorten(said)}")
+        raise McpError(f"Expected the server to respond to {method}, got {shorten(said)}")
 
     async def _send(self, server: _Server, message: Mapping[str, Any], number: str | None) -> str:
         """Sends a JSON-RPC message and returns the server's output.
@@ -224,7 +224,7 @@ class McpTools:
         if result.exit_code == _NO_CLIENT:
             raise McpError("The image has neither curl nor python3. A streamable-http server needs one of them.")
         if result.exit_code != 0:
-            raise McpError(f"A request failed (exit code {result.exit_code}): {result.output[-500:]!r}.")
+            raise McpError(f"A request to the server failed (exit code {result.exit_code}): {result.output[-500:]!r}.")
         return result.output
 
 

@@ -164,7 +164,7 @@ class TerminalAgent(ConversingAgent):
     async def _type(self, keys: str, seconds: float) -> None:
         options, container = self._options, self._container
         if not isinstance(container, AgentTerminal):
-            raise AgentError(f"The terminal agent needs a terminal, and {type(container).__name__} has none.")
+            raise AgentError(f"agent=terminal needs a terminal, but a {type(container).__name__} does not have one.")
         output = await container.use_terminal(keys, seconds=seconds, columns=options.columns, lines=options.lines)
         if output.is_new:
             self._lost_terminal = self._lost_terminal or self._has_terminal

@@ -91,7 +91,7 @@ class ToolsAgentFactory(ConversingAgentFactory):
         )
         self.tools: tuple[ToolName, ...] = tuple(dict.fromkeys(ALL_TOOLS if tools is None else tools))
         if not {"bash", "submit"}.intersection(self.tools):
-            raise ConfigError("Expected agent.tools to contain bash or submit: the agent cannot finish without them.")
+            raise ConfigError("Expected agent.tools to contain bash or submit: without them, the agent cannot finish.")
         self.command_timeout_sec = command_timeout_sec
         self.max_command_timeout_sec = max_command_timeout_sec
         self.max_output_chars = max_output_chars

@@ -42,8 +42,8 @@ Examples:
 """
 LIST = """\
 Lists the agents that can be installed for this machine: the pinned version, the size of the download, which builds are
-installed and how much disk space they use, the licence, and the wire formats. A build is for one C library. A build of
-an agent in Python is also for one minor version of Python.
+installed and how much disk space they use, the licence, and the wire formats. Each build is for one C library, such as
+glibc. A build of an agent in Python is also for one minor version of Python, such as 3.12.
 [arguments]
 Examples:
   %(prog)s
@@ -203,7 +203,7 @@ def _pack(arguments: argparse.Namespace) -> None:
     name = arguments.name or default_name(arguments.spec)
     if re.fullmatch(PACKAGE_NAME, name) is None:
         raise ConfigError(
-            f"Expected a name of lower-case letters, digits, `-` and `_`, got {name!r}. Use `--name NAME`."
+            f"Expected a package name of lower-case letters, digits, `-` and `_`, got {name!r}. Use `--name NAME`."
         )
     (build,) = user_package(name, Pack(specs, node=arguments.node, python=arguments.python)).builds
     found = install(build, say=_say, replace=True)
@@ -234,7 +234,7 @@ def _chosen(arguments: argparse.Namespace, packed: Sequence[AgentPackage] = ()) 
     if arguments.all:
         return [*PACKAGES.values(), *packed]
     if not arguments.agents:
-        raise ConfigError(f"Expected the name of an agent, one of {', '.join(PACKAGES)}, or `--all`.")
+        raise ConfigError(f"Name at least one agent, or use `--all`. The agents are {', '.join(PACKAGES)}.")
     users = {one.name: one for one in packed}
     known = [*PACKAGES, *(name for name in users if name not in PACKAGES)]
     for name in arguments.agents:

@@ -97,7 +97,7 @@ def _found(config_dirs: Sequence[Path], *, images: bool, snapshots: bool) -> tup
                 for leftover in backend.find_leftovers(images=images, snapshots=snapshots):
                     found.append(leftover)  # one by one, to keep the leftovers found before an error
         except (PreflightError, ConfigError) as error:
-            _say(f"{name.capitalize()} was not checked. {error}")
+            _say(f"{name.capitalize()} was not checked for leftovers. {error}")
         except ContainerServiceError as error:
             _say(str(error))
             failed = True
@@ -118,7 +118,7 @@ def _total(stale: Sequence[Leftover], remaining: int, *, dry_run: bool) -> str:
         return "No leftovers found."
     things = count_of(count, "thing")
     if dry_run:
-        return f"{things} would be removed{f', up to {format_size(size)}' if size else ''}."
+        return f"{things} would be removed{f', which frees up to {format_size(size)}' if size else ''}."
     return f"{count - remaining} of {things} removed." if remaining else f"{things} removed."
 
 

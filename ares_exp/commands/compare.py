@@ -173,7 +173,7 @@ def _compare_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
     chosen = list(combinations(runs, 2)) if arguments.all_pairs else [(runs[0], run) for run in runs[1:]]
     if len(chosen) > MOST_PAIRS:
         raise ConfigError(
-            f"{len(runs)} runs are {len(chosen):,} pairs, but at most {MOST_PAIRS:,} are supported. Name fewer runs."
+            f"{len(runs)} runs make {len(chosen):,} pairs, but at most {MOST_PAIRS:,} can be compared. Name fewer runs."
         )
     pairs = compare_pairs(chosen, alpha=arguments.alpha)
     if arguments.json:

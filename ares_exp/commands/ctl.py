@@ -86,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     path, is_sweep = arguments.path, (arguments.path / SWEEP_RECORD).is_file()
     if not is_sweep and not is_run(path):
         raise ConfigError(
-            f"Expected the directory of a run, or the folder of a sweep, got {path}. If the run is still "
-            "checking its tasks, wait until it has started."
+            f"Expected the directory of a run, or the folder of a sweep, got {path}. If a new run in this "
+            "directory is still checking its tasks, wait until it has started."
         )
     if arguments.order == "status":
         if arguments.what:
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         shown = [{**asdict(one), "path": str(one.path)} for one in outcomes]
         sys.stdout.write(dump_json({"order": order.to_dict(), "outcomes": shown}, indent=2) + "\n")
     else:
-        sys.stdout.write("" if outcomes else "Sent. No job is running now.\n")
+        sys.stdout.write("" if outcomes else "The command was sent to the sweep, but no job is running now.\n")
         sys.stdout.writelines(f"{one.path}: {one.outcome}. {one_line(one.says, 500)}\n" for one in outcomes)
     return exit_codes.COMPLETE if all(one.outcome == "done" for one in outcomes) else exit_codes.INCOMPLETE
 
@@ -188,9 +188,9 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
         (sweep / STOP).touch()  # has the effect of one Ctrl-C in each job
     else:
         write_order(folder.control, order)
-    append_lines(folder.orders, order.settled("done", "Sent to all jobs."))
+    append_lines(folder.orders, order.settled("done", "Sent to all jobs of the sweep."))
     if order.verb == "stop":
-        return [Outcome(job, "done", "Its running episodes are being cancelled.") for job in jobs]
+        return [Outcome(job, "done", "The running episodes of this job are being cancelled.") for job in jobs]
     since = time.monotonic()
     return [_outcome(job, order, wait_sec, since) for job in jobs]
 
@@ -206,7 +206,7 @@ def _outcome(run: Path, order: Order, wait_sec: float, since: float) -> Outcome:
                     if isinstance(line, dict) and line.get("id") == order.id:
                         return Outcome(run, str(line.get("outcome")), str(line.get("says")))
         if time.monotonic() > since + wait_sec:
-            return Outcome(run, "not taken", f"The run did not respond within {wait_sec:.0f} s.")
+            return Outcome(run, "not taken", f"The run did not respond within {wait_sec:.0f} s (see `--wait`).")
         time.sleep(POLL_SEC)
 
 

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="the new file or folder; see the formats")
     parser.add_argument("--to", required=True, choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
     parser.add_argument("--force", action="store_true", help="overwrite the file (not a folder)")
-    chosen = parser.add_argument_group("which episodes (not for harbor)", "All conditions must hold.")
+    chosen = parser.add_argument_group("which episodes (not for harbor)", "Only episodes that meet all conditions.")
     chosen.add_argument("--task", action="append", metavar="PATTERN", help="a task's name, or e.g. 'fix-*'; repeatable")
     chosen.add_argument("--outcome", action="append", choices=[*Outcome], metavar="OUTCOME",
                         help=f"{', '.join(Outcome)}; repeatable")  # fmt: skip
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tokens.add_argument("--conversation", action="append", metavar="PATTERN",
                         help=f"conversations to train on: e.g. 'sub-*'; repeatable [{MAIN_CONVERSATION}]")  # fmt: skip
     tokens.add_argument("--realign-tokens", type=int, metavar="N",
-                        help="sampled tokens per call that may be excluded to avoid a new row [0]")  # fmt: skip
+                        help="sampled tokens per call to leave out, at most, to avoid a new row [0]")  # fmt: skip
     tokens.add_argument("--temperature", metavar="T", help="required sampling temperature, or `any` [1]")
     tokens.add_argument("--altered-sampling", action="store_true",
                         help="include responses sampled with a truncation, a penalty or a grammar")  # fmt: skip
@@ -120,7 +120,7 @@ def _check(arguments: argparse.Namespace) -> None:
         if getattr(arguments, option) not in (None, False) and option not in FORMATS[name].options:
             takers = [other for other, item in FORMATS.items() if option in item.options]
             raise UserError(
-                f"Expected `--{option.replace('_', '-')}` only with `--to {', '.join(takers)}`, got `--to {name}`."
+                f"`--{option.replace('_', '-')}` works only with `--to {', '.join(takers)}`, not with `--to {name}`."
             )
     if suffixes and not out.name.endswith(suffixes):
         raise UserError(
@@ -199,7 +199,7 @@ def _write_harbor(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> 
 
     folder, name = arguments.out.parent, arguments.out.name
     if not is_file_name(name):
-        raise UserError(f"Expected a job name of letters, digits and `._-`, got {name!r:.80}.")
+        raise UserError(f"Expected OUT to end with a job name of letters, digits and `._-`, got {name!r:.80}.")
     job = read_job(arguments.run)
     if not job.results:
         return 0, ["0 trials.", "No attempt has a result yet."]

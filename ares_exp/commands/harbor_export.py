@@ -133,7 +133,7 @@ def read_job(path: Path) -> RecordedJob:
         try:  # the names become folder names
             check_unique(check_step_name(stage.name) for stage in result.stages)
         except ValueError as error:
-            raise ConfigError(f"{run_dir.episodes}: invalid stages of {result.episode_id!r:.80}: {error}.") from None
+            raise ConfigError(f"{run_dir.episodes}: invalid stages in {result.episode_id!r:.80}: {error}.") from None
     try:
         config = recorded_config(run_dir.path)
     except OSError as error:
@@ -456,7 +456,7 @@ class _Writer:
         try:
             episodes = load(self._job.run_dir.path, partial=True, skip_broken=True)
         except TrajectoryFormatError as error:
-            self._warnings.append(f"There are no trajectories: {error}")
+            self._warnings.append(f"The export has no trajectories, because they cannot be read: {error}")
             return {}
         self._warnings += [f"Left out: {text}" for text in episodes.left_out]
         return {episode.episode_id: episode for episode in episodes}

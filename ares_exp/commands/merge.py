@@ -175,7 +175,7 @@ def _read_shard(path: Path) -> Shard:
     provenance = read_object(run_dir.provenance)
     tasks = provenance.get("tasks")
     if not isinstance(tasks, dict):
-        raise ConfigError(f"Cannot read the names of the tasks, because {run_dir.provenance} is missing or broken.")
+        raise ConfigError(f"{run_dir.provenance}, which has the task names, is missing or broken. Restore it.")
     recorded = read_results(run_dir.episodes)
     with open_regular(run_dir.episodes) as file:
         lines = file.read(recorded.whole_bytes).splitlines(keepends=True)
@@ -195,8 +195,8 @@ def _check_slots(shards: Sequence[Shard]) -> None:
             other = owner.setdefault(slot, (shard, lines))
             if other[1] != lines:
                 raise ConfigError(
-                    f"{other[0].run_dir.path} and {shard.run_dir.path} have different results of attempt {slot[1]} at "
-                    f"{slot[0]}. Leave one of these runs out."
+                    f"{other[0].run_dir.path} and {shard.run_dir.path} have different results for attempt {slot[1]} at "
+                    f"the task {slot[0]}. Leave one of these runs out."
                 )
 
 
@@ -207,7 +207,7 @@ def _warnings(shards: Sequence[Shard]) -> Iterator[str]:
     for count in sorted({count for _, count in named if count < 10_000}):
         missing = [f"@{index}/{count}" for index in range(count) if (index, count) not in named]
         if missing:
-            yield f"{len(missing)} of {count} shards are missing: {', '.join(missing[:SHOWN])}."
+            yield f"{len(missing)} of {count} shards are missing (values of env.tasks): {', '.join(missing[:SHOWN])}."
     versions = {str(shard.provenance.get("ares_exp_version")) for shard in shards}
     if len(versions) > 1:
         yield f"The shards were run by different versions of ares_exp: {', '.join(sorted(versions))}."

@@ -74,7 +74,7 @@ Exit codes: 0 all episodes are scored; 1 some are not; 2 the command line or the
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=run_path, metavar="RUN", help=f"a run directory; {MEANING}")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=f"{', '.join(SETTABLE)}, as for a run")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=f"as for a run: {', '.join(SETTABLE)}")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
 
 

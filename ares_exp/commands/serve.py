@@ -94,4 +94,4 @@ def serve_options(overrides: Sequence[str]) -> ServeOptions:
     try:
         return ServeOptions.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"Cannot use `serve`: {explain_validation(error)}.") from None
+        raise ConfigError(f"The options in `serve` are invalid: {explain_validation(error)}.") from None

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-pager", action="store_true", help="do not use a pager")
     parser.add_argument("--full", action="store_true", help="show long texts completely")
     parser.add_argument("--list", action="store_true", help="list the episodes, even if there is only one")
-    chosen = parser.add_argument_group("which episodes of a run", "All conditions must hold.")
+    chosen = parser.add_argument_group("which episodes of a run", "Only episodes that meet all conditions.")
     chosen.add_argument("--failed", action="store_true", help=f"no reward, or a reward below {SUCCESS:g}; lists causes")
     chosen.add_argument("--outcome", action="append", choices=[*Outcome], metavar="OUTCOME",
                         help=f"{', '.join(Outcome)}; repeatable")  # fmt: skip

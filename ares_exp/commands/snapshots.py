@@ -72,8 +72,8 @@ Examples:
 Exit codes: 0 all snapshots are intact; 1 a snapshot is damaged; 2 the command line is wrong.
 """
 GC = """\
-Removes contents that no snapshot needs any more, and leftovers of killed processes. With --keep N, it first removes all
-but the last N snapshots of each episode. A store in which a snapshot is being written is skipped.
+Removes stored files that no snapshot needs any more, and leftovers of killed processes. With --keep N, it first removes
+all but the last N snapshots of each episode. A store in which a snapshot is being written is skipped.
 [arguments]
 Examples:
   %(prog)s outputs/first
@@ -185,7 +185,7 @@ def _print_metadata(snapshot: EnvironmentSnapshot) -> None:
 
 def _print_message(snapshot: EnvironmentSnapshot, arguments: argparse.Namespace) -> None:
     messages = snapshot.agent_messages
-    _line(f"Waits for a response to {len(messages):,} messages. The last message is")
+    _line(f"The agent waits for a response to {len(messages):,} messages. The last message is")
     for message in messages[-1:]:
         content = message.get("content")
         text = content if isinstance(content, str) else str(content)
@@ -260,7 +260,7 @@ def _gc(arguments: argparse.Namespace) -> int:
             code = exit_codes.INCOMPLETE
             continue
         sys.stdout.write(
-            f"{where}: {len(doomed)} snapshots, {freed.objects:,} objects of {format_size(freed.bytes)} and "
+            f"{where}: {len(doomed)} snapshots, {freed.objects:,} stored objects ({format_size(freed.bytes)}) and "
             f"{freed.directories} leftovers {'would be removed' if arguments.dry_run else 'removed'}"
             f"{f' (files younger than {arguments.grace:g} s are kept: --grace)' if arguments.grace else ''}.\n"
         )

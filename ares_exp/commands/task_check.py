@@ -261,7 +261,7 @@ def run_both(
     folder.mkdir(parents=True, exist_ok=True)
     listed = folder / TASK_LIST
     rows = [{"name": one.name, "path": str(one.path.resolve())} for one in tasks]
-    row = {"name": DATASET, "version": "1", "description": "What ares-exp task check has run.", "tasks": rows}
+    row = {"name": DATASET, "version": "1", "description": "The tasks that `ares-exp task check` ran.", "tasks": rows}
     write_atomically(listed, json.dumps([row], indent=2))
     words = [*flags, "env=harbor", f"env.registry={quoted(str(listed))}", f"env.dataset={DATASET}"]
     words += [f"env.path={quoted(str(shared.resolve()))}" for shared in {one.shared for one in tasks} if shared]
@@ -542,7 +542,7 @@ def _print(verdicts: Sequence[TaskVerdict], ran: dict[str, CheckedRun], *, as_js
         "that does nothing.\n",
     )
     if any(result.container_image == HOST_IMAGE for run in ran.values() for result in run.results):
-        write(sys.stdout, "FROM is ignored with container=local. Use --container docker to run the image.\n")
+        write(sys.stdout, "container=local ignores the FROM image. To check tasks in it, use --container docker.\n")
     if ran:
         write(sys.stdout, f"Recorded in {ran[SOLUTION].path} and {ran[NOTHING].path}\n")
 

@@ -145,7 +145,7 @@ def _cancel_at_signals() -> None:
 def _task(source: object, names: Sequence[str]) -> HarborTask:
     """Loads the task that the arguments select. Blocks. Raises `ConfigError` if they do not select exactly one task."""
     if not isinstance(source, HarborEnvironments):
-        raise ConfigError("Expected tasks with a container. Use env=harbor, or another environment of Harbor tasks.")
+        raise ConfigError("The tasks of this `env` have no container. Use env=harbor, or another env of Harbor tasks.")
     found = source.load(lambda warning: write(sys.stderr, f"warning: {warning}\n"))
     if len(found) != 1:
         raise ConfigError(
@@ -166,8 +166,8 @@ def _snapshot(reference: str) -> EnvironmentSnapshot:
         steps = sorted(int(one.removeprefix(prefix)) for one in store.ids() if one.startswith(prefix))
         there = f"it has snapshots of steps {', '.join(map(str, steps))}" if steps else "it has no snapshots"
         raise ConfigError(
-            f"Episode {found.episode.episode_id} has no snapshot of step {found.step}: {there}. Set "
-            "`snapshot=every_step` in a run to take one at each step."
+            f"Episode {found.episode.episode_id} has no snapshot of step {found.step}: {there}. To get a snapshot of "
+            "each step, run the task with `snapshot=every_step`."
         )
     return store.get(name)
 

@@ -142,7 +142,7 @@ class _Request(BaseHTTPRequestHandler):
         if (rejected := self._rejected(is_first=is_first)) is not None:
             self._send(*rejected)
         elif not secrets.compare_digest(token.encode(errors="replace"), self.server.token.encode()):
-            self._send(401, "Expected the address that `ares-exp view` printed, with its token.")
+            self._send(401, "The token is missing or wrong. Open the address that `ares-exp view` printed.")
         elif is_first:  # moves the token from the address to a cookie
             set_cookie = f"{cookie}={token}; HttpOnly; SameSite=Strict; Path=/"
             self._send(303, "", {"Location": "/", "Set-Cookie": set_cookie})
@@ -160,7 +160,7 @@ class _Request(BaseHTTPRequestHandler):
         """Checks that no other site has caused the request. If one may have, returns an HTTP status and a reason."""
         hosts = [f"{name}:{self.server.port}" for name in (HOST, "localhost")]
         if self.headers.get_all("Host", []) not in [[host] for host in hosts]:
-            return 421, f"Expected a request to {hosts[0]}."
+            return 421, f"Expected a request to the host {hosts[0]}."
         if self.headers.get("Origin") not in [None, *(f"http://{host}" for host in hosts)]:
             return 403, "Expected a request from this page, got a request from another origin."
         if self.headers.get("Sec-Fetch-Site") not in (None, "same-origin", "none") and not is_first:
@@ -177,16 +177,16 @@ class _Request(BaseHTTPRequestHandler):
         elif path == "/api/runs":
             self._send_json(*_tagged(json_text({"runs": shelf.summaries()})))
         elif path not in ("/api/run", "/api/episode"):
-            self._send(404, "This address does not exist.")
+            self._send(404, "There is no page at this address.")
         elif (run := shelf.run(query.get("run", ""))) is None:
-            self._send(404, "There is no such run.")
+            self._send(404, "The requested run does not exist.")
         elif path == "/api/run":
             self._send_json(*run.text())
         else:
             try:
                 found = run.episode_text(query.get("id", ""))
             except KeyError:
-                self._send(404, "There is no trajectory of that episode.")
+                self._send(404, "The requested episode has no trajectory.")
             else:
                 self._send_json(*found)
 

@@ -89,7 +89,8 @@ def _upload(arguments: argparse.Namespace) -> int:
         for run_dir in (found for path in arguments.paths for found in _run_dirs(path)):
             if not is_trusted(run_dir):  # W&B uploads every file that the record names
                 raise UserError(
-                    f"Expected a run directory that only you can write to, got {run_dir}. Copy it, and upload the copy."
+                    f"Expected a run directory that only you can write to, got {run_dir}: it belongs to another user, "
+                    "or other users can write to it. Copy it, and upload the copy."
                 )
             uploaded &= _upload_run(run_dir, folder, again=arguments.again)
     return exit_codes.COMPLETE if uploaded else exit_codes.INCOMPLETE
@@ -120,7 +121,7 @@ def _upload_run(run_dir: Path, folder: Path, *, again: bool) -> bool:
     if files:
         _sync(files, folder)
     elif record is None or (record.linked and record.logged_in and record.scores_bytes == scores_bytes(run_dir)):
-        sys.stdout.write(f"{shown}: nothing to upload (--again uploads it once more)\n")
+        sys.stdout.write(f"{shown}: already uploaded (use --again to upload it again)\n")
         return True
     missing = [file for file in files if not uploaded_mark(file).exists()]
     if missing or record is None:

@@ -25,8 +25,8 @@ EXTRAS = {
 }
 """For each option of Hydra that needs a further package, the extra of ares_exp that installs this package."""
 NO_PACKAGE = (
-    "Expected `# @package _global_` as the first line of {name}.yaml: without it, the file sets keys below "
-    "`experiment` instead of top-level keys. Add this line."
+    "Expected `# @package _global_` as the first line of {name}.yaml. Add this line. Without it, the keys of the file "
+    "are set below `experiment` instead of at the top level."
 )
 QUOTED = re.compile(r"['\"`]([^'\"`]+)['\"`]")
 
@@ -115,7 +115,7 @@ def _explain_syntax(override: str, text: str) -> str:
         return f"Cannot read `{override}`: expected an override, `key=value`.{meant} `--help` shows examples."
     return (
         f"Cannot read `{override}`: {text.splitlines()[0].rstrip('.')}. "
-        f"Overrides are `key=value`; quote special characters twice: '{name}=\"…\"'."
+        f"Write overrides as `key=value`. Quote a value with special characters twice: '{name}=\"…\"'."
     )
 
 
@@ -123,7 +123,7 @@ def _explain_option(text: str) -> str:
     found = re.search(r"[Cc]ould not (?:find|load) '([^']+)'", text)
     group, _, option = (found[1] if found else _first_quoted(text)).rpartition("/")
     if not group:
-        return f"There is no root config `{option}`. Remove `--config-name`: `experiment=NAME` chooses your settings."
+        return f"There is no root config `{option}`. For your own settings, use `experiment=NAME`, not `--config-name`."
     listed = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
     options = listed or [option.name for option in options_of(group)]
     return no_option(option, group, options)

@@ -226,7 +226,7 @@ def _installed(_search_path: tuple[str, ...]) -> InstalledPlugins:
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist and entry.dist.name else "an unknown package"
         try:
             if entry.name in found:
-                raise _BrokenPluginError(f"{found[entry.name].package} has a plugin with this name")
+                raise _BrokenPluginError(f"{found[entry.name].package} already has a plugin with this name")
             found[entry.name] = Plugin(entry.name, package, _conf_tree(entry.value))
         except _BrokenPluginError as broken:
             problems.append(f"The plugin `{entry.name}` of {package} is ignored: {broken}.")
@@ -257,8 +257,8 @@ def _conf_tree(value: str) -> Path:
         raise _BrokenPluginError(f"{error.filename} cannot be read: {error.strerror}") from error
     if stray or (folder / "hydra").exists():
         raise _BrokenPluginError(
-            f"{folder} contains {stray[0] if stray else 'hydra/'}, but may contain only groups, such as env/ or policy/"
+            f"{folder} contains {stray[0] if stray else 'hydra/'}, but may contain only folders of options such as env/"
         )
     if not options:
-        raise _BrokenPluginError(f"{folder} contains no option, such as env/NAME.yaml or policy/NAME.yaml")
+        raise _BrokenPluginError(f"{folder} contains no file with an option, such as env/NAME.yaml")
     return folder

@@ -94,13 +94,13 @@ class ExperimentConfig:
     timeouts: Timeouts = field(default_factory=Timeouts, metadata={"prose": "time limits in seconds, and multipliers"})
     budget: Any = field(default=None, metadata={"prose": "limits of a run or sweep, such as budget.cost=5"})
     retry: Any = field(default=None, metadata={"prose": "retries after errors, such as retry.infrastructure=true"})
-    resume: bool = _key(False, "RUN or SWEEP to continue; true: the run in hydra.run.dir, if it exists")
+    resume: bool = _key(False, "RUN or SWEEP to continue, or true to continue the run in hydra.run.dir, if it exists")
     resume_redo: list[str] | None = _key(  # noqa: RUF009  # the default is None, which is immutable
         None, "outcomes of attempts to run again, such as [policy_error]"
     )
     resume_force: bool = _key(False, "resume even if tasks, agent or policy have changed")
-    replay: str | None = _key(None, "RUN or RUN/EPISODE to replay and compare with the recording")
-    branch_from: str | None = _key(None, "RUN/EPISODE@STEP from which branches continue")
+    replay: str | None = _key(None, "RUN or RUN/EPISODE to replay; its requests are compared with the recording")
+    branch_from: str | None = _key(None, "RUN/EPISODE@STEP: the recorded step where new branches start")
     branches: int = _key(1, "number of branches", least=1)
     branch: Branch = field(default_factory=Branch, metadata={"prose": "first step of each branch"})
 

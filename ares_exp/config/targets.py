@@ -280,7 +280,7 @@ def instantiate_node(config: DictConfig, group: str) -> Any:
     if not node:
         raise ConfigError(f"No option is chosen for `{group}`. Set `{group}=…`. `--help {group}` lists the options.")
     if not OmegaConf.is_dict(node) or "_target_" not in node:
-        raise ConfigError(f"The option of `{group}` has no `_target_`. Set `_target_` to the class that it creates.")
+        raise ConfigError(f"The chosen option of `{group}` has no `_target_`. Set `_target_` to the class to create.")
     keys = {str(key) for key in node}  # `key in node` leaves a reference cycle that keeps the frames of callers alive
     if group == AGENT and "_partial_" not in keys and keys >= _OF_AN_AGENT:
         raise ConfigError(

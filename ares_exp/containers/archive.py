@@ -92,7 +92,12 @@ def unpack_directory(
         raise TransferError(f"Cannot unpack a download into {target}: {error}.") from error
     if left_out:
         shown, more = "; ".join(left_out[:_SHOWN]), len(left_out) - _SHOWN
-        _logger.warning("Skipped in the download to %s: %s%s.", target, shown, f"; and {more} more" if more > 0 else "")
+        _logger.warning(
+            "The download to %s leaves out unsafe entries: %s%s.",
+            target,
+            shown,
+            f"; and {more} more" if more > 0 else "",
+        )
 
 
 def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) -> None:
@@ -108,9 +113,9 @@ def unpack_file(stream: IO[bytes], target: Path, *, max_bytes: int = MAX_BYTES) 
         ):
             member = archive.next()
             if member is None or not member.isreg():
-                raise TransferError(f"Cannot download to {target}: the source is not a regular file.")
+                raise TransferError(f"Cannot download to {target}: expected a regular file in the container.")
             if member.size > max_bytes:
-                raise TransferError(f"Cannot download to {target}: {member.size} bytes exceed a limit of {max_bytes}.")
+                raise TransferError(f"Cannot download to {target}: {member.size} bytes exceed the limit {max_bytes}.")
             member.name = "file"
             _extract(archive, member, Path(scratch))
             (Path(scratch) / "file").replace(target)
@@ -137,9 +142,9 @@ def _bounded(
         archive.members = []  # type: ignore[attr-defined]  # a stream never goes back: keep memory flat
         total, count = total + member.size, count + 1
         if total > max_bytes:
-            raise TransferError(f"The download to {target} contains more than {max_bytes} bytes.")
+            raise TransferError(f"The download to {target} exceeds the limit of {max_bytes} bytes.")
         if count > max_members:
-            raise TransferError(f"The download to {target} contains more than {max_members} files.")
+            raise TransferError(f"The download to {target} exceeds the limit of {max_members} files.")
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts:
             raise TransferError(

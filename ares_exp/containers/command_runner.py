@@ -421,7 +421,7 @@ class CommandRunner:
                 channel.raise_if_lost()  # not retried: the command may have run
             if run.pid or timed_out:
                 return run, timed_out
-        raise ContainerDiedError("The container no longer responds: its shells end before they run a command.")
+        raise ContainerDiedError("The container no longer responds: its shells end before they can run a command.")
 
     async def _open_sink(self, user: User | None, errors: BoundedOutput) -> tuple[Channel, ScriptRun]:
         """Opens a channel that receives the stderr of a command, and runs a `sink_script` in it. Returns both."""
@@ -437,7 +437,7 @@ class CommandRunner:
             if run.sink.done() and not run.sink.cancelled():
                 return channel, run
             channel.close()
-        raise ContainerDiedError("The container no longer responds: no stream for stderr could be opened.")
+        raise ContainerDiedError("The container no longer responds: no shell for a command's stderr could be opened.")
 
     async def _close_sink(self, channel: Channel, run: ScriptRun) -> None:
         await channel.send(lambda key, _: f"end\n{key}\n")  # the sink reads the first line, then the server the second

@@ -459,7 +459,7 @@ async def bounded_start(
     """
     if started:
         raise ContainerStartError(
-            "A container can be started only once, but this container has already been started or stopped."
+            "A container can be started only once, but this container was already started or stopped. Create a new one."
         )
     timer = asyncio.timeout(seconds)
     try:

@@ -160,7 +160,7 @@ class EgressProxy:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if len(self._connections) > MAX_CONNECTIONS:
-                raise RefusedError("503 Service Unavailable", f"There are more than {MAX_CONNECTIONS} connections.")
+                raise RefusedError("503 Service Unavailable", f"Expected at most {MAX_CONNECTIONS} open connections.")
             async with asyncio.timeout(HEAD_TIMEOUT_SEC):
                 request = await read_request(reader)
             far_reader, far_writer = await self._reach(request)
@@ -269,7 +269,9 @@ async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
-        raise RefusedError("431 Request Header Fields Too Large", f"More than {MAX_HEAD_BYTES} bytes.") from None
+        raise RefusedError(
+            "431 Request Header Fields Too Large", f"Expected headers of at most {MAX_HEAD_BYTES} bytes."
+        ) from None
     first, *headers = head[:-4].decode("latin-1").split("\r\n")
     line = _REQUEST_LINE.fullmatch(first)
     fields = [_HEADER.fullmatch(header) for header in headers]

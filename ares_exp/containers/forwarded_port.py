@@ -140,7 +140,7 @@ def listen_at_free_port(listen: Callable[[tuple[str, int]], socket.socket], port
             if error.errno != errno.EADDRINUSE:
                 raise
     raise PortForwardingError(
-        f"None of the ports {port} to {port + PORTS_TRIED - 1} of the container's loopback is free, because "
+        f"None of the ports {port} to {port + PORTS_TRIED - 1} of the container's loopback address is free, because "
         "programs in the container use them. Set another port with `agent.port`."
     )
 

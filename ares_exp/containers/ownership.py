@@ -83,11 +83,11 @@ def log_removal(leftover: Leftover, problem: str) -> None:
     """Logs the removal of a leftover of a dead run. `problem` is the reason why the removal failed, or empty."""
     what, problem = (leftover.kind, leftover.name, leftover.whose), problem.rstrip(".")
     if not problem:
-        _logger.info("Removed the %s %s. Its owner (%s) is dead.", *what)
+        _logger.info("Removed the %s %s, because its owner (%s) no longer runs.", *what)
     elif leftover.kind == "image":  # often because another container uses it
-        _logger.info("The %s %s of a dead owner (%s) was not removed: %s.", *what, problem)
+        _logger.info("The %s %s, whose owner (%s) no longer runs, was not removed: %s.", *what, problem)
     else:
-        _logger.warning("The %s %s of a dead owner (%s) could not be removed: %s.", *what, problem)
+        _logger.warning("The %s %s, whose owner (%s) no longer runs, could not be removed: %s.", *what, problem)
 
 
 def created_sec(created: object) -> float | None:

@@ -108,7 +108,7 @@ class _Relay:
         stream.close()
         if word == "taken":
             raise PortForwardingError(
-                f"None of the ports {ports[0]} to {ports[-1]} of the container's loopback is free, because "
+                f"None of the ports {ports[0]} to {ports[-1]} of the container's loopback address is free, because "
                 "programs in the container use them. Set another port with `agent.port`."
             )
         raise PortForwardingError(f"The relay in the container ({found}) is not listening. Its output: {said!r}.")
@@ -298,14 +298,14 @@ class RelayedPort:
                     return
                 if not self._relay.has_lapsed:
                     if has_been_killed:
-                        self._lose(f"The relay in the container ended twice: {why}.")
+                        self._lose(f"The relay of the forwarded port ended twice in the container: {why}.")
                         return
                     has_been_killed = True
                 _logger.info("The relay of a forwarded port ended and is started again: %s.", why)
                 try:
                     self._relay = await self._start_again()
                 except ContainerError as error:
-                    self._lose(f"The relay in the container ended ({why}), and could not be started again: {error}")
+                    self._lose(f"The relay of the forwarded port ended ({why}), and could not be restarted: {error}")
                     return
         finally:
             self._lose("The forwarded port is no longer served.")  # after an unexpected error

@@ -63,7 +63,7 @@ done
 def parse_number(word: str) -> int:
     """Parses a process number or an exit code from the container. Raises `ValueError` if it is not a small number."""
     if not _NUMBER.fullmatch(word):
-        raise ValueError(f"Expected a small number, got {word[:40]!r}.")
+        raise ValueError(f"Expected a process number or an exit code, got {word[:40]!r}.")
     return int(word)
 
 
@@ -74,7 +74,7 @@ def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> No
     """
     for what, text in [("command", command), ("cwd", cwd or ""), *((f"env[{name!r}]", env[name]) for name in env)]:
         if "\0" in text:
-            raise ValueError(f"Expected {what} without NUL characters: a process cannot receive them.")
+            raise ValueError(f"Expected {what} without NUL characters, which cannot be passed to a process.")
         try:
             text.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:
@@ -231,7 +231,7 @@ class MarkParser:
             end = data.find(self._sign, word)
             if end < 0:
                 if len(data) - word > _MAX_WORD_BYTES:
-                    raise ValueError("A mark does not end.")
+                    raise ValueError("A mark in the output has no end.")
                 self._carry = data[start:]
                 yield data[:start], None
                 return

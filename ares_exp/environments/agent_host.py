@@ -90,7 +90,7 @@ def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
     kind = type(agent).__name__
     if not isinstance(agent, StatefulAgent):
         raise SnapshotMismatchError(
-            f"The snapshot contains a state of the agent, but {kind} has no set_state() to load it."
+            f"The snapshot contains a state of the agent, but {kind} has no set_state() to load it. Add this method."
         )
     if agent.state_version != state.version:
         raise SnapshotMismatchError(
@@ -268,7 +268,8 @@ class AgentHost:
                 if not isinstance(self.agent, ContextualAgent):
                     kind = type(self.agent).__name__
                     raise AgentError(
-                        f"The task has more than an instruction, but {kind} has no set_context() for the other data."
+                        f"The task has more data than its instruction, but {kind} has no set_context() to receive it. "
+                        "Add this method, or choose another agent."
                     )
                 self.agent.set_context(context)
             if state is None:
@@ -409,7 +410,7 @@ class AgentHost:
 
     def _raise_if_failed(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
-            raise AgentError("The task of the code agent was cancelled, but the environment did not cancel it.")
+            raise AgentError("The code agent was cancelled, but not by its environment. It must not cancel itself.")
         error = task.exception()
         if error is None and self._requests == 0:
             if self._has_responded_in_background:
@@ -417,7 +418,7 @@ class AgentHost:
                     "The code agent sent only background requests (requests without tools), which are not steps of the "
                     "episode. To make them steps, set agent.background_requests=observe."
                 )
-            raise NoRequestError("The code agent ended without an LLM request.")
+            raise NoRequestError("The code agent ended without sending an LLM request.")
         if error is None:
             return
         if self._hosted.died is not None:

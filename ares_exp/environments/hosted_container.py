@@ -73,7 +73,7 @@ class HostedContainer:
 
         def compare(recorded: str | None) -> None:
             if digest_of(Path(source)) != recorded:
-                raise DivergenceError(f"The replayed agent uploads {source} to {target}, but its files have changed.")
+                raise DivergenceError(f"The replayed agent uploads {source}, which has changed since the recording.")
 
         await self._runtime.call("upload", {"target": str(target)}, lambda: self._upload(source, target), compare)
 

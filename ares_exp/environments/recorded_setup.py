@@ -85,7 +85,7 @@ def recorded_stages(snapshot: EnvironmentSnapshot, names: Sequence[str]) -> list
     """Reads the finished stages of a snapshot. `names` are the names of all stages of the task. Blocking."""
     where, recorded = f"{snapshot.snapshot_dir}: `episode`", EpisodeFacts.of(snapshot).past_stages
     if len(recorded) >= len(names):
-        raise SnapshotMetadataError(f"{where}: expected fewer than {len(names)} `past_stages`.")
+        raise SnapshotMetadataError(f"{where}: expected fewer `past_stages` than the {len(names)} stages of the task.")
     stages = [read_stage(one, snapshot.object_store, where) for one in recorded]
     if [stage.name for stage in stages] != list(names[: len(stages)]):
         raise SnapshotMetadataError(f"{where}: expected `past_stages` to be in the order of the task's stages.")
@@ -116,8 +116,8 @@ def recorded_setup(
     facts = EpisodeFacts.of(snapshot)
     if facts.provide_solution and not is_task_given:
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: this episode had access to the solution of its task, so the task is not loaded. "
-            "Pass `task`."
+            f"{snapshot.snapshot_dir}: this episode had access to the solution of its task. For security, such a task "
+            "is not loaded from a snapshot. Pass `task`."
         )
     return EpisodeParts(
         as_container_factory(container_factory or recorded_container_factory(snapshot)),
@@ -144,8 +144,8 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
     reached = [key for key, value in options.items() if value and value != "no-network" and key not in harmless]
     if backend is not None and reached:
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: the container was made with {reached[0]}={options[reached[0]]!r:.100}, which a "
-            "snapshot may not set. Pass `container_factory`."
+            f"{snapshot.snapshot_dir}: the container was made with {reached[0]}={options[reached[0]]!r:.100}. For "
+            "security, a snapshot may not set this option. Pass `container_factory`."
         )
     return _made(snapshot, name, backend, options, "container_factory")
 
@@ -160,8 +160,8 @@ def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
     factory = find_part("agent", name)
     if factory is not None and (given := [key for key in options if key not in _harmless(factory)]):
         raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: the agent was made with {given[0]}={options[given[0]]!r:.100}, which a snapshot "
-            "may not set. Pass `code_agent_factory`."
+            f"{snapshot.snapshot_dir}: the agent was made with {given[0]}={options[given[0]]!r:.100}. For security, a "
+            "snapshot may not set this option. Pass `code_agent_factory`."
         )
     return _made(snapshot, name, factory, options, "code_agent_factory")
 
@@ -209,7 +209,7 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
         )
     path, reward_key, extra = data.get("path"), data.get("reward_key"), data.get("extra_instructions", [])
     if not isinstance(path, str) or not isinstance(reward_key, str | None):
-        raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: expected `task_data` to contain a path.")
+        raise SnapshotMetadataError(f"{snapshot.snapshot_dir}: expected `task_data` to contain the task's `path`.")
     if not isinstance(extra, list | tuple) or not all(isinstance(text, str) for text in extra):
         raise SnapshotMetadataError(
             f"{snapshot.snapshot_dir}: expected `extra_instructions` in `task_data` to be a list of strings."
@@ -217,8 +217,8 @@ def recorded_task(snapshot: EnvironmentSnapshot) -> Task:
     store = snapshot.snapshot_dir.parent.resolve()
     if not Path(path).is_absolute() or Path(path).resolve().is_relative_to(store):  # its env may read host variables
         raise UnsafeSnapshotError(
-            f"{snapshot.snapshot_dir}: expected the path of the task to be absolute and outside of the store, got "
-            f"{path!r:.200}. Pass `task`."
+            f"{snapshot.snapshot_dir}: expected the path of the task to be absolute and outside of the snapshot store, "
+            f"got {path!r:.200}. Pass `task`."
         )
     try:
         task = load_task(path, reward_key=reward_key).with_extra_instructions(extra)

@@ -119,7 +119,7 @@ class Rerun:
             return
         task = next((task for task in tasks if task.name == self._task_name), None)
         if task is None:
-            raise SnapshotMismatchError(f"The environment does not have the recorded task {self._task_name!r:.100}.")
+            raise SnapshotMismatchError(f"The environment lacks the task of the episode, {self._task_name!r:.100}.")
         episode.current_task, episode.seed = task, self._seed
         episode.lineage, episode.edits = self._lineage, self._edits
 
@@ -303,7 +303,7 @@ class Continuation:
         _ = snapshot.agent_messages  # a replayed agent does not need them, but the snapshot must be complete
         delta = get_delta(objects, snapshot.filesystem)
         if delta.base != snapshot.filesystem_base or len(delta.entries) != snapshot.filesystem_entries:
-            raise SnapshotMetadataError(f"{where}: the recorded list of files does not match snapshot.json.")
+            raise SnapshotMetadataError(f"{where}: the list of changed files does not match snapshot.json.")
         journal = state = None
         if snapshot.journal:
             if facts.agent_started_at is None:
@@ -357,7 +357,7 @@ def _check_agent(snapshot: EnvironmentSnapshot, factory: AgentFactoryBase) -> No
     if recorded != import_name(factory):
         raise SnapshotMismatchError(
             f"{snapshot.snapshot_dir}: expected the agent factory {recorded!r:.100}, as in the snapshot, got "
-            f"{import_name(factory)!r}."
+            f"{import_name(factory)!r}. Choose the agent that was recorded."
         )
     was = recorded_agent_options(snapshot)
     if changed := sorted(key for key in {*was, *options} if was.get(key) != options.get(key)):

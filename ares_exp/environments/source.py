@@ -76,8 +76,8 @@ class EpisodeParts:
         specs, containers = self.container_specs(task), self.container_factory
         if containers.max_containers is not None and len(specs) > containers.max_containers:
             raise UnsupportedTaskError(
-                f"{task.name}: the tests need a separate container, but with container={containers.name}, the maximum "
-                f"number of containers on this machine is {containers.max_containers}. Use container=docker."
+                f"{task.name}: the tests need a separate container, but container={containers.name} supports at most "
+                f"{containers.max_containers} at a time on this machine. Use container=docker."
             )
         return [warning for spec in specs for warning in containers.check(spec)]
 

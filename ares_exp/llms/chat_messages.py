@@ -150,7 +150,7 @@ def tool_name(tool: Mapping[str, Any]) -> str:
         WireFormatError: The tool is not a function.
     """
     if tool.get("type", "function") != "function":
-        raise WireFormatError(f"Expected `tools[]` of type function, got {shorten(tool)}")
+        raise WireFormatError(f"Expected all `tools` to have the type function, got {shorten(tool)}")
     name: str = required(required(tool, "function", Mapping), "name", str)
     return name
 

@@ -123,7 +123,7 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
     new: int | None = optional(body, "max_completion_tokens", int)
     old: int | None = optional(body, "max_tokens", int)
     if new is not None and old is not None and new != old:
-        raise WireFormatError(f"Expected one limit on output tokens, got max_completion_tokens={new}, max_tokens={old}")
+        raise WireFormatError(f"Expected only one of max_completion_tokens={new} and max_tokens={old}. Remove one.")
     return LLMRequest(
         messages=messages[1:] if is_system else messages,
         system_prompt=first["content"] if is_system else None,

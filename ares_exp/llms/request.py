@@ -105,7 +105,7 @@ def origin_from_dict(data: Mapping[str, Any]) -> Origin:
     are_names = isinstance(dropped, list | tuple) and all(isinstance(name, str) for name in dropped)
     is_origin = are_names and isinstance(sampling, Mapping) and isinstance(is_background, bool)
     if not is_origin or not all(isinstance(text, str) for text in texts.values()):
-        raise ValueError(f"Expected the origin of a request, got {data!r:.80}")
+        raise ValueError(f"Expected valid fields in the `origin` of a request, got {data!r:.80}")
     return Origin(
         **{"wire": "", **texts}, sampling=freeze(sampling), dropped=tuple(dropped), is_background=is_background
     )

@@ -50,7 +50,7 @@ def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = 
 
     def lose(what: str) -> None:
         if strict:
-            raise error(f"Cannot convert {what}. Remove it, or drop it with strict=False.")
+            raise error(f"Cannot convert {what}. Remove it, or pass strict=False to leave it out.")
         message = f"Left out in conversion: {what}."
         report(message) if report else warnings.warn(message, UserWarning, stacklevel=3)
 
@@ -87,7 +87,7 @@ def count_of(mapping: Mapping[str, Any], key: str) -> int:
     """Returns the token count in the field `key`; 0 if the field is missing or null."""
     count: int = optional(mapping, key, int) or 0
     if not 0 <= count < MAX_COUNT:
-        raise WireFormatError(f"Expected `{key}` to be a count of tokens, got {shorten(count)}")
+        raise WireFormatError(f"Expected `{key}` to be a number of tokens from 0 to {MAX_COUNT}, got {shorten(count)}")
     return count
 
 

@@ -128,7 +128,7 @@ class Endpoint:
         most = max(self._max_concurrency, MAX_CONNECTIONS)
         if max_concurrency > most:
             raise ConfigError(
-                f"Expected policy.max_concurrency of at most {most:,} during the run, got {max_concurrency:,}."
+                f"Expected policy.max_concurrency to be at most {most:,} in a run in progress, got {max_concurrency:,}."
             )
 
     def resize(self, max_concurrency: int) -> None:
@@ -220,7 +220,7 @@ class Endpoint:
         if self._connection is None:
             self._connection = _Connection(self._open(), loop, RequestSlots(self._max_concurrency))
         if self._connection.loop is not loop:
-            raise RuntimeError("This policy has connections on another event loop: await its close() there first.")
+            raise RuntimeError("This policy has connections on another event loop. Await its close() there first.")
         return self._connection
 
     def missing(self) -> list[str]:
@@ -276,7 +276,7 @@ class Endpoint:
         if not (key.isascii() and key.isprintable()):
             raise PreflightError(
                 f"The API key {f'in {self._api_key_env} ' if self._api_key_env else ''}contains characters "
-                "that are not allowed in an HTTP header."
+                "that are not allowed in an HTTP header. Set the key again, without line breaks."
             )
         return key
 

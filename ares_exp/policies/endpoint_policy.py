@@ -329,7 +329,7 @@ class EndpointPolicy(Policy):
         if reasoning is not None:
             request = replace(request, messages=reasoning.put_into(request.messages, self.with_reasoning))
         if self.model is None:
-            raise PreflightError("Call preflight() first: it rejects a policy without a model.")
+            raise PreflightError("The policy has no model. Set policy.model, and call preflight() first.")
         body = self.body_of(self._with_own_settings(request), self.model, episode) | self._extra_body
         body |= self.wire.stream_fields if self.stream else {}
         return await self.response_to(body, episode or EpisodeSpec(""))

@@ -202,7 +202,7 @@ class _Replayed:
         if recorded is None or recorded.is_pending:
             raise ReplayDivergenceError(
                 f"Recorded episode {self._episode.episode_id} has {max(len(self._episode.steps) - 1, 0)} "
-                f"actions, and the agent requests another one (request {len(self.steps)}).",
+                f"actions, but the agent requests another one (request {len(self.steps)}).",
                 step=len(self.steps) - 1,
                 why="the agent requests more actions than recorded",
             )

@@ -110,8 +110,8 @@ class ScriptedPolicy(Policy):
                 return self._replies[pattern]
         entries = ", ".join(self._replies) or "none"
         raise PolicyError(
-            f"Expected replies for task {task_name!r} in policy.replies, which has: {entries}. "
-            "Add an entry for it, or one for '*'."
+            f"policy.replies has no replies for task {task_name!r}, only for: {entries}. "
+            "Add an entry for the task, or one for '*'."
         )
 
 
@@ -127,7 +127,7 @@ class _Script:
         if position >= count and not (self._repeat_last and count):
             replies = count_of(count, "reply", "replies")
             raise PolicyError(
-                f"The script for task {self._task_name!r} has {replies}, and the agent requests another one "
+                f"The script for task {self._task_name!r} has {replies}, but the agent requests another one "
                 f"(request {position + 1}). Add replies, or repeat the last one with policy.repeat_last=true."
             )
         self._position += 1

@@ -197,7 +197,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
 
     async def _sample(self, asked: TokenRequest) -> LLMResponse:
         if self.model is None:
-            raise PreflightError("Call preflight() first, because it checks that the policy has a model.")
+            raise PreflightError("The policy has no model. Set policy.model, and call preflight() first.")
         request, spec = asked.request, asked.spec
         seed = spec.seed % 2**31 if self.seed == "episode" else self.seed
         body = {

@@ -303,7 +303,9 @@ def _take(model: Any, weights: Weights | None) -> None:
         if name not in own:
             raise ConfigError(f"The model has no weights named {name!r}. Its weights are: {', '.join(own):.200}…")
         if own[name].shape != tensor.shape:
-            raise ConfigError(f"Expected {name!r} of shape {tuple(own[name].shape)}, got {tuple(tensor.shape)}.")
+            raise ConfigError(
+                f"Expected the weights {name!r} to have the shape {tuple(own[name].shape)}, got {tuple(tensor.shape)}."
+            )
     model.load_state_dict(weights, strict=False)
 
 

@@ -48,7 +48,7 @@ class RepeatedWarnings(logging.Filter):
         """Returns a line for each kind of warning of which some were hidden, with their number. Resets the numbers."""
         more, self._more = self._more, Counter()
         first = {kind: one_line(self._first[kind], SHOWN_CHARS) for kind in more}
-        return [f"{count:,} more like this in run.log: {first[kind]}" for kind, count in more.items()]
+        return [f"{count:,} more warnings like this in run.log: {first[kind]}" for kind, count in more.items()]
 
 
 def kind_of(record: logging.LogRecord) -> str:

@@ -80,7 +80,7 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
     if summary.recording_failures:
         lines += [
             "",
-            f"Not everything was recorded (failures: {summary.recording_failures}); see the warnings in run.log.",
+            f"Some data was not recorded (failures: {summary.recording_failures}). See the warnings in run.log.",
         ]
     write(stream, "\n".join([*(wrapped(line, stream) for line in lines), *_places(summary, run_dir, stream)]) + "\n")
     stream.flush()
@@ -253,7 +253,7 @@ def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
         cut = _in_episodes(count, [one.length_stops for one in summary.final])
         yield f"responses cut off at the limit on output tokens (finish_reason=length): {cut}"
     if any(result.container_image == HOST_IMAGE for result in summary.final):
-        yield "FROM is ignored with container=local: commands use the programs of this machine"
+        yield "container=local ignores the FROM image: commands use the programs of this machine"
 
 
 def _in_episodes(count: int, counts: Sequence[int]) -> str:

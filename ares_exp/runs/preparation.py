@@ -154,8 +154,8 @@ def check_snapshots(parts: Components) -> None:
         return
     if not parts.source.exports_state:
         raise ConfigError(
-            f"Snapshots need environments with `export_state`, which {name_of(parts.source)} does not declare "
-            "(`exports_state = True`). Set `snapshot=none`."
+            f"Snapshots need environments that can export their state, but {name_of(parts.source)} does not declare "
+            "this (`exports_state = True`). Set `snapshot=none`."
         )
     parts.container_factory.check_snapshots()
     agents.check_snapshots()
@@ -198,7 +198,7 @@ def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str]
         parts.source.keep(kept)
         if parts.branching is None:
             left_out = _some([name for name in task_names if name not in recorded])
-            warn(f"Left out, because they have no recorded episode: {left_out}.")
+            warn(f"Tasks are left out, because they have no recorded episode: {left_out}.")
     return kept
 
 

@@ -329,4 +329,4 @@ async def _release(running: set[asyncio.Task[FinishedEpisode]], owned: Sequence[
         try:
             await close()
         except Exception as error:
-            logger.warning("A part of the rollouts could not be closed: %s: %s", type(error).__name__, error)
+            logger.warning("A component of the rollouts could not be closed: %s: %s", type(error).__name__, error)

@@ -124,7 +124,7 @@ def _read(path: Path) -> bytes:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
+    raise ValueError(f"{name} is not a valid JSON number")
 
 
 def check_json(data: Any, where: str) -> None:

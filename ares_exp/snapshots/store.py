@@ -407,7 +407,7 @@ def _chunk_sizes(delta: Delta, snapshot: EnvironmentSnapshot) -> dict[str, int]:
 def _expect(snapshot: EnvironmentSnapshot, name: str, said: object, found: object) -> None:
     if said != found:
         where = snapshot.snapshot_dir / SNAPSHOT_FILE
-        raise SnapshotCorruptError(f"{where}: `{name}` is {said!r}, but the objects of the snapshot contain {found!r}.")
+        raise SnapshotCorruptError(f"{where}: `{name}` is {said!r}, but the stored data of the snapshot has {found!r}.")
 
 
 @contextmanager
@@ -423,7 +423,8 @@ def _shared_lock(store: Path) -> Iterator[None]:
     with _held(store, fcntl.LOCK_SH, WRITER_WAITS_SEC) as held:
         if not held:
             raise SnapshotError(
-                f"Cannot write to {store}: a garbage collection has locked the store for {WRITER_WAITS_SEC:g} s."
+                f"Cannot write to {store}: it was locked for {WRITER_WAITS_SEC:g} s by a garbage collection, such as "
+                "`ares-exp snapshots gc`. Try again later."
             )
         yield
 

@@ -512,7 +512,7 @@ class HarborTask:
         here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
         if here.exit_code != 0:  # every command of the agent would fail in the same way
             raise ContainerStartError(
-                f"Task {self.name}: {here.output.strip()}. Create the directory in the Dockerfile (WORKDIR)."
+                f"Task {self.name} lacks its working directory: {here.output.strip()}. Create it in the Dockerfile."
             )
         await upload_image_files(container, self._environment_dir, self.config.environment)
         if self.config.environment.healthcheck is not None:

@@ -253,7 +253,7 @@ def _environment_warnings(table: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(table.get(key), str):
             yield f"{key} is the old name of {key}_mb"
         elif key in table:
-            yield f"{key} = {table[key]!r} is not a size string, so it is ignored. Use {key}_mb = {table[key]!r}"
+            yield f"{key} = {table[key]!r} is not a text such as '2G', so it is ignored. Use {key}_mb = {table[key]!r}"
     if "allow_internet" in table and "network_mode" in table:
         yield "allow_internet is ignored because network_mode is set"
     elif "allow_internet" in table and table.get("allowed_hosts") == [] and not table["allow_internet"]:

@@ -59,7 +59,7 @@ def refusal(problems: Mapping[str, str], selected: int) -> str:
     if len(problems) > len(shown):
         shown.append(f"… and {len(problems) - len(shown)} more.")
     if len(problems) < selected:
-        shown.append(f"To run the others: env.exclude=[{','.join(list(problems)[:SHOWN_PROBLEMS])}].")
+        shown.append(f"To run the other tasks: env.exclude=[{','.join(list(problems)[:SHOWN_PROBLEMS])}].")
     return "\n".join(shown)
 
 

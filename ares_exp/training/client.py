@@ -246,7 +246,7 @@ class Client:
                 heard = time.monotonic()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 if time.monotonic() - heard > self._retry_sec:
-                    raise ServiceError(f"GET {self.url}/v1/episodes was interrupted: {error}.") from error
+                    raise ServiceError(f"The connection to {self.url}/v1/episodes was interrupted: {error}.") from error
                 await asyncio.sleep(backoff_sec(1, base_sec=2.0, max_sec=2.0, rng=self._rng))
 
     async def ack(self, submission: Submitted, cursor: int) -> None:

@@ -186,7 +186,7 @@ class SequenceCounts:
         ]
         if self.untrained_tokens:
             sentences.append(
-                f"Not trained on, because of re-alignments: {count_of(self.untrained_tokens, 'sampled token')}."
+                f"Excluded from training, because of re-alignments: {count_of(self.untrained_tokens, 'sampled token')}."
             )
         if self.other_conversations:
             names = sorted(self.other_conversations)

@@ -99,9 +99,9 @@ def generator_output(
     step_wise = several is not None if step_wise is None else step_wise
     if several is not None and not step_wise:
         raise UntrainableError(
-            f"Episode {several.episode_id} ({several.task}) has several rows, because the agent rewrote its history. "
-            "Train step-wise (`generator.step_wise_trajectories=true`), or prevent the agent from rewriting its "
-            "history."
+            f"Episode {several.episode_id} ({several.task}) has several training rows, because the agent rewrote its "
+            "history. Train step-wise (`generator.step_wise_trajectories=true`), or prevent the agent from rewriting "
+            "its history."
         )
     if (step_wise or trajectory_ids is not None) and len(trajectory_ids or ()) != len(reports):
         raise ValueError(f"Expected {len(reports)} trajectory ids, got {len(trajectory_ids or ())}")

@@ -72,7 +72,7 @@ class _ServedRun(Policy):
         """
         if self._driver is None:
             raise ConfigError(
-                "The harness of the plugin requires its environment, which is not served. Export all three classes "
+                "This harness needs the environment of the same plugin, which is not running. Export all three classes "
                 "of `make_plugin` in `__all__`."
             )
         submission = self._driver.submit([task])
@@ -145,7 +145,7 @@ def make_plugin(
             policy = RolloutEndpoint(endpoint, secret, ctx.model, request_timeout_sec)
             episode = await run.execute(data.name, policy)
             if episode is None:
-                return vf.ProgramResult(exit_code=1, stdout="", stderr="The run ended before the episode did.")
+                return vf.ProgramResult(exit_code=1, stdout="", stderr="The run ended before this episode had ended.")
             trace.state.episode_reward = episode.reward
             if episode.reward is not None:
                 return vf.ProgramResult(exit_code=0, stdout=str(episode.result.outcome), stderr="")

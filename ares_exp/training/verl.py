@@ -93,8 +93,8 @@ def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_ste
     if len(outputs) > 1:
         row = report.rows[0]
         raise UntrainableError(
-            f"Expected episode {row.episode_id} ({row.task}) to have one row, got {len(outputs)} rows, of which "
-            f"{report.made['forked']} forked. If the trainer accepts a list, return all rows with "
+            f"Expected episode {row.episode_id} ({row.task}) to have one training row, got {len(outputs)}, of which "
+            f"{report.made['forked']} are forks. If the trainer accepts a list, return all rows with "
             "`agent_loop_outputs`. Otherwise, prevent the agent from rewriting its history."
         )
     return outputs[0]

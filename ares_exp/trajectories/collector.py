@@ -253,8 +253,8 @@ class EpisodeCollector(CollectorBase):
                 return next(iter(self._open.values()))
             if self._open.get(episode.episode_id) is not episode:
                 raise RuntimeError(
-                    f"No episode in progress with the id {episode.episode_id}: it has ended, or belongs to "
-                    "another collector."
+                    f"This collector has no episode in progress with the id {episode.episode_id}. The episode has "
+                    "ended, or belongs to another collector."
                 )
             return episode
 

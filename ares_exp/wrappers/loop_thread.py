@@ -250,7 +250,7 @@ def _serve(loop: asyncio.AbstractEventLoop, stop: asyncio.Future[None], calls: s
     finally:
         loop.close()
         for call in tuple(calls):
-            call.finish(RuntimeError("The event loop ended before the call finished."))
+            call.finish(RuntimeError("The thread of the event loop ended before the call finished."))
 
 
 async def _wind_up(

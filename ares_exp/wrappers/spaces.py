@@ -63,7 +63,7 @@ class _TypeSpace(gymnasium.Space[MemberT]):
 
     def _sample_text(self, mask: Any, probability: Any) -> str:
         if mask is not None or probability is not None:
-            raise ValueError(f"{self!r} supports no sampling mask and no probability: call sample() without arguments.")
+            raise ValueError(f"{self!r} supports no mask and no probability. Call sample() without arguments.")
         length = self.np_random.integers(1, MAX_SAMPLE_CHARS + 1)
         return "".join(SAMPLE_ALPHABET[i] for i in self.np_random.integers(len(SAMPLE_ALPHABET), size=length))
 

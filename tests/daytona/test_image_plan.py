@@ -284,7 +284,7 @@ def test_unreadable_build_argument_warns_only_after_copy(tmp_path: Path) -> None
         ("FROM x\nCOPY /etc/passwd /x\n", "nothing in"),  # it is in the context, not on this machine
         ("FROM x\nENV A=1 B\n", "line 2: ENV"),
         (b"FROM x\nENV A=\xff\n", "Cannot read"),
-        ("# syntax=someone/else:1\nanything\n", "line 1: the frontend someone/else:1"),
+        ("# syntax=someone/else:1\nanything\n", "line 1: the Dockerfile syntax someone/else:1"),
     ],
 )
 def test_malformed_dockerfile_is_rejected(tmp_path: Path, text: str | bytes | None, message: str) -> None:

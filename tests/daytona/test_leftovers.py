@@ -74,7 +74,7 @@ async def test_stale_sandboxes_are_removed_when_run_starts(
     refusal = emulator.faults.add(Fault("status", "DELETE", status=403))
     await remove_stale(service)
     assert refusal.hits == 1
-    assert f"The sandbox {DEAD} of a dead owner (process {dead['ares_exp.pid']} on" in caplog.text
+    assert f"The sandbox {DEAD}, whose owner (process {dead['ares_exp.pid']} on" in caplog.text
     await remove_stale(service)
     assert await names(emulator) == {LIVING, FOREIGN, PLAIN}
 

@@ -98,7 +98,7 @@ def test_clean_removes_stale_objects(engine: docker.DockerClient, name: str) -> 
     lines = [line.partition("  of process ")[0].split() for line in said.stdout.splitlines() if name in line]
     assert {" ".join(words) for words in lines} == goes
     assert f"  of process {maker.pid} on " in said.stdout
-    assert " would be removed, up to " in said.stdout
+    assert " would be removed, which frees up to " in said.stdout
     assert things(engine, name) == goes | stays
     said = clean()
     assert [line for line in said.stdout.splitlines() if name in line and line.endswith(" ago")]

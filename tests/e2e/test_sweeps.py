@@ -97,7 +97,7 @@ def test_typed_secrets_stay_out_of_the_sweeps_folder(cli: Any, tmp_path: Path, e
     ]
     refused = cli(*command, "hydra/launcher=submitit_local")
     assert refused.returncode == 2
-    assert "writes the command to disk" in refused.stderr
+    assert "writes your command to disk" in refused.stderr
     assert not (tmp_path / "s").exists()
     done = cli(*command, "hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
     assert done.returncode == 0, done.stderr

@@ -67,7 +67,7 @@ def test_shell_restores_the_files_of_a_step(cli: Cli, tmp_path: Path) -> None:
         (("no-such-task",), "Expected `env.tasks` to match a task, got 'no-such-task'"),
         (("a", "b"), "Expected one task, got a, b"),
         (("a", "--episode", "first/x@0"), "Expected no task together with `--episode`, got a"),
-        (("write-greeting", "env=twenty_questions"), "Expected tasks with a container"),
+        (("write-greeting", "env=twenty_questions"), "have no container. Use env=harbor"),
         (("--episode", "first/x@0"), "There is no run"),
     ],
 )

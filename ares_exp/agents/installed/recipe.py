@@ -118,8 +118,8 @@ def mcp_entry(server: McpServer) -> dict[str, Any]:
     """
     if any("${" in value for value in server.headers.values()):
         raise AgentError(
-            f"The MCP server {server.name!r} of the task has headers with host variables, which third-party agents "
-            "do not receive, because they could print them. Leave the task out with env.exclude=[TASK]."
+            f"The MCP server {server.name!r} of the task has headers with variables of this machine, which third-party "
+            "agents do not receive, because they could print them. Leave the task out with env.exclude=[TASK]."
         )
     if server.transport == "stdio":
         return {"type": "stdio", "command": server.command, "args": list(server.args)}

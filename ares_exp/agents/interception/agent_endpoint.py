@@ -246,10 +246,12 @@ class Endpoint:
         if not any(line.opens_for(key) for key in keys):
             got = "another key" if keys else "no key"
             raise _RefusedError(
-                401, f"Expected the key in ARES_LLM_KEY, got {got}. Send it as `Authorization: Bearer` or `x-api-key`."
+                401,
+                f"Expected the key in the environment variable ARES_LLM_KEY, got {got}. Send it in the header "
+                "`Authorization: Bearer KEY` or `x-api-key: KEY`.",
             )
         if request.method == "GET" and "upgrade" in request.headers:
-            raise _RefusedError(426, "Websockets are not supported: send a POST.")
+            raise _RefusedError(426, "WebSocket connections are not supported. Send a POST request.")
         if wire is None:
             return _json(_models(listed[1] if listed else None))
         if request.method != "POST":
@@ -330,7 +332,7 @@ class _Exchange:
 
     async def _write(self, out: web.StreamResponse, data: bytes) -> None:
         if self._request.transport is None or self._request.transport.is_closing():
-            raise ConnectionResetError("The client has gone.")
+            raise ConnectionResetError("The client closed the connection.")
         await out.write(data)
 
     async def _end(self, out: web.StreamResponse) -> None:
@@ -383,16 +385,16 @@ async def _body(request: web.BaseRequest) -> Any:
             raw = await request.read()
     except web.HTTPRequestEntityTooLarge:
         limit = MAX_BODY_BYTES / 2**20
-        raise _RefusedError(413, f"Expected a body of at most {limit:g} MiB, got a larger one.") from None
+        raise _RefusedError(413, f"Expected a request body of at most {limit:g} MiB, got a larger one.") from None
     except web.RequestPayloadError:
         if request.transport is None:
-            raise ConnectionResetError("The client has gone.") from None
+            raise ConnectionResetError("The client closed the connection.") from None
         encoding = request.headers.get("content-encoding", "identity")
         raise _RefusedError(
-            400, f"Expected a body with the content encoding {encoding:.20}, got a body that cannot be decoded."
+            400, f"The request body cannot be decoded with the content encoding {encoding:.20} of its header."
         ) from None
     except TimeoutError:
-        raise _RefusedError(408, f"Expected the body within {IDLE_SEC:g} s.") from None
+        raise _RefusedError(408, f"Expected the complete request body within {IDLE_SEC:g} s.") from None
     return await asyncio.to_thread(parse_body, raw) if len(raw) > _CHUNK_BYTES * 16 else parse_body(raw)
 
 

@@ -284,7 +284,7 @@ class Line:
         origin = request.origin
         if origin is not None and (new := set(origin.dropped) - self._dropped):
             self._dropped |= new
-            _logger.info("Dropped from the agent's requests (format %s): %s.", origin.wire, ", ".join(sorted(new)))
+            _logger.info("Left out of the agent's requests (API format %s): %s.", origin.wire, ", ".join(sorted(new)))
         turn = conversation.turns[asked.fingerprint] = self._call(request, conversation)
         return turn
 

@@ -44,19 +44,19 @@ def parse_body(raw: bytes) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
+    raise ValueError(f"{name} is not a valid JSON number")
 
 
 def _checked(value: Any, mend: bool, depth: int = 0) -> Any:
     """Returns `value` after checking its depth and numbers. If `mend` is set, replaces unpaired surrogates."""
     if depth > MAX_DEPTH:
-        raise WireFormatError(f"Expected a body with at most {MAX_DEPTH} levels of nesting, got more")
+        raise WireFormatError(f"Expected JSON with at most {MAX_DEPTH} levels of nesting, got more levels")
     if isinstance(value, dict):
         return {_whole(key) if mend else key: _checked(item, mend, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
         return [_checked(item, mend, depth + 1) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        raise WireFormatError(f"Expected numbers that fit into a double, got {value}")
+        raise WireFormatError(f"Expected numbers that fit into a 64-bit float, got {value}")
     return _whole(value) if mend and isinstance(value, str) else value
 
 
@@ -145,7 +145,7 @@ def _refuse_remote_media(request: LLMRequest) -> None:
                     )
             elif kind == "file" and not (isinstance(value, Mapping) and isinstance(value.get("file_data"), str)):
                 raise WireFormatError(
-                    f"Expected `file` with `file_data`, got {shorten(value)}. Remote files are not supported: "
+                    f"Expected `file` to contain `file_data`, got {shorten(value)}. Remote files are not supported: "
                     "embed the data."
                 )
 

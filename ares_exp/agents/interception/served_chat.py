@@ -83,7 +83,7 @@ class ChatCompletionsWire:
         losses = Losses()
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
         if sampling.get("n", 1) != 1:
-            raise WireFormatError(f"Expected `n` to be 1, got {shorten(sampling['n'])}: a policy returns one response")
+            raise WireFormatError(f"Expected `n` to be 1, got {shorten(sampling['n'])}: a request has one response")
         rest, options = take(rest, ["stream_options"])
         stream_options = optional(options, "stream_options", Mapping) or {}
         messages = [_unmarked(check_message(message), losses) for message in required(rest, "messages", list)]

@@ -121,7 +121,7 @@ class GenerateContentWire:
         config, sampling = take(_fields(body.get("generationConfig") or {}, "generationConfig"), SAMPLING)
         if sampling.get("candidateCount", 1) != 1:
             raise WireFormatError(
-                f"Expected `candidateCount` to be 1, got {shorten(sampling['candidateCount'])}: a policy returns one "
+                f"Expected `candidateCount` to be 1, got {shorten(sampling['candidateCount'])}: a request has one "
                 "response"
             )
         if isinstance(top_k := sampling.get("topK"), float) and top_k.is_integer():
@@ -189,7 +189,7 @@ def _part_list(value: Any, where: str) -> list[dict[str, Any]]:
 def _system_prompt(body: Mapping[str, Any], lose: Report) -> str | None:
     parts = _said(_part_list(body.get("systemInstruction") or {}, "systemInstruction"), lose)
     if any(part["type"] != "text" for part in parts):
-        raise WireFormatError("Expected `systemInstruction` to contain only text")
+        raise WireFormatError("Expected all parts of `systemInstruction` to be text")
     return "\n\n".join(part["text"] for part in parts) or None
 
 

@@ -157,7 +157,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         `executor` is ignored.
         """
         if self._owner is None:
-            raise EpisodeStateError("The agent phase has ended, so no more threads can start.")
+            raise EpisodeStateError("The agent's part of the episode has ended, so no more threads can start.")
         return self._owner.run_in_thread(func, args)
 
     def is_running(self) -> bool:

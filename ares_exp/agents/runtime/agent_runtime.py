@@ -102,10 +102,10 @@ class AgentRuntime:
         if self._agent_loop is None or (self.task is not None and self.task.done()):
             return None
         if self._agent_loop.ran_away:
-            return "The code agent keeps running without waiting for its LLM or its container."
+            return "The code agent was stopped, because it kept running and never waited for its LLM or its container."
         if self._open or self.task is None:
             return None
-        return str(self.refused or "The code agent is waiting, but not for its LLM or its container.")
+        return str(self.refused or "The code agent waits for something other than its LLM or its container.")
 
     @property
     def has_ended(self) -> bool:
@@ -133,7 +133,7 @@ class AgentRuntime:
         """
         if self._closed:
             await asyncio.sleep(0)  # yields, so that a loop of calls does not block other tasks
-            raise EpisodeStateError(f"The agent phase has ended, so no more {kind} calls are allowed.")
+            raise EpisodeStateError(f"The agent's part of the episode has ended, so no more {kind} calls are allowed.")
         call = self._ask(kind, arguments, perform, again)
         assert call.future is not None
         try:
@@ -207,7 +207,9 @@ class AgentRuntime:
         self._started = self._outer.time() - elapsed_sec
         self._new = sorted(self._open.values(), key=lambda call: call.call_id)
         if busy := self.in_flight:
-            raise JournalError(f"The journal ends before the result of the agent's {busy[0].kind} call.")
+            raise JournalError(
+                f"The agent's journal is incomplete: the result of the `{busy[0].kind}` call is missing."
+            )
         self._dispatch()
 
     def rerun_finished_stage(self, agent: AgentStart) -> None:

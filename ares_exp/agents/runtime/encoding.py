@@ -88,16 +88,16 @@ class HostFiles:
         """
         if self.files is None:
             raise SnapshotUnsupportedError(
-                f"The agent has downloaded more than {MAX_BYTES:,} bytes at once from its container. These bytes "
-                "are not stored, so the agent cannot be run again. Read large files with commands in the "
-                "container."
+                f"The agent downloaded more than {MAX_BYTES:,} bytes at once from its container. Such large downloads "
+                "are not stored, so the agent's state cannot be restored. Make the agent read large files with "
+                "commands in the container."
             )
         known = KnownSecrets()
         for name, _, data in self.files:
             if known.found_in(data):
                 raise CaptureError(
-                    f"The agent has downloaded a file{f' {name!r}' if name else ''} from its container that contains "
-                    "the value of a secret. The file cannot be stored."
+                    f"The agent downloaded a file{f' {name!r}' if name else ''} that contains the value of a secret. "
+                    "The file cannot be stored. Keep the secret out of the container."
                 )
         return self.files
 
@@ -209,7 +209,7 @@ def _encode_value(value: Any) -> dict[str, Any]:
         return {"f": [[name, mode, base64.b64encode(data).decode()] for name, mode, data in value.to_keep()]}
     if isinstance(value, str):
         return {"d": value}
-    raise SnapshotUnsupportedError(f"The agent received a {type(value).__name__}, which cannot be recorded.")
+    raise SnapshotUnsupportedError(f"A call of the agent returned a {type(value).__name__}, which cannot be recorded.")
 
 
 def _encode_error(error: BaseException) -> dict[str, Any]:
@@ -218,8 +218,8 @@ def _encode_error(error: BaseException) -> dict[str, Any]:
         given = (*given[:2], str(error.filename))  # `args` does not include the file name
     if _RAISABLE.get(name) is not type(error) or not all(isinstance(one, _PLAIN) for one in given):
         raise SnapshotUnsupportedError(
-            f"The agent received a {type(error).__qualname__} ({error}), which cannot be restored from a file. "
-            "Use a ContainerError, TimeoutError, OSError or ValueError."
+            f"A call of the agent raised {type(error).__qualname__} ({error}), which cannot be recorded. Raise a "
+            "ContainerError, TimeoutError, OSError or ValueError with simple arguments such as a text."
         )
     return {"e": [name, list(given)]}
 

@@ -98,9 +98,9 @@ def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Eve
             if found == tarball.integrity:
                 return
             raise ToolboxError(
-                f"Expected {address} to have the digest {tarball.integrity}, got {found}. It is not the pinned file, "
-                "so nothing was installed. Ask the operator of that registry, or set "
-                f"{REGISTRY_VARIABLE}={REGISTRY}."
+                f"Expected {address} to have the digest {tarball.integrity}, got {found}. The file was changed, so "
+                "nothing was installed. Ask the operator of that registry, or download from the official registry "
+                f"with {REGISTRY_VARIABLE}={REGISTRY}."
             )
     raise ToolboxError(
         f"{tarball.title} cannot be fetched from {address}: {problem}. Nothing was installed. Check the network and "

@@ -130,8 +130,8 @@ class AgentStore:
                     stack.enter_context(changing(lock, stop=stop, timeout_sec=timeout_sec))
                 except TimeoutError:
                     raise ToolboxError(
-                        f"Another process is installing {build.name} {build.version}. Wait until the installation has "
-                        "ended."
+                        f"Another process is installing {build.name} {build.version}. Wait until it has finished, and "
+                        "try again."
                     ) from None
                 if not replace and (found := self.find(build)) is not None:
                     return found
@@ -189,7 +189,7 @@ def _seal(made: Path, build: Build, facts: dict[str, Any]) -> None:
     """Completes a new build: makes its files read-only and readable for all users, and writes the manifest."""
     for path in made.rglob("*"):
         if path.is_symlink():
-            raise ToolboxError(f"The package of {build.name} contains the link {path.name!r}. Expected a file.")
+            raise ToolboxError(f"Expected the package of {build.name} to have no links, found the link {path.name!r}.")
         if path.is_dir():
             path.chmod(0o755)
         else:

@@ -238,7 +238,7 @@ def _copy_of(python: Path, root: Path, stop: threading.Event, *, is_relocatable:
         return minor
     loader = re.search(r"^\s+(/\S*/ld-linux\S+)", listed, re.MULTILINE)
     if loader is None:
-        raise ToolboxError(f"Expected a Python for glibc, got {python}. Pack the package on a machine with glibc.")
+        raise ToolboxError(f"Expected a Python with glibc, got {python}. Pack the package on a machine with glibc.")
     shutil.copy2(program, root / "lib" / "python.bin")
     start.write_text(_LOADER.format(loader=loader[1]))
     start.chmod(0o755)
@@ -252,7 +252,7 @@ def _facts(python: Path, stop: threading.Event) -> dict[str, str]:
 def _add_program(target: Path, name: str, file: Path, interpreter: str) -> None:
     """Creates the launcher `bin/<name>`, which starts a program of a package (a script with `interpreter`)."""
     if not file.is_relative_to(target.resolve()) or "/" in name:
-        raise ToolboxError(f"Expected the program {name!r} to be a file of its package, got {file}.")
+        raise ToolboxError(f"Expected the program {name!r} to be a file inside its package, got {file}.")
     with file.open("rb") as stream:
         is_script = stream.read(2) == b"#!" or file.suffix in (".js", ".mjs", ".cjs")
     file.chmod(0o755)

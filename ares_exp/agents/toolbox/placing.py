@@ -76,8 +76,8 @@ def default_builds(package: AgentPackage, *, libc: str | None = None, pythons: S
     builds = [build for build in package.for_machine() if build.libc in (libc, "any")]
     if not builds:
         raise ToolboxError(
-            f"{package.title} {package.version} has no pinned build for {this_machine()} with {libc}. "
-            f"The pinned builds are: {', '.join(build.key for build in package.builds)}."
+            f"{package.title} {package.version} cannot be installed for {this_machine()} with {libc}. "
+            f"It is available for: {', '.join(build.key for build in package.builds)}."
         )
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     wanted = pythons or [ours if ours in PYTHONS else PYTHONS[-1]]
@@ -115,7 +115,7 @@ async def fitting_build(container: AgentContainer, package: AgentPackage, builds
     if not chosen:
         has = "glibc" if libc == "glibc" else f"no glibc ({GLIBC_LOADERS[0]})"
         raise AgentInstallError(
-            f"This container has {has}, and the build of {package.title} for {libc} is not installed. "
+            f"This container has {has}, but {package.title} is not installed for {libc}. "
             f"Run `ares-exp agents install {package.name} --libc {libc}`."
         )
     if chosen[0].python is None:
@@ -145,7 +145,7 @@ async def check_runs(container: AgentContainer, package: AgentPackage, build: Bu
     floor = package.floors.get(build.libc)
     found = await container.exec(_SHOW_LIBC, cwd="/", timeout_sec=_LOOK_SEC)
     has = found.output.strip() or "an unknown C library"
-    needs = f"It needs {floor} or newer; the container has {has}. " if floor else ""
+    needs = f"It needs {floor} or newer, and the container has {has}. " if floor else ""
     raise AgentInstallError(
         f"{' '.join(filter(None, (package.title, build.version)))} does not run in this container. {needs}"
         f"`{command:.200}` ended with exit code {result.exit_code}: {result.output.strip()[-_SHOWN_CHARS:]}"
@@ -189,7 +189,7 @@ async def _for_python(container: AgentContainer, package: AgentPackage, by_pytho
             f"has {has}. Choose an image with one of these versions, or another agent."
         )
     raise AgentInstallError(
-        f"This container has Python {', '.join(usable)}, and {package.title} is only installed for "
+        f"This container has Python {', '.join(usable)}, but {package.title} is only installed for Python "
         f"{', '.join(by_python)}. Run `ares-exp agents install {package.name} --python {usable[0]}`."
     )
 

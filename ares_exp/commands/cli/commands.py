@@ -11,7 +11,7 @@ from ares_exp.commands.cli.run_command import CommandModule
 
 COMMANDS: Mapping[str, CommandModule] = {
     "list": CommandModule("list available options, and the tasks of an environment", "ares_exp.commands.list"),
-    "task": CommandModule("create a task; check its tests; open a shell in it", "ares_exp.commands.task"),
+    "task": CommandModule("create a task, check its tests, or open a shell in it", "ares_exp.commands.task"),
     "agents": CommandModule("list, install, pack and remove the packages of agents", "ares_exp.commands.agents"),
     "show": CommandModule("print an episode, or list the episodes of a run", "ares_exp.commands.show"),
     "compare": CommandModule("compare runs, the jobs of a sweep, or two episodes", "ares_exp.commands.compare"),
@@ -19,10 +19,10 @@ COMMANDS: Mapping[str, CommandModule] = {
     "report": CommandModule("write one HTML file that shows a run", "ares_exp.commands.report"),
     "export": CommandModule("write a run in another format: Parquet, training rows, …", "ares_exp.commands.export"),
     "score": CommandModule("score the finished episodes of a run again", "ares_exp.commands.score"),
-    "ctl": CommandModule("show the status of a run; pause, change or stop it", "ares_exp.commands.ctl"),
+    "ctl": CommandModule("show the status of a run, or pause, change or stop it", "ares_exp.commands.ctl"),
     "snapshots": CommandModule("list, show, verify and remove snapshots", "ares_exp.commands.snapshots"),
     "merge": CommandModule("merge the shards of a run into one run", "ares_exp.commands.merge"),
-    "wandb": CommandModule("upload offline W&B runs; create a W&B workspace", "ares_exp.commands.wandb"),
+    "wandb": CommandModule("upload offline W&B runs, or create a W&B workspace", "ares_exp.commands.wandb"),
     "clean": CommandModule("remove leftovers of killed runs from this machine", "ares_exp.commands.clean"),
     "serve": CommandModule("run episodes for trainers in other processes, over HTTP", "ares_exp.commands.serve"),
 }

@@ -81,7 +81,7 @@ def render_help(argv: Sequence[str], program: str) -> str:
             for line in textwrap.wrap(f"  {group:<10}  {', '.join(names)}", 120, subsequent_indent=" " * 14)
         ),
         "",
-        f"Keys (instead of a run directory, {MEANING}):",
+        f"Keys (in place of RUN, {MEANING}):",
         *map(_render_key, (item for item in fields(ExperimentConfig) if item.name in KEYS)),
     ]
     return HEADER.format(program=program) + "\n".join([*lines, FOOTER])

@@ -65,7 +65,7 @@ class SweepCallback(Callback):
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")
         if "submitit" in config.hydra.launcher._target_ and typed_secrets(sys.argv[1:]):
             raise SweepRefused(
-                "The launcher writes the command to disk, and the command contains a secret. Pass the secret in an "
+                "This launcher writes your command to disk, but the command contains a secret. Pass the secret in an "
                 "environment variable (`policy.api_key_env=NAME`), or choose `hydra/launcher=joblib`."
             )
         try:
@@ -73,7 +73,10 @@ class SweepCallback(Callback):
         except ConfigError as error:
             raise SweepRefused(str(error)) from None
         except OSError as error:
-            raise SweepRefused(f"Cannot write in the sweep's folder {folder}: {error.strerror}.") from None
+            raise SweepRefused(
+                f"Cannot write in the sweep's folder {folder}: {error.strerror}. Choose another folder with "
+                "`hydra.sweep.dir=…`."
+            ) from None
         SweepCallback.sweep_dir = folder
         if not config.hydra.launcher._target_.endswith(BASIC_LAUNCHER):
             from ares_exp.runs.sweeps.interruption import Interruption
@@ -97,8 +100,8 @@ class SweepCallback(Callback):
             )
         if not recorded and folder.is_dir() and (other := _run_in(folder)) is not None:
             raise ConfigError(
-                f"The folder of this sweep must be new, but {folder} contains another run, {other}. Choose a folder "
-                "with `hydra.sweep.dir=…`."
+                f"Expected a new folder for this sweep, but {folder} contains another run, {other}. Choose another "
+                "folder with `hydra.sweep.dir=…`."
             )
         plan = SweepPlan.of(config)
         plan.check_continues(SweepPlan.read(folder))

@@ -197,6 +197,6 @@ def _explained(error: Exception, source: Path | None, root_config: str) -> int:
     elif SweepCallback.sweep_dir is None:
         raise error
     else:
-        print_error(f"The launcher or the sweeper failed: {type(error).__name__}: {error}")
+        print_error(f"Hydra's launcher or sweeper failed: {type(error).__name__}: {error}")
         return exit_codes.INCOMPLETE
     return exit_codes.USAGE

@@ -258,7 +258,7 @@ class DaytonaContainer(Container):
 
     async def set_network(self, policy: NetworkPolicy) -> None:
         if policy not in self._spec.networks:
-            raise ValueError(f"Expected one of the container's network policies, got {policy}.")
+            raise ValueError(f"Expected one of the network policies in the container's spec, got {policy}.")
         connection, sandbox, _ = self._running()
         if policy == self._policy:
             return

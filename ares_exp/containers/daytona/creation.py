@@ -73,7 +73,7 @@ async def create_sandbox(
     params = params.model_copy(update={"name": name})
     loop = asyncio.get_running_loop()
     asked_at = loop.time()
-    remedy = "The first start with a large image takes a long time. Set `timeouts.build_multiplier=2`."
+    remedy = "The first start with a large image takes longer. To double the limit, set `timeouts.build_multiplier=2`."
     async with bounded_start(f"The sandbox {name}", timeout_sec, stop=lambda: _undo(service, name), remedy=remedy):
         sandbox = await _create_or_adopt(service, params, name, timeout_sec)
         ttl_min = params.ttl_minutes or 0

@@ -220,7 +220,7 @@ async def remove_stale(service: DaytonaService) -> None:
             await asyncio.gather(*map(remove, stale))
     except TimeoutError:
         _logger.warning(
-            "Sandboxes of dead runs still exist after %g s. The service removes them when their TTL ends.", SWEEP_SEC
+            "Sandboxes of dead runs were not removed within %g s. The service removes them after their TTL.", SWEEP_SEC
         )
 
 

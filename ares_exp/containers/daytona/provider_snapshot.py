@@ -190,7 +190,7 @@ async def _discard(service: DaytonaService, name: str) -> None:
     try:
         await delete_kept(service, name)
     except ContainerError as error:
-        _logger.warning("The snapshot %s of a failed capture may remain at Daytona. %s", name, error)
+        _logger.warning("The incomplete snapshot %s could not be deleted, and may remain at Daytona. %s", name, error)
 
 
 def _prefix_of_this_machine() -> str:

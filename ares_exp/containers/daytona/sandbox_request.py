@@ -224,7 +224,7 @@ def _resource_warnings(spec: ContainerSpec, options: DaytonaOptions) -> Iterator
         asked = {"cpus": cpus, "memory_mb": memory_mb, "storage_mb": storage_mb, "gpus": spec.gpus or None}
         named = ", ".join(f"{key}={value:g}" for key, value in asked.items() if value is not None)
         if named:
-            yield f"{named}: not used, because the snapshot {options.snapshot} sets the resources of the sandbox"
+            yield f"{named}: not used, because the snapshot {options.snapshot} already sets the sandbox's resources"
         return
     if cpus is not None and _up(cpus) != cpus:
         yield f"cpus={cpus:g}: container=daytona supports only whole CPUs, and uses {_up(cpus)}"

@@ -248,7 +248,7 @@ class KeepAlive:
                 self._has_warned = True
                 _logger.log(
                     level,
-                    "The TTL of a sandbox could not be set to %d minutes. %s",
+                    "The TTL of a sandbox (the time until its removal) could not be set to %d minutes. %s",
                     ttl_min,
                     error,
                 )

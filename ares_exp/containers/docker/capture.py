@@ -112,8 +112,8 @@ class Capture:
         except SnapshotUnsupportedError as error:
             if self._way == "upper":
                 raise SnapshotUnsupportedError(
-                    f"The upper directory of the container {self._container} cannot be read, because {error}. Run as "
-                    "root on the engine's machine, or set container.capture=archive."
+                    f"The directory with the changed files of container {self._container} cannot be read, because "
+                    f"{error}. Run as root on the engine's machine, or set container.capture=archive."
                 ) from error
             return await self._archive.run(objects, notes, skip)
         return await _bounded(lambda skip: self._steady(upper, objects, notes, skip), skip)
@@ -134,7 +134,7 @@ class Capture:
                 return entries
             before = entries
         assert before is not None
-        notes += [*found, "Files changed during every read, because a process writes continuously."]
+        notes += [*found, "The files may be inconsistent, because a process changed them during every read."]
         return before
 
     async def close(self) -> None:

@@ -33,13 +33,13 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
     base = spec.changes.delta.base
     if not base.startswith("sha256:"):
         raise SnapshotMismatchError(
-            f"The changed files of {spec.name} are relative to {base}, not to a Docker image (sha256:…). Restore them "
-            "with the backend that captured them."
+            f"The snapshot of {spec.name} contains changes to {base}, not to a Docker image (sha256:…). Restore it "
+            "with the backend that captured it."
         )
     found = await in_thread(lambda: inspect_image(engine.api, base), abandon=True)
     if found is not None:
         return found
-    what = f"The changed files of {spec.name} are relative to the image {base}, which the engine does not have"
+    what = f"The snapshot of {spec.name} contains changes to the image {base}, which the engine does not have"
     try:
         image = await ensure_image(
             engine, name=spec.name, docker_image=spec.docker_image, context_dir=spec.context_dir, keep=keep
@@ -52,7 +52,7 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
     if spec.docker_image is None and not keep:
         await in_thread(lambda: why_it_stays(lambda: engine.api.remove_image(image)), pool="removals")
     other = found["Id"] if found is not None else "gone"
-    raise SnapshotMismatchError(f"{what}. Its task's image {image} is now {other}. {_REMEDY}")
+    raise SnapshotMismatchError(f"{what}. The task's image {image} differs: it is now {other}. {_REMEDY}")
 
 
 def name_of(image: dict[str, Any], spec: ContainerSpec) -> str:
@@ -77,7 +77,7 @@ async def put_back(engine: Engine, container: str, changes: StoredChanges) -> No
         except engine_errors() as error:
             if connection_failure(error) is not None:
                 raise
-            raise RestoreError(f"The files could not be written to {container}: {reason(error)}.") from error
+            raise RestoreError(f"The snapshot's files could not be written to {container}: {reason(error)}.") from error
 
 
 async def _remove(engine: Engine, container: str, paths: list[str]) -> None:
@@ -87,10 +87,10 @@ async def _remove(engine: Engine, container: str, paths: list[str]) -> None:
     except engine_errors() as error:
         if connection_failure(error) is not None:
             raise
-        raise RestoreError(f"The snapshot's deletions failed in {container}: {reason(error)}.") from error
+        raise RestoreError(f"Deleted files could not be removed from {container}: {reason(error)}.") from error
     if exit_code:
         raise RestoreError(
-            f"The snapshot's deletions failed in {container}: `{' '.join(_REMOVE)}` ended with exit code "
+            f"Deleted files could not be removed from {container}: `{' '.join(_REMOVE)}` ended with exit code "
             f"{exit_code}. {output.decode('utf-8', 'replace').strip()}".rstrip()
         )
 

@@ -56,7 +56,7 @@ from ares_exp.errors import (
 if TYPE_CHECKING:
     from docker.types import Mount
 
-WHEN_SLOW = "Set `timeouts.build_multiplier=2`, or pull or build its image before the run."
+WHEN_SLOW = "Set `timeouts.build_multiplier=2` to double the limit, or pull or build the image before the run."
 
 
 @dataclass(frozen=True, slots=True)

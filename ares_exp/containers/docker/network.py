@@ -155,7 +155,7 @@ class ContainerNetwork:
 
     async def set(self, policy: NetworkPolicy) -> None:
         if policy not in self._spec.networks:
-            raise ValueError(f"Expected one of the container's network policies, got {policy}.")
+            raise ValueError(f"Expected one of the network policies in the container's spec, got {policy}.")
         wanted = self._options.in_force(policy)
         async with self._line:
             if wanted == self._policy:

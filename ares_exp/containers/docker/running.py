@@ -207,7 +207,7 @@ class RunningContainer:
                 return await open_listening_port(lambda: listen_at_free_port(listen, port), serve)
             except OSError as error:
                 why = str(error)
-        _logger.info("A forwarded port of %s uses a relay: %s.", container, why)
+        _logger.info("A forwarded port of %s needs a relay process in the container: %s.", container, why)
         return await open_relayed_port(lambda: self.open_shell("0"), serve, port, remedy=_NO_INTERPRETER)
 
     async def upload(self, source: str | Path, target: str | Path) -> None:

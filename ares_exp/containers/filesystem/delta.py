@@ -198,9 +198,9 @@ class ChunkWriter:
         if longest := self._known.longest:
             if self._known.found_in(data) or self._known.found_in(self._tail + data[:longest]):
                 raise CaptureError(
-                    f"{self._path!r} contains a protected value, or the value of a sensitive environment variable of "
-                    "this process. A snapshot would store it on disk. Remove the file, or keep the secret out of the "
-                    "container."
+                    f"{self._path!r} contains a secret: a protected value, or the value of a sensitive environment "
+                    "variable of this process. A snapshot would store it on disk. Remove the file, or keep the secret "
+                    "out of the container."
                 )
             self._tail = data[-longest:]
         if self._pool is None:

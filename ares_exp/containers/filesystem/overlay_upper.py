@@ -141,7 +141,7 @@ class _Scan:
         if not is_kept(path) or self.skip(path):
             return False
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
-            raise CaptureError(f"A path has more than {MAX_PATH_BYTES} bytes: {path[:200]}…")
+            raise CaptureError(f"Expected paths of at most {MAX_PATH_BYTES} bytes, found a longer one: {path[:200]}…")
         try:
             found = item.stat(follow_symlinks=False)
             kind = stat.S_IFMT(found.st_mode)
@@ -208,7 +208,7 @@ class _Scan:
                 except FileChangedError:
                     if attempt < _TRIES - 1:
                         continue
-                    raise CaptureError(f"{path!r} cannot be read: the file became shorter during every read.") from None
+                    raise CaptureError(f"{path!r} cannot be read: a process shortened it during every read.") from None
                 after = os.fstat(file)
                 if _times(before) == _times(after):
                     break
@@ -252,7 +252,7 @@ class _Scan:
 
     def _keep(self, path: str, entry: Entry) -> None:
         if len(self.kept) >= MAX_ENTRIES:
-            raise CaptureError(f"There are more than {MAX_ENTRIES} changed files (last read: {path!r}).")
+            raise CaptureError(f"A snapshot can contain at most {MAX_ENTRIES} changed files (last read: {path!r}).")
         self.total_bytes += entry.size
         if self.total_bytes > MAX_BYTES:
             self._refuse_size(path)

@@ -190,7 +190,7 @@ class ObjectStore:
             raise ValueError("Expected lines without line breaks.")
         if known.found_in(data):
             raise CaptureError(
-                "A line of the snapshot contains a secret: a protected value, or the value of a sensitive "
+                "The agent's messages or journal contain a secret: a protected value, or the value of a sensitive "
                 "environment variable. Keep secrets out of the container and the conversation."
             )
         return self.put(data)
@@ -209,7 +209,7 @@ class ObjectStore:
             data = self.get(digest, max_bytes=min(max_bytes, MAX_OBJECT_BYTES))
             max_bytes -= len(data)
             if not data.endswith(b"\n"):
-                raise SnapshotCorruptError(f"{self.file(digest)} does not contain lines: the last line has no newline.")
+                raise SnapshotCorruptError(f"{self.file(digest)} is incomplete: its last line has no newline.")
             if len(lines) + data.count(b"\n") > max_lines:
                 raise UnsafeSnapshotError(f"{self.file(digest)} exceeds the limit of {max_lines} lines.")
             lines += data[:-1].split(b"\n")
@@ -284,7 +284,7 @@ class ObjectStore:
     def file(self, digest: str) -> Path:
         """Returns the path of the object with this digest. The object need not exist."""
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            raise SnapshotMetadataError(f"Expected a sha256 as 64 hexadecimal digits, got {str(digest)[:80]!r}.")
+            raise SnapshotMetadataError(f"Expected a sha256 digest of 64 hexadecimal digits, got {str(digest)[:80]!r}.")
         return self.path / "objects" / digest[:2] / digest[2:]
 
     @property

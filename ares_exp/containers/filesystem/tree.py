@@ -43,11 +43,11 @@ def write_tree(
     at = at.rstrip("/")
     for path, entry in entries.items():
         if not f"{path}/".startswith(f"{at}/"):
-            raise RestoreError(f"{path!r} cannot be created: it is not in {at}.")
+            raise RestoreError(f"{path!r} cannot be created: it is outside of {at}.")
         if path == at and entry.kind != "directory":
             raise RestoreError(f"{path!r} cannot be created: it must be a directory, not a {entry.kind}.")
         if opaque_xattr is None and (entry.opaque or entry.kind == "whiteout"):
-            raise RestoreError(f"{path!r} cannot be deleted: only an overlay can hide files of the base.")
+            raise RestoreError(f"{path!r} cannot be deleted: only an overlay can hide files of the base directory.")
     try:
         root = os.open(directory, DIRECTORY_FLAGS)
     except OSError as error:

@@ -93,7 +93,7 @@ def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: De
             if inspect_image(engine.api, image) is None:  # another process may have created it
                 make(demand)
     except engine_errors() as error:
-        raise ContainerStartError(f"The image {image} could not be provided: {reason(error)}.") from error
+        raise ContainerStartError(f"The image {image} could not be pulled or built: {reason(error)}.") from error
 
 
 def _pull(api: APIClient, image: str, demand: Demand) -> None:

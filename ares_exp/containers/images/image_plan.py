@@ -202,8 +202,8 @@ def plan_image(spec: ContainerSpec, snapshot: str | None = None) -> ImagePlan:
     """
     if spec.compose_file is not None:
         raise UnsupportedTaskError(
-            f"Task {spec.name} needs several services ({spec.compose_file}); container=daytona runs one sandbox per "
-            "task. Use container=docker for this task, or leave it out."
+            f"Task {spec.name} needs several services ({spec.compose_file}), but container=daytona runs one sandbox "
+            "per task. Use container=docker for this task, or leave it out."
         )
     if snapshot is not None:
         dockerfile = None if spec.context_dir is None else spec.context_dir / "Dockerfile"
@@ -247,7 +247,7 @@ def _plan_for_dockerfile(context: Path) -> ImagePlan:
     text = read_text(path)
     if (syntax := find_syntax(text)).is_foreign:
         raise UnsupportedTaskError(
-            f"{path}, line {syntax.line}: the frontend {syntax.frontend} is not supported. {_REMEDY}"
+            f"{path}, line {syntax.line}: the Dockerfile syntax {syntax.frontend} is not supported. {_REMEDY}"
         )
     found = list(instructions(text))
     for name, _, line, _ in found:
@@ -304,7 +304,7 @@ async def _variables(run: RunInContainer) -> dict[str, str]:
     """Returns the sandbox's environment variables, except for variables that a shell or a login sets."""
     result = await run("cat /proc/self/environ")
     if result.exit_code != 0 or result.elided_bytes:
-        raise ContainerStartError(f"The variables of the sandbox could not be read: {result.output[-500:]}")
+        raise ContainerStartError(f"The environment variables of the sandbox could not be read: {result.output[-500:]}")
     pairs = (entry.partition("=") for entry in result.output.split("\0"))
     return {name: value for name, _, value in pairs if _NAME.fullmatch(name) and name not in _SHELLS_OWN}
 
@@ -412,7 +412,7 @@ def _collect(name: str, path: Path, kept: set[Path] | None, found: dict[str, Pat
 
 
 def _lost(what: str) -> UnsupportedTaskError:
-    return UnsupportedTaskError(f"{what} cannot be sent to the service")
+    return UnsupportedTaskError(f"{what} cannot be sent to the Daytona service")
 
 
 def find_directory(directory: Path) -> Mapping[str, Path]:

@@ -72,7 +72,7 @@ TRANSFER_TIMEOUT_SEC = 600.0
 BASE_ENV: Mapping[str, str] = {"PATH": SEARCH_PATH}
 """Environment variables of a container whose task has no Dockerfile."""
 
-ONLY_ROOT = "An ordinary user's local container has only the user root: run as root, or use container=docker."
+ONLY_ROOT = "A local container of an ordinary user supports only the user root. Run as root, or use container=docker."
 _REMEDY = "Use container=docker for this task."
 _NAME_SERVERS = ("--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf")
 
@@ -343,7 +343,7 @@ class LocalContainer(Container):
     async def set_network(self, policy: NetworkPolicy) -> None:
         """Only checks that `policy` is allowed, because a local container has the same network in all phases."""
         if policy not in self._spec.networks:
-            raise ValueError(f"Expected one of the container's network policies, got {policy}.")
+            raise ValueError(f"Expected one of the network policies in the container's spec, got {policy}.")
 
     def _absolute(self, path: str | Path) -> str:
         return posixpath.join("/", self._workdir, str(path))
@@ -374,7 +374,7 @@ def read_task_dockerfile(spec: ContainerSpec, *, backend: str = "local") -> Dock
             f"{spec.name}: container={backend} has no GPUs, but the task needs {spec.gpus}. Leave this task out."
         )
     if problem := find_missing_glibc(spec.mounts, lambda path: Path(path).exists()):
-        raise UnsupportedTaskError(f"{spec.name}: container={backend} has the files of this machine. {problem}")
+        raise UnsupportedTaskError(f"{spec.name}: container={backend} uses the files of this machine. {problem}")
     if spec.compose_file is not None:
         raise UnsupportedTaskError(
             f"{spec.compose_file}: container={backend} does not support compose files. {_REMEDY}"

@@ -192,9 +192,9 @@ def find() -> Iterator[Leftover]:
 
 
 UNREADABLE = (
-    "Its files are in a private tmpfs, because no folder on this machine can contain the upper layer of an overlay. "
-    "This needs /dev/shm (1 GiB free, Linux 6.6 or newer) or TMPDIR (for example, on ext4, xfs or btrfs), mounted "
-    "without noexec. Set TMPDIR to such a folder, or use container=docker."
+    "Its changed files are in memory (a private tmpfs), because no folder on this machine can be the upper layer of an "
+    "overlay. Possible folders are /dev/shm (1 GiB free, Linux 6.6 or newer) and TMPDIR (for example, on ext4, xfs or "
+    "btrfs), mounted without noexec. Set TMPDIR to such a folder, or use container=docker."
 )
 """Error text: why a container cannot be captured, with a suggested fix."""
 

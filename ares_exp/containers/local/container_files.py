@@ -205,7 +205,7 @@ class ContainerFiles:
             with suppress(OSError):
                 if (self._root / path[1:]).lstat().st_ino == inode:
                     continue
-            raise CaptureError(f"A directory above the mount point {path} was moved. Move it back.")
+            raise CaptureError(f"A directory above the mount point {path} in the container was moved. Move it back.")
         changed = {path: entry for path, entry in found.items() if entry != self._new.get(path)}
         changed |= {parent: found[parent] for path in changed for parent in parents(path)}
         for path in self._new.keys() - found.keys():
@@ -298,7 +298,7 @@ class ContainerFiles:
             for path in (*parents(point), *([point] if point in self._uppers else [])):
                 if path in changes and changes[path].kind != "directory":
                     raise UnsafeSnapshotError(
-                        f"Expected {path!r} to be a directory: the container has a mount at {point}."
+                        f"Expected {path!r} to be a directory, because the container has a mount at {point}."
                     )
 
     def _make_points(self) -> None:

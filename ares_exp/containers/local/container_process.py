@@ -233,7 +233,7 @@ class ContainerProcess:
             pid = os.getpid() if self._how.bwrap is None else self._namespaces()["child-pid"]
             terminal, path = _open_pseudo_terminal(pid, columns=columns, lines=lines)
         except OSError as error:
-            raise ContainerError(f"The local container has no terminal: {error}.") from error
+            raise ContainerError(f"No terminal could be created for the local container: {error}.") from error
         self._streams.append(terminal)
         try:
             if str(user) not in ROOT_NAMES:
@@ -276,7 +276,9 @@ class ContainerProcess:
             with fifo_pair(self._channels, str(self._count)) as stream:
                 answer = await self._ask(request, stream)
                 if answer != "ok\n":
-                    raise ContainerError(f"No shell for the user {name!r}: {answer.strip() or 'it ended immediately'}.")
+                    raise ContainerError(
+                        f"No shell could be started for the user {name!r}: {answer.strip() or 'it ended immediately'}."
+                    )
                 self._streams = [one for one in self._streams if not one.is_closed] + [stream]
                 return stream
         except OSError as error:

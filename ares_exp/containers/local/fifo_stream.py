@@ -109,7 +109,7 @@ class FifoStream:
             if not self.is_closed and self._waiters[descriptor] is waiter:
                 remove(descriptor)
         if self.is_closed:
-            raise BrokenPipeError("The stream is closed.")
+            raise BrokenPipeError("The stream to the container is closed.")
 
 
 _PIECE_BYTES = 1024 * 1024

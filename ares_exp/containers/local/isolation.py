@@ -299,8 +299,8 @@ def find_isolation() -> Machine:
         late = isinstance(error, subprocess.TimeoutExpired)  # its message is the whole command line
         reason = f"bubblewrap did not end within {_PROBE_SEC:.0f} s" if late else str(error)
         raise PreflightError(
-            f"The test of container=local failed: {reason}. Run again when the machine is less busy, or use "
-            "container=host or container=docker."
+            f"Cannot check whether container=local works on this machine: {reason}. Run again when the machine is "
+            "less busy, or use container=host or container=docker."
         ) from error
     return Machine("none", problem)
 

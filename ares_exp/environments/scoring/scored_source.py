@@ -252,7 +252,7 @@ def _check_call(key: str, part: Any) -> None:
         signature.bind(None, None, **options)
     except TypeError as error:
         raise ConfigError(
-            f"Expected `{key}` to accept an episode, its container, and the options as keyword arguments: {error}."
+            f"Expected the scorer in `{key}` to accept an episode, its container, and the options by name: {error}."
         ) from None
 
 

@@ -118,7 +118,7 @@ def module_name(model: Any, layer: int | None, module: str | None) -> str:
         (name for name in names if re.search(rf"(^|\.)(layers|h|blocks|block)\.{number}$", name)), None
     )
     if found is None or not 0 <= number < count:
-        raise PreflightError(f"The model has {count} layers, but no layer {layer}. Set `layer` or `module`.")
+        raise PreflightError(f"The model has no layer {layer}, only {count} layers. Set another `layer`, or `module`.")
     return found
 
 
@@ -217,7 +217,7 @@ class StateWatcher:
                 self._is_full = True
                 logger.warning(
                     f"{self._directory} has reached policy.activations_max_bytes={self._max_bytes:,}. The "
-                    "states of further responses are not stored."
+                    "activations of further responses are not stored."
                 )
             return False
         self._left -= size
@@ -318,7 +318,7 @@ def _change(module: Any, given: Any, output: Any, *, name: str, function: Any, r
 def _states_of(output: Any, name: str) -> Any:
     states = output[0] if isinstance(output, tuple) else output
     if states.ndim != 3:
-        raise ConfigError(f"Expected states (rows, positions, width) from {name}, got the shape {tuple(states.shape)}.")
+        raise ConfigError(f"Expected {name} to return (rows, positions, width), got the shape {tuple(states.shape)}.")
     return states
 
 
@@ -349,6 +349,6 @@ def read_activations(run_dir: Path, response: LLMResponse) -> dict[str, np.ndarr
     for name, link in (response.activations or {}).items():
         path = (run_dir / link["file"]).resolve()
         if not path.is_relative_to(run_dir.resolve()) or not path.is_file():
-            raise ConfigError(f"Expected {link['file']!r} of {name} to be a file in {run_dir}.")
+            raise ConfigError(f"Expected {link['file']!r} of {name} to be the path of a file in {run_dir}.")
         found[name] = np.load(path, mmap_mode="r", allow_pickle=False)
     return found

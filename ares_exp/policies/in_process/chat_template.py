@@ -210,8 +210,8 @@ def prompt_of(
     if (continued := template.continued(turn, request)) is not None:
         return continued
     warn(
-        "The chat template of the model cannot append messages to a response, so later prompts are rendered from the "
-        "start. If this changes their token ids, the conversation is split into several training rows."
+        "The chat template of the model cannot append messages to a response, so each prompt is rendered again as a "
+        "whole. If this changes earlier token ids, the conversation is split into several training rows."
     )
     return template.prompt(request)
 

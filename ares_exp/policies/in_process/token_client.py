@@ -134,8 +134,8 @@ class TokenClient:
         if request.tool_choice in (None, "auto", "none"):
             return request
         message = (
-            f"The policy cannot force a tool call, and the agent sets `tool_choice` to {request.tool_choice!r:.80}. "
-            "Set policy.strict=false to let the model choose, if the policy has this option."
+            f"The agent sets `tool_choice` to {request.tool_choice!r:.80}, but the policy cannot force a tool call. "
+            "If the policy has the option `strict`, set policy.strict=false to let the model choose."
         )
         if self.strict:
             raise UnsendableRequestError(message)

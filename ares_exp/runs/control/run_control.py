@@ -123,7 +123,7 @@ class RunControl:
 
     async def _settle(self, order: Order, uid: int | None) -> None:
         why = f", because: {one_line(order.reason)}" if order.reason else ""
-        logger.warning("Command by %s: %s%s.", one_line(order.by), order, why)
+        logger.warning("Received a command from %s: %s%s.", one_line(order.by), order, why)
         try:
             outcome, says = "done", self._apply(order)
         except UserError as error:
@@ -155,7 +155,7 @@ class RunControl:
         now = time.time()
         until = min(now, order.at) + order.for_sec if order.for_sec is not None else None
         if until is not None and until <= now:
-            return "The pause has already ended."
+            return "The run was not paused, because the time of the pause is already over."
         self._forget_timer()
         self.scheduler.pause()
         (self.gate.close if order.now else self.gate.open)()
@@ -165,7 +165,7 @@ class RunControl:
             self._resuming = asyncio.get_running_loop().call_later(until - now, self._end_pause)
         running = count_of(len(self.running()), "running episode")
         how = f"{running} will wait at the next request" if order.now else f"{running} will continue"
-        return f"No new episode starts; {how}."
+        return f"No new episode starts, and {how}."
 
     def _resume(self) -> str:
         held = self.live.held
@@ -189,7 +189,7 @@ class RunControl:
             episode.is_cancelled = True
             self.scheduler.cancel(episode.planned.episode_id)
         queued = f", and {count_of(len(dropped), 'attempt')} removed from the queue" if dropped else ""
-        return f"{count_of(len(found), 'episode')} cancelled{queued}; `resume=` runs the attempts without a reward."
+        return f"{count_of(len(found), 'episode')} cancelled{queued}. `resume=` runs the attempts without a reward."
 
     def _end_pause(self) -> None:
         self._forget_timer()
@@ -207,7 +207,7 @@ class RunControl:
             return
         named = "; ".join(f"{one_line(one.name, 60)} ({one_line(one.problem)})" for one in files[:SHOWN_FILES])
         more = f"; and {len(files) - SHOWN_FILES:,} more" if len(files) > SHOWN_FILES else ""
-        says = f"No valid command in {count_of(len(files), 'file')} of {self.run_dir.control.name}/: {named}{more}."
+        says = f"Ignored {count_of(len(files), 'invalid file')} in {self.run_dir.control.name}/: {named}{more}."
         logger.warning("%s", says)
         await self._record({"verb": None, "outcome": "refused", "says": says, "settled_at": time.time()})
 

@@ -167,7 +167,10 @@ class EnvironmentHost(ModelsElsewhere):
         """
         both = [(name, here, versions.get(name)) for name, here in versions_here().items()]
         if different := [f"{name} {here} instead of {run}" for name, here, run in both if here != run]:
-            raise ConfigError(f"Expected the same versions as the run, but this node has {', '.join(different)}.")
+            raise ConfigError(
+                f"Expected the same versions as the run, but this node has {', '.join(different)}. Install the same "
+                "versions on every node."
+            )
         if recipe.cwd.is_dir():
             os.chdir(recipe.cwd)
         sys.path += [entry for entry in recipe.search_path if entry not in sys.path]
@@ -181,7 +184,7 @@ class EnvironmentHost(ModelsElsewhere):
         self._containers = as_container_factory(await asyncio.to_thread(instantiate_group, config, "container"))
         names = await asyncio.to_thread(source.load, warnings.append)
         if missing := digests.keys() - names:
-            raise ConfigError(f"Expected all tasks of the run on this node, but task {min(missing)!r:.100} is missing.")
+            raise ConfigError(f"This node lacks the run's task {min(missing)!r:.100}. Copy all tasks to every node.")
         source.keep(list(digests))
         self._source = source
         for model in source.own_models:
@@ -193,7 +196,7 @@ class EnvironmentHost(ModelsElsewhere):
         await asyncio.to_thread(source.check, self._parts(parts), report=warnings.append)
         found = await asyncio.to_thread(lambda: {name: source.digest(name) for name in digests})
         if changed := [name for name, digest in digests.items() if found[name] != digest]:
-            raise ConfigError(f"Expected the task files of the run, but the files of task {changed[0]!r:.100} differ.")
+            raise ConfigError(f"The files of task {changed[0]!r:.100} on this node differ from the files of the run.")
         self._folder = await asyncio.to_thread(short_lived_directory, "host")
         return warnings, seen_file is not None and await asyncio.to_thread(_sees, *seen_file)
 

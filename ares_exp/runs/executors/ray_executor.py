@@ -261,13 +261,13 @@ class RayExecutor(Executor):
                 folder = self._run_dir or Path("RUN")
                 self._placement.give_up(
                     PreflightError(
-                        "The Ray cluster of this run has died. "
+                        "The Ray cluster of this run has ended. "
                         f"Use `{resume_command(folder, shown_path(folder))}` to continue the run."
                     )
                 )
             elif empty_since is None:
                 empty_since = now
-                logger.warning("All hosts are lost. The run waits for a node of the cluster.")
+                logger.warning("All nodes with environments are lost. The run waits until another node is available.")
             elif now - empty_since > self._no_node_timeout_sec:
                 why = f"was available for {self._no_node_timeout_sec:g} s. Use `resume=` to continue the run"
                 self._placement.give_up(PreflightError(self._why_none(why)))
@@ -301,12 +301,12 @@ class RayExecutor(Executor):
                 host = await self._start(node)
             except (ConfigError, PreflightError) as error:
                 node.refusal = str(error)
-                self._report(f"No environments are placed on {node.name}: {error}")
+                self._report(f"The node {node.name} runs no environments: {error}")
                 self._placement.tell()
                 return
             except Exception as error:
                 node.trouble = f"{type(error).__name__}: {error}"
-                logger.info("No host could be started on %s", node.name, exc_info=error)
+                logger.info("The process that runs environments could not be started on %s", node.name, exc_info=error)
             else:
                 self._placement.add(host, node.name.partition(" ")[0], self._slots)
                 since = time.monotonic()
@@ -343,7 +343,7 @@ class RayExecutor(Executor):
             raise
         for warning in warnings:
             self._report(warning)
-        logger.info("A host is ready on %s.", node.name)
+        logger.info("The process that runs environments is ready on %s.", node.name)
         return host
 
     def _uses_shared_disk(self, sees_run_dir: bool) -> bool:
@@ -367,7 +367,7 @@ class RayExecutor(Executor):
             self._hosts_lost += 1
             self._placement.remove(host)
             logger.warning(
-                "The host on %s is lost: %s. Its episodes continue on other hosts.", host.node, host.why_lost
+                "The host of environments on %s is lost: %s. Its episodes continue elsewhere.", host.node, host.why_lost
             )
         self._spawn(host.close())
 

@@ -139,7 +139,7 @@ class RemoteHost:
                 self._waits.discard(wait)
 
     def _loss(self) -> HostLostError:
-        return HostLostError(f"The host on {self.node} is lost: {self.why_lost}.")
+        return HostLostError(f"The host of environments on {self.node} is lost: {self.why_lost}.")
 
     def lose(self, why: str) -> None:
         """Marks the host as lost. Calls that are waiting and all later calls raise `HostLostError`. Idempotent."""

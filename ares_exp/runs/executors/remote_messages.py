@@ -83,7 +83,7 @@ def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as failed:
-        return f"{type(error).__name__} without a text: {type(failed).__name__}"
+        return f"{type(error).__name__}, whose text cannot be read: {type(failed).__name__}"
 
 
 class Outcome(NamedTuple):

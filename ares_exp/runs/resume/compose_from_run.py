@@ -111,7 +111,7 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
         )
     [(verb, named)] = verbs.items()
     if named.is_sweep_override():
-        raise ConfigError(f"Expected `{verb}` to be one episode or run, got a sweep. Use one command per job.")
+        raise ConfigError(f"Expected `{verb}` to be one episode or run, got several. Use one command for each.")
     fixed = {"experiment": "the run is composed as before; set only the keys to change", **FIXED[verb]}
     for key in map(key_set_by, typed):
         if key in fixed:

@@ -224,7 +224,7 @@ class RecordedRun:
             return read_yaml(path)
         except OSError as error:
             raise ConfigError(
-                f"{path}: {error.strerror}. The run cannot be composed again without the records of Hydra. To "
+                f"{path}: {error.strerror}. Without this record of Hydra, the config of the run is unknown. To "
                 f"replay only its trajectories, use `policy=replay policy.trajectory={self.path}`."
             ) from error
 

@@ -195,8 +195,8 @@ class ResumablePolicy:
         if self.given_again.diverged_at is None:
             self.given_again.diverged_at = position
             logger.warning(
-                "The resumed episode %s differs from the recorded one at step %d (%s). From there, it continues with "
-                "the policy.",
+                "The resumed episode %s differs from the recorded one at step %d (%s). From this step on, the "
+                "policy responds instead of the recording.",
                 self._log.episode_id,
                 position,
                 compared.where,

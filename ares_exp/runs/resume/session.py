@@ -178,7 +178,7 @@ def _end_lost_trajectories(path: Path) -> None:
             except TrajectoryFormatError as error:
                 logger.warning("%s", error)
     except TrajectoryFormatError as error:
-        logger.info("There is no trajectory to end: %s", error)
+        logger.info("The trajectories of interrupted episodes cannot be completed: %s", error)
 
 
 def _end_times(path: Path, wanted: set[str]) -> dict[str, float]:
@@ -189,7 +189,7 @@ def _end_times(path: Path, wanted: set[str]) -> dict[str, float]:
     try:
         return {one.episode_id: one.end_time for one in load(path, skip_broken=True) if one.episode_id in wanted}
     except (TrajectoryFormatError, UserError) as error:
-        logger.info("There is no trajectory to read: %s", error)
+        logger.info("The end times of interrupted episodes cannot be read: %s", error)
         return {}
 
 

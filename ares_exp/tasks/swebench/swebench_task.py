@@ -114,7 +114,7 @@ class SweBenchStage:
     def check_solution(self) -> None:
         """Raises `TaskError` if the row has no fix."""
         if not self.row.patch.strip():
-            raise TaskError(f"{self.row.instance_id}: `patch` contains no fix. Use another policy.")
+            raise TaskError(f"{self.row.instance_id}: the row has no solution (`patch` is empty). Use another policy.")
 
     async def collect(self, container: Container, target: Path | None) -> None:
         """Writes the agent's changes to `model.patch`. If no patch can be made, writes the reason to `no_patch.txt`."""

@@ -126,7 +126,7 @@ async def _stop_main(container: Container) -> None:
         await container.service(MAIN_SERVICE).stop()
     except ContainerError as error:
         _logger.warning(
-            "The agent's container could not be stopped before artifacts of services are collected: %s", error
+            "The agent's container could not be stopped before the artifacts of services were collected: %s", error
         )
 
 

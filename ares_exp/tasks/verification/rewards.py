@@ -90,7 +90,7 @@ def choose_reward(rewards: Mapping[str, float], reward_key: str | None = None) -
     if not rewards:
         raise VerifierOutputParseError(f"{REWARD_JSON}: expected at least one reward, got an empty object.")
     if reward_key is not None and reward_key not in rewards:
-        raise VerifierOutputParseError(f"Expected the reward key {reward_key!r}, got the keys: {listing}.")
+        raise VerifierOutputParseError(f"Expected the key {reward_key!r} (env.reward_key), got the keys: {listing}.")
     key = reward_key or ("reward" if "reward" in rewards else next(iter(rewards)))
     if reward_key is None and key != "reward" and len(rewards) > 1:
         raise VerifierOutputParseError(

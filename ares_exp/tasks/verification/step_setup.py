@@ -63,7 +63,7 @@ async def _run(check: HealthCheck, container: Container, user: User | None) -> N
             )
         if result.exit_code == 0:
             return
-        _logger.debug("Health check `%s`: exit code %s: %s", check.command, result.exit_code, result.output)
+        _logger.debug("The health check `%s` returned exit code %s: %s", check.command, result.exit_code, result.output)
         failures += counts
         if counts and failures >= check.retries:
             raise HealthcheckError(

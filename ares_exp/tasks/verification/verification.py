@@ -81,7 +81,7 @@ async def fetch_verdict(
         found = await container.exec(command, cwd="/", user="root", timeout_sec=60, shell=PLAIN_SHELL)
         special = found.output[:_SHOWN_OUTPUT_BYTES].strip()
         what = f"Expected the tests to write the reward to a regular file. {special}" if special else str(error)
-        raise RewardFileNotFoundError(f"{what} test.sh ended with exit code {run.exit_code}; {printed}") from None
+        raise RewardFileNotFoundError(f"{what} test.sh ended with exit code {run.exit_code}, and {printed}") from None
 
 
 async def _download_reward(container: Container, folder: Path, cause: TransferError) -> None:

@@ -87,7 +87,7 @@ class HttpService:
             said = f"{explain_validation(error)}." if isinstance(error, ValidationError) else str(error)
             return _error(400, type(error).__name__, said)
         except TimeoutError:
-            return _error(504, "Timeout", "The request was not completed in time. It can be repeated.")
+            return _error(504, "Timeout", "The request was not completed in time. Send it again.")
         except ConnectionError:
             raise
         except Exception as error:
@@ -108,7 +108,7 @@ class HttpService:
             return
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if not hmac.compare_digest(given.encode(errors="replace"), self._key.encode()):
-            raise web.HTTPUnauthorized(text="Expected the key of `serve.key_env` in `Authorization: Bearer KEY`.")
+            raise web.HTTPUnauthorized(text="Send the key from `serve.key_env` as `Authorization: Bearer KEY`.")
 
     async def _info(self, request: web.Request) -> web.StreamResponse:
         self._rollouts.renew(self._rollouts.submissions.values())

@@ -105,7 +105,7 @@ OPERATIONS = (
         "respond",
         "POST",
         "/v1/responses",
-        "Responds to an LLM request from the relay.",
+        "Submits the response that the trainer sampled for an LLM request from the relay.",
         bodies.Accepted,
         body=bodies.SampledBody,
     ),

@@ -153,7 +153,7 @@ class RolloutPolicies(Policy):
         """
         rollout = self._rollouts.get((episode.task_name, episode.attempt))
         if rollout is None:
-            raise PolicyError(f"No rollout has the attempt {episode.attempt} at {episode.task_name}.")
+            raise PolicyError(f"No submitted rollout is attempt {episode.attempt} at the task {episode.task_name}.")
         body = rollout.policy
         may_ask = episode.may_ask
         episode = replace(

@@ -50,7 +50,7 @@ LEASE_EXPIRED = "LeaseExpired"
 CANCELLED = "Cancelled"
 MESSAGES = {
     CANCELLED: "The rollout was cancelled.",
-    LEASE_EXPIRED: "The trainer sent no call before its lease expired.",
+    LEASE_EXPIRED: "The rollout was cancelled, because its trainer sent no call within `serve.lease_sec`.",
 }
 
 logger = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class ServedRollouts:
             for line in lines:
                 self._apply(line)
         except (KeyError, TypeError, ValueError, ValidationError) as error:
-            raise ConfigError(f"The record of the service cannot be read: {type(error).__name__}: {error}") from None
+            raise ConfigError(f"The recorded rollouts cannot be read: {type(error).__name__}: {error}") from None
         ready = {cursor for one in self.submissions.values() for cursor in one.ready}
         await asyncio.to_thread(lambda: self._record.remove_episodes(self._record.stored_episodes() - ready))
         for rollout in self.rollouts.values():
@@ -437,12 +437,12 @@ class ServedRollouts:
         queue, most = self.options.queue, self.options.unacknowledged
         if count > queue:
             raise ConfigError(
-                f"Expected a submission of at most {queue} rollouts, got {count}. Submit fewer, or set `serve.queue`."
+                f"Expected a submission of at most {queue} rollouts, got {count}. Submit fewer, or raise `serve.queue`."
             )
         if running + waiting + count > queue:
-            raise FullError(f"{running + waiting} of at most {queue} rollouts are open (`serve.queue`).")
+            raise FullError(f"{running + waiting} of at most {queue} rollouts run or wait. See `serve.queue`.")
         if kept + count > most:
-            raise FullError(f"{kept} of at most {most} episodes are not acknowledged (`serve.unacknowledged`).")
+            raise FullError(f"{kept} of at most {most} episodes are not acknowledged yet. See `serve.unacknowledged`.")
 
     def _register(self, submission: ServedSubmission) -> None:
         self.submissions[submission.submission_id] = submission

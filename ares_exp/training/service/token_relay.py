@@ -108,7 +108,7 @@ class Relay:
         if one is None or one.response.done():
             return False
         if len(response.ids) > (most := one.sampling["max_tokens"]):
-            raise WireFormatError(f"Expected at most {most} ids (`sampling.max_tokens`), got {len(response.ids)}.")
+            raise WireFormatError(f"Expected at most {most} token ids (sampling.max_tokens), got {len(response.ids)}.")
         one.response.set_result(response)
         return True
 

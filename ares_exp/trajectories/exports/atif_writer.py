@@ -60,16 +60,16 @@ from ares_exp.trajectories.records import (
 ATIF_SUFFIX = ".atif.json"
 MAX_CONTEXT_CHARS = 10_000
 REWRITTEN = (
-    "The agent rewrote its history: the document marks this and contains the remaining messages, with "
+    "The agent rewrote its history: the document marks these places, and contains the messages that were kept, with "
     "long texts shortened"
 )
-NO_CHAT = "Observations or actions that are not chat requests and responses became JSON text"
+NO_CHAT = "Observations or actions that are not chat requests and responses were converted to JSON text"
 OTHER_CONVERSATIONS = (
     "Steps of sub-agents and background requests are among the steps of the main conversation: `conversation` "
     "names the conversation of each step"
 )
-PARTS = "Parts of messages that ATIF does not support became text that names them"
-SURROGATES = "Lone surrogates, which JSON text cannot contain, became replacement characters"
+PARTS = "Parts of messages that ATIF does not support were replaced by text that names them"
+SURROGATES = "Lone surrogates, which JSON text cannot contain, were replaced by U+FFFD"
 
 _HEAD = ("task_name", "start_time", "end_time", "total_reward", "num_steps", "truncated", "outcome", "metadata")
 _RECORD = ("step_index", "step_type", "reward", "discount", "timestamp")

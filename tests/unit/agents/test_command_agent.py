@@ -297,7 +297,7 @@ def test_rejected_requests_are_in_the_row() -> None:
     assert row.error is not None
     assert (row.error.type, row.agent.requests, row.agent.refused) == ("NoRequestError", 0, 1)
     assert row.agent.last_refusal is not None
-    assert row.agent.last_refusal.startswith("POST /v1/chat/completions: 401, Expected the key in ARES_LLM_KEY")
+    assert row.agent.last_refusal.startswith("POST /v1/chat/completions: 401, Expected the key in the")
     assert row.agent.last_refusal in row.error.message
     assert row.agent.last_refusal in Path("run/run.log").read_text()
     [line] = Path("run/episodes.jsonl").read_text().splitlines()

@@ -131,7 +131,7 @@ def test_class_gets_skills_servers_and_its_options(
     [
         ("codexx", "Expected `agent.name` to be an agent of Harbor, got `codexx`"),
         (f"{CLASSES}:NoUrlAgent", "NoUrlAgent` has no option for the URL of its LLM"),
-        (f"{CLASSES}:BedrockAgent", r"uses the APIs \['bedrock_converse'\]\. Supported APIs: openai_chat_completions,"),
+        (f"{CLASSES}:BedrockAgent", r"only the LLM APIs \['bedrock_converse'\]\. Use an agent for openai_chat_"),
     ],
 )
 def test_unsupported_classes_are_rejected(name: str, message: str) -> None:
@@ -140,7 +140,7 @@ def test_unsupported_classes_are_rejected(name: str, message: str) -> None:
 
 
 async def test_options_that_class_rejects_are_reported() -> None:
-    with pytest.raises(ConfigError, match=r"PickyAgent` rejects its options\..*Unknown option 'colour'"):
+    with pytest.raises(ConfigError, match=r"PickyAgent` rejects the options in .*Unknown option 'colour'"):
         await HarborAgentFactory(name=f"{CLASSES}:PickyAgent").preflight()
 
 

@@ -92,10 +92,10 @@ async def test_server_over_http_works(box: Any) -> None:
         (McpServer(name="a", transport="stdio", command="cat"), "Expected a field `result`"),
         (McpServer(name="a", transport="stdio", command="sleep", args=("99",)), "did not respond within 2 s"),
         (McpServer(name="a", transport="http", url="http://127.0.0.1:1/"), "exit code 1.*onnect"),
-        (McpServer(name="a", transport="sse", url="http://h"), "uses the transport sse"),
+        (McpServer(name="a", transport="sse", url="http://h"), "uses the deprecated transport sse"),
         (
             McpServer(name="a", transport="http", url="http://h", headers={"A-Key": "${K}"}),
-            "headers with host variables",
+            "headers with variables of this machine",
         ),
     ],
 )

@@ -138,7 +138,7 @@ def test_killed_pack_leaves_no_package(registry: NpmRegistry) -> None:
         (["npm:@tests/tiny"], "The program npm, which installs @tests/tiny, is not on PATH. Install Node"),
         (["pip:tiny"], "The program uv, which installs tiny, is not on PATH. Run `pip install uv`."),
         (["tiny"], "Expected a package such as npm:@github/copilot or pip:aider-chat==0.86.2, got 'tiny'."),
-        (["npm:tiny", "--name", "../tiny"], "Expected a name of lower-case letters"),
+        (["npm:tiny", "--name", "../tiny"], "Expected a package name of lower-case letters"),
     ],
 )
 def test_pack_names_what_is_missing(

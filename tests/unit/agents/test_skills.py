@@ -27,7 +27,7 @@ def test_skill_metadata_is_read(text: str, name: str, description: str) -> None:
 async def test_skills_of_a_container_are_listed(caplog: pytest.LogCaptureFixture) -> None:
     async with LocalContainerFactory()(ContainerSpec("skills")) as box:
         assert await find_skills(box, "/my skills", timeout_sec=20) == []
-        assert "/my skills in the container has no */SKILL.md" in caplog.text
+        assert "no subfolder of /my skills in its container has a SKILL.md" in caplog.text
         await box.exec(
             "mkdir -p '/my skills' && cd '/my skills' && mkdir b a .hidden empty && touch README.md && "
             "printf -- '---\\ndescription: A\\0B\\n---\\n' > a/SKILL.md && touch .hidden/SKILL.md && "

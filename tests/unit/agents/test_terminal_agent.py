@@ -139,7 +139,7 @@ async def test_container_without_a_terminal_is_refused() -> None:
         async def upload(self, source: Any, target: Any) -> None: ...
         async def download(self, source: Any, target: Any) -> None: ...
 
-    with pytest.raises(AgentError, match="Bare has none"):
+    with pytest.raises(AgentError, match="Bare does not have one"):
         await work(Bare())
 
 

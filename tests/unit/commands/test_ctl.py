@@ -133,7 +133,7 @@ def test_sweep_stores_commands_for_its_jobs(tmp_path: Path, capsys: pytest.Captu
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert main(tmp_path, "pause", "--reason", "why") == 0
-        assert "No job is running now" in capsys.readouterr().out
+        assert "no job is running now" in capsys.readouterr().out
         assert main(tmp_path, "status") == 0
         assert ": running, 1 job started" in capsys.readouterr().out
         assert main(tmp_path, "stop") == 0

@@ -193,10 +193,10 @@ def test_existing_files_are_overwritten_only_with_force(run: Path, capsys: pytes
     [
         (["out", "parquet"], "Expected OUT to be a parquet file, with a name that ends in .parquet, got"),
         (["out.csv", "sft"], "ends in .jsonl or .jsonl.zst, got"),
-        (["out.jsonl", "jsonl", "--oracle"], "Expected `--oracle` only with `--to sft, preference`, got `--to jsonl`."),
-        (["out.jsonl", "sft", "--temperature=1"], "Expected `--temperature` only with `--to tokens`, got `--to sft`."),
-        (["out", "harbor", "--task=x"], "got `--to harbor`."),
-        (["out", "atif", "--force"], "Expected `--force` only with"),
+        (["out.jsonl", "jsonl", "--oracle"], "only with `--to sft, preference`, not with `--to jsonl`."),
+        (["out.jsonl", "sft", "--temperature=1"], "`--temperature` works only with `--to tokens`, not with"),
+        (["out", "harbor", "--task=x"], "not with `--to harbor`."),
+        (["out", "atif", "--force"], "`--force` works only with"),
         (["run/trajectories/e0.json/out.jsonl", "jsonl"], "Cannot write "),
     ],
 )

@@ -259,7 +259,7 @@ def test_limits_and_format_errors_are_counted(tmp_path: Path) -> None:
     assert "truncated: 2 by steps, 1 by time" in lines
     assert "format errors: 4 in 2 episodes" in lines
     assert "responses cut off at the limit on output tokens (finish_reason=length): 2 in 1 episode" in lines
-    assert "FROM is ignored with container=local: commands use the programs of this machine" in lines
+    assert "container=local ignores the FROM image: commands use the programs of this machine" in lines
     quiet = _render(RunSummary(1, (_result("a", 1.0),)), tmp_path)
     assert not any(word in quiet for word in ("truncated", "format errors", "cut off", "container=local"))
 

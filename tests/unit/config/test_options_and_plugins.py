@@ -367,7 +367,7 @@ def test_plugin_is_found_without_its_import(site: Site, tmp_path: Path) -> None:
         ("nowhere.conf", {}, "`nowhere.conf` is not a folder"),
         ("bad", {"bad.py": ""}, "`bad` is not a folder"),
         ("bad.conf:tree", {}, "must be the dotted name of a folder"),
-        ("bad.conf", {"bad/conf/README": ""}, "contains no option"),
+        ("bad.conf", {"bad/conf/README": ""}, "contains no file with an option"),
         ("bad.conf", {"bad/conf/env/x.yaml": "", "bad/conf/config.yaml": ""}, "contains config.yaml"),
         ("bad.conf", {"bad/conf/env/x.yaml": "", "bad/conf/hydra/launcher/basic.yaml": ""}, "contains hydra/"),
     ],
@@ -406,7 +406,7 @@ def test_first_of_two_equal_plugins_is_used(site: Site) -> None:
     site.install("twin", {"fine": "twin.conf"}, {"twin/conf/env/twin.yaml": "_target_: twin.Source\n"})
     found = options.installed_plugins()
     assert [plugin.package for plugin in found.plugins] == ["fine 1.0"]
-    assert "`fine` of twin 1.0 is ignored: fine 1.0 has a plugin with this name" in found.problems[0]
+    assert "`fine` of twin 1.0 is ignored: fine 1.0 already has a plugin with this name" in found.problems[0]
 
 
 def test_binary_option_file_has_no_description(site: Site, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ares_exp.containers.local.isolation import find_bwrap, is_privileged
 from tests.conftest import missing
 from tests.unit.containers.local_containers import STEADY_MOUNTS, needs_local
 
-NO_ENGINE = "Docker was not checked. No Docker engine responds at unix:///no/such.sock: "
+NO_ENGINE = "Docker was not checked for leftovers. No Docker engine responds at unix:///no/such.sock: "
 
 NO_DAYTONA = {name: value for name, value in os.environ.items() if not name.startswith("DAYTONA_")}
 
@@ -145,7 +145,7 @@ def test_unused_caches_are_removed_on_request(clean: Clean, tmp_path: Path) -> N
     assert clean(**caches).stdout.endswith("No leftovers found.\n")
     said = clean("--cache", "--dry-run", **caches).stdout
     assert f"{tasks}  of no run (kept for the next run), 10" in said
-    assert "2 things would be removed, up to 20" in said
+    assert "2 things would be removed, which frees up to 20" in said
 
     script = (
         "import signal\n"

@@ -78,7 +78,7 @@ def test_busy_machine_is_an_error_and_tested_again(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "run", fail)
         patch.setattr(isolation, "find_bwrap", lambda: Path("/usr/bin/bwrap"))
-        with pytest.raises(PreflightError, match=f"The test of container=local failed: .*{failure}.*less busy, or use"):
+        with pytest.raises(PreflightError, match=f"container=local works on .*{failure}.*less busy, or use"):
             isolation.find_isolation()
     assert failure not in isolation.find_isolation().problem
 

@@ -206,7 +206,7 @@ async def test_snapshot_cannot_provide_its_task(
     data = json.loads(file.read_text())
     data["task_data"]["path"] = str(path) if place == "store/task" else "task"
     file.write_text(json.dumps(with_checksum(data)))
-    with pytest.raises(errors.UnsafeSnapshotError, match="outside of the store"):
+    with pytest.raises(errors.UnsafeSnapshotError, match="outside of the snapshot store"):
         await CodeEnvironment.load_from_state(snapshot.snapshot_dir, code_agent_factory=asking)
 
 

@@ -197,12 +197,12 @@ async def test_invalid_container_options_are_refused(snapshot: Path) -> None:
 async def test_unsafe_options_are_not_restored_from_file(snapshot: Path, restore: Restore) -> None:
     edit(snapshot, lambda data: data["container"].update(options={"mount": "/"}))
     await refused(
-        snapshot, SnapshotUnsupportedError, "made with mount='/'.* a snapshot may not set. Pass `container_fac"
+        snapshot, SnapshotUnsupportedError, "made with mount='/'.* may not set this option. Pass `container_fac"
     )
     edit(snapshot, lambda data: data["container"].update(options={}))
     edit(snapshot, lambda data: data["agent"].update(options={"startup": "rm -rf /"}))
     await refused(
-        snapshot, SnapshotUnsupportedError, "made with startup=.* a snapshot may not set. Pass `code_agent_fac"
+        snapshot, SnapshotUnsupportedError, "made with startup=.* may not set this option. Pass `code_agent_fac"
     )
 
 
@@ -219,7 +219,7 @@ HOSTILE: dict[str, tuple[Callable[[Metadata], object], str]] = {
     "edits": (lambda data: data["episode"].update(edits=[{"kind": "delete"}]), "edits"),
     "entries": (lambda data: data.update(journal_entries=3), "expected 3 journal entries"),
     "no journal": (lambda data: data.update(journal=[]), "journal entries, found none"),
-    "files": (lambda data: data.update(filesystem_entries=99), "list of files"),
+    "files": (lambda data: data.update(filesystem_entries=99), "list of changed files"),
 }
 
 

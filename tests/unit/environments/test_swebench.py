@@ -238,7 +238,7 @@ def test_agent_network_is_set_by_phase(player: Player) -> None:
     [
         ({"image_assets": {"patch": [{"path": "a.png"}]}}, "multimodal"),
         ({"eval_script": ""}, "the row has no `eval_script`"),
-        ({"patch": ""}, "`patch` contains no fix"),
+        ({"patch": ""}, "`patch` is empty"),
     ],
 )
 def test_invalid_rows_are_refused_by_name(player: Player, columns: dict[str, Any], told: str) -> None:

@@ -235,7 +235,7 @@ async def test_oracle_failure_is_a_verifier_error(tmp_path: Path, oracle: Any, s
 
 
 async def test_oracle_without_replies_for_task_fails() -> None:
-    with pytest.raises(OracleResponseError, match=r"task 'cat' in env\.oracle\.replies"):
+    with pytest.raises(OracleResponseError, match=r"env\.oracle\.replies has no replies for task 'cat'"):
         await game(ScriptedPolicy(replies={"dog": ["yes"]})).reset(options=CAT)
 
 

@@ -303,7 +303,7 @@ def test_unusual_system_text_is_unchanged(first: dict[str, Any]) -> None:
         ({"messages": [], "stream": 1}, "`stream`"),
         ({"messages": [], "stop": [1]}, r"`stop\[\]`"),
         ({"messages": [], "tools": {}}, "`tools`"),
-        ({"messages": [], "max_tokens": 1, "max_completion_tokens": 2}, "one limit on output tokens"),
+        ({"messages": [], "max_tokens": 1, "max_completion_tokens": 2}, "only one of max_completion_tokens=2"),
     ],
 )
 def test_malformed_requests_are_rejected(body: Any, said: str) -> None:

@@ -31,7 +31,7 @@ HI = LLMRequest([{"role": "user", "content": "hi"}])
 async def test_missing_settings_are_reported_together(make: Make) -> None:
     with pytest.raises(PreflightError, match=r"(?s)`policy\.model` is required.*\n.*environment variable NO_SUCH_KEY"):
         await make(model=None, api_key_env="NO_SUCH_KEY").preflight()
-    with pytest.raises(PreflightError, match=r"Call preflight\(\) first"):
+    with pytest.raises(PreflightError, match=r"call preflight\(\) first"):
         await make(model=None)(HI)
 
 

@@ -76,7 +76,7 @@ async def test_advanced_requests_are_compared_and_skipped(tmp_path: Path) -> Non
     [episode] = policy.report([result()]).episodes
     assert [step.match for step in episode.steps] == [Match.EXACT, Match.DIFFERENT, Match.EXACT, Match.EXACT]
     client.advance(fourth, LLMResponse.from_text("one more"))
-    with pytest.raises(ReplayDivergenceError, match=r"has 4 actions, and the agent requests another one \(request 6\)"):
+    with pytest.raises(ReplayDivergenceError, match=r"has 4 actions, but the agent requests another one \(request 6\)"):
         await client(fourth)
 
 
@@ -118,7 +118,7 @@ async def test_extra_and_missing_requests_lower_the_score(tmp_path: Path) -> Non
     asked = requests(chat(length=5))
     more, less = (policy.for_episode(EpisodeSpec("fix-bug", attempt)) for attempt in range(2))
     await execute(more, asked[:2])
-    told = r"has 2 actions, and the agent requests another one \(request 3\)"
+    told = r"has 2 actions, but the agent requests another one \(request 3\)"
     with pytest.raises(ReplayDivergenceError, match=told) as caught:
         await more(asked[2])
     assert (caught.value.step, caught.value.entry) == (2, None)

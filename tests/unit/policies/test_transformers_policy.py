@@ -384,7 +384,7 @@ async def test_hidden_states_are_saved_with_the_trajectory(tokenizer: Any, model
     await again.close()
     assert resumed.activations != responses[0].activations, "what is there is not written over"
     outside = LLMResponse((), activations={"layer": {"file": "../elsewhere.npy"}})
-    with pytest.raises(ConfigError, match="to be a file in"):
+    with pytest.raises(ConfigError, match="to be the path of a file in"):
         read_activations(tmp_path / "activations", outside)
 
 
@@ -445,7 +445,7 @@ async def test_functions_change_hidden_states(tokenizer: Any, model: Any, tmp_pa
 
 async def test_missing_modules_and_hooks_are_rejected(tokenizer: Any, model: Any, tmp_path: Path) -> None:
     for given, said in (
-        ({"activations": [2]}, "The model has 2 layers, but no layer 2"),
+        ({"activations": [2]}, "The model has no layer 2, only 2 layers"),
         ({"activations": [{"module": "nowhere"}]}, "'nowhere'"),
         ({"hooks": [{"layer": -3, "function": "math.sqrt"}]}, "no layer -3"),
     ):

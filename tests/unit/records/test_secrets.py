@@ -154,9 +154,9 @@ def test_first_warning_is_shown_and_repetitions_counted(
     ]
     assert len([line for line in lines if line.startswith("Broken")]) == 28
     assert repeated.told() == [
-        "27 more like this in run.log: The artifact /a0 was not collected: gone",
-        "27 more like this in run.log: Episode 0 waits",
-        "26 more like this in run.log: The tracker failed: no disk",
+        "27 more warnings like this in run.log: The artifact /a0 was not collected: gone",
+        "27 more warnings like this in run.log: Episode 0 waits",
+        "26 more warnings like this in run.log: The tracker failed: no disk",
     ]
     assert repeated.told() == []
 
@@ -168,4 +168,4 @@ def test_masked_warnings_count_as_repetitions(terminal: tuple[logging.Logger, io
     for number in range(28):
         logger.warning("The artifact %s was not collected: %s", f"/hidden{number}", "gone")
     assert stream.getvalue() == "The artifact /***0 was not collected: gone\n"
-    assert repeated.told() == ["27 more like this in run.log: The artifact /***0 was not collected: gone"]
+    assert repeated.told() == ["27 more warnings like this in run.log: The artifact /***0 was not collected: gone"]

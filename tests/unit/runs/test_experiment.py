@@ -203,7 +203,7 @@ async def test_unrecorded_tasks_are_left_out(tmp_path: Path) -> None:
     source = Keeping(3, no_trouble)
     made = experiment(tmp_path, source=source, policy=Recorded())
     assert await made.prepare() == source.kept == ["task-1"]
-    assert made.warnings == ["Left out, because they have no recorded episode: task-0, task-2."]
+    assert made.warnings == ["Tasks are left out, because they have no recorded episode: task-0, task-2."]
     with pytest.raises(ConfigError, match=r"None of the recorded tasks \(task-1, task-9\) .* has task-0\."):
         await experiment(tmp_path / "other", count=1, policy=Recorded()).prepare()
 

@@ -232,7 +232,7 @@ async def test_invalid_order_warns_and_the_run_continues(tmp_path: Path, caplog:
             (inbox / f"{number:02}.json").symlink_to("/etc/passwd")
         await run.until(lambda: not any(inbox.iterdir()) and run.noted())
         assert len((await run.end()).scored) == 1
-    told = [record.message for record in caplog.records if "No valid command in" in record.message]
+    told = [record.message for record in caplog.records if "Ignored" in record.message]
     assert 1 <= len(told) <= 3
     assert "expected a regular file" in told[0]
     assert len(run.noted()) == len(told)
@@ -359,7 +359,7 @@ async def test_queued_tries_are_cancellable_and_respect_pauses(tmp_path: Path) -
         assert run.status is not None
         assert run.status.queued == 3
         noted = await run.order("cancel", what="task-1")
-        assert (noted["outcome"], noted["says"].partition(";")[0]) == (
+        assert (noted["outcome"], noted["says"].partition(".")[0]) == (
             "done",
             "0 episodes cancelled, and 1 attempt removed from the queue",
         )

@@ -159,7 +159,7 @@ def test_changed_object_is_found(
 def test_inconsistent_metadata_is_found(store: SnapshotStore, name: str, value: object) -> None:
     snapshot = add(store, step=3, **{name: value})
     [problem] = store.verify(snapshot.snapshot_id).problems
-    assert problem.startswith(f"{snapshot.snapshot_dir}/snapshot.json: `{name}` is {value!r}, but the objects ")
+    assert problem.startswith(f"{snapshot.snapshot_dir}/snapshot.json: `{name}` is {value!r}, but the stored data ")
 
 
 def test_chunk_of_wrong_length_is_found(store: SnapshotStore) -> None:

@@ -218,7 +218,7 @@ def test_copy_without_a_valid_path_is_refused(store: SnapshotStore, tmp_path: Pa
         (b"\xff\xfe\xfd", "invalid JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 100 + b"1" + b"}" * 100, "the JSON has more than 64 levels of nesting in `a`"),
-        (b'{"episode": {"cost": NaN}}', "NaN is not a number"),
+        (b'{"episode": {"cost": NaN}}', "NaN is not a valid JSON number"),
         (b'{"episode": {"cost": 1e999}}', "expected plain JSON, got inf in `episode`"),
         (b'{"step_count": ' + b"9" * 5000 + b"}", "4300 digits"),
         (b'{"step_count": ' + b"9" * 400 + b"}", "expected plain JSON, got 9+.*in `step_count`"),

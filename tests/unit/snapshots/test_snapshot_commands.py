@@ -90,7 +90,7 @@ Snapshot {EPISODE}@2
 Not in the snapshot, so missing after a restore
   process      sleep 60
                /dev/shm
-Waits for a response to 5 messages. The last message is
+The agent waits for a response to 5 messages. The last message is
   user
     output 1
 Changed since sha256:abababababababababababababababababababababababababababababababab: 1 deleted, 1 directory, 2 file, \
@@ -169,7 +169,7 @@ def test_gc_removes_older_snapshots(run_dir: Path, capsys: pytest.CaptureFixture
     assert [*store.ids()] == [f"{EPISODE}@2"]
     assert store.verify(f"{EPISODE}@2").ok
     assert told(capsys, "gc", store.path) == (
-        f"{store.path}: 0 snapshots, 0 objects of 0 B and 0 leftovers removed "
+        f"{store.path}: 0 snapshots, 0 stored objects (0 B) and 0 leftovers removed "
         "(files younger than 3600 s are kept: --grace).\n"
     )
 

@@ -110,7 +110,7 @@ WARNED = [
     ('schema_version = "9.9"', ['schema_version "9.9" is unknown, expected 1.0 to 1.4']),
     (
         "[environment]\nmemory = 2048",
-        ["environment.memory = 2048 is not a size string, so it is ignored. Use memory_mb = 2048"],
+        ["environment.memory = 2048 is not a text such as '2G', so it is ignored. Use memory_mb = 2048"],
     ),
     ('[environment]\nmemory = "2G"', ["environment.memory is the old name of memory_mb"]),
     ('[verifier.environment]\nstorage = "2G"', ["verifier.environment.storage is the old name of storage_mb"]),

@@ -43,8 +43,8 @@ MUTANTS: list[tuple[type[careless.CarelessAgent], type[AresExpError], str]] = [
     (careless.ThreadThatCalls, NondeterministicCallError, r"`call_soon_threadsafe`"),
     (careless.Subprocess, NondeterministicCallError, r"`subprocess_exec`"),
     (careless.Swallower, DivergenceError, r"echo \d+.*got .*echo \d+"),
-    (careless.RunsAway, AgentError, r"keeps running without waiting"),
-    (careless.NeverWakes, AgentError, r"is waiting, but not for its LLM or its container"),
+    (careless.RunsAway, AgentError, r"kept running and never waited"),
+    (careless.NeverWakes, AgentError, r"waits for something other than its LLM or its container"),
 ]
 
 
@@ -82,7 +82,7 @@ async def test_agent_that_waits_instead_of_ending_is_found(monkeypatch: pytest.M
 
 
 async def test_agent_without_requests_is_refused() -> None:
-    with pytest.raises(AgentError, match=r"^Step 0: .*without an LLM request"):
+    with pytest.raises(AgentError, match=r"^Step 0: .*without sending an LLM request"):
         await check_agent(careless.AsksNothing, replies=["yes"])
 
 

@@ -181,7 +181,7 @@ def test_moved_run_is_uploaded_as_one_run(
     requests = len(service.asked)
     capfd.readouterr()
     assert main(["wandb", "sync", str(there.parent)]) == 0
-    assert "nothing to upload" in capfd.readouterr().out
+    assert "already uploaded" in capfd.readouterr().out
     assert len(service.asked) == requests
 
 

@@ -267,7 +267,7 @@ def test_rewritten_history_becomes_several_outputs_or_error() -> None:
     outputs = [AgentLoopOutput(**fields) for fields in agent_loop_outputs(FORKED)]
     assert [output.response_ids for output in outputs] == [[10, 11], [30]]
     assert [output.reward_score for output in outputs] == [0.5, 0.5]
-    with pytest.raises(UntrainableError, match=r"e2 \(task\) to have one row, got 2 rows, of which 1 forked"):
+    with pytest.raises(UntrainableError, match=r"e2 \(task\) to have one training row, got 2, of which 1 are"):
         agent_loop_output(FORKED)
 
 
@@ -293,7 +293,7 @@ def test_rewritten_history_becomes_skyrl_steps() -> None:
     assert output["trajectory_ids"] == ["a", "b", "b", "c"]
     assert output["is_last_step"] == [True, False, True, True]
     assert output["rewards"] == [1.0, 0.5, 0.5, 1.0]
-    with pytest.raises(UntrainableError, match=r"Episode e2 \(task\) has several rows"):
+    with pytest.raises(UntrainableError, match=r"Episode e2 \(task\) has several training rows"):
         generator_output([LINEAR, FORKED], step_wise=False)
     with pytest.raises(ValueError, match="Expected 2 trajectory ids, got 0"):
         generator_output([LINEAR, FORKED])

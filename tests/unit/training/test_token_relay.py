@@ -81,7 +81,7 @@ async def test_cancelled_request_is_not_handed_out() -> None:
         ({"logprobs": [0.0, float("nan")]}, "logprobs.1"),
         ({"logprobs": [0.0, 0.5]}, "logprobs.1"),
         ({"ids": [], "logprobs": []}, "expected sampled ids"),
-        ({"ids": [1] * 5, "logprobs": [0.0] * 5}, "at most 4 ids"),
+        ({"ids": [1] * 5, "logprobs": [0.0] * 5}, "at most 4 token ids"),
         ({"stop": "tool_calls"}, "stop"),
         ({"version": 3}, "version"),
         ({"request_id": None}, "request_id"),

@@ -190,7 +190,7 @@ def test_samples_are_members_and_follow_the_seed(space_class):
 @pytest.mark.parametrize("space_class", SPACES)
 @pytest.mark.parametrize("argument", ["mask", "probability"])
 def test_sampling_rejects_a_mask(space_class, argument):
-    with pytest.raises(ValueError, match="supports no sampling mask"):
+    with pytest.raises(ValueError, match="supports no mask"):
         space_class().sample(**{argument: (1, None)})
 
 

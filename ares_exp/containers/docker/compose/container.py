@@ -336,7 +336,7 @@ def _parse(text: str) -> dict[str, Any]:
 
     found = yaml.safe_load(text)
     if not isinstance(found, dict) or not isinstance(found.get("services"), dict):
-        raise ContainerStartError("The output of the compose program is not a valid compose file.")
+        raise ContainerStartError("Expected Docker Compose to print a valid compose file, but its output is not valid.")
     return found
 
 

@@ -174,7 +174,7 @@ def test_unsupported_fields_are_refused_by_name(change: dict[str, Any], named: s
 
 
 def test_refused_and_failed_requests_are_client_errors(server: WireServer, client: OpenAI) -> None:
-    with pytest.raises(BadRequestError, match="policy returns one response") as refused:
+    with pytest.raises(BadRequestError, match="a request has one response") as refused:
         client.chat.completions.create(**HELLO, n=2)
     assert (refused.value.type, refused.value.param) == ("invalid_request_error", "n")
     server.fails_with = "the policy is gone"

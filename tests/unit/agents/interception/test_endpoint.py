@@ -150,7 +150,7 @@ async def test_too_large_body_is_refused(llm: Recorder, monkeypatch: pytest.Monk
         status, body = await port.post(chat("x" * 2**18))
         assert (status, json.loads(body)["error"]["message"]) == (
             413,
-            "Expected a body of at most 0.25 MiB, got a larger one.",
+            "Expected a request body of at most 0.25 MiB, got a larger one.",
         )
         assert (await port.post(chat("x" * 2**17)))[0] == 200
 

@@ -328,5 +328,5 @@ async def test_journal_ending_during_a_call_is_refused() -> None:
     journal = await recorded()
     first_done = next(place for place, entry in enumerate(journal.entries) if isinstance(entry, DoneEntry))
     journal.entries = journal.entries[:first_done]
-    with pytest.raises(JournalError, match="The journal ends before the result of the agent's exec call"):
+    with pytest.raises(JournalError, match="incomplete: the result of the `exec` call is missing"):
         await again(twice, journal)

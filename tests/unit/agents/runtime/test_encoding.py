@@ -240,7 +240,7 @@ def test_custom_errors_cannot_be_recorded(error: Exception) -> None:
 
 
 def test_outcome_without_an_encoding_is_an_error() -> None:
-    with pytest.raises(SnapshotUnsupportedError, match="The agent received a set"):
+    with pytest.raises(SnapshotUnsupportedError, match="A call of the agent returned a set"):
         encoded(CallEntry(0, "exec", {}), DoneEntry(0, 1.0, {1, 2}))
 
 

@@ -124,7 +124,7 @@ async def test_agent_ignoring_cancellation_loses_its_calls(deterministic: bool) 
     await asyncio.sleep(0.01)
     await world.runtime.cancel(GRACE_SEC)
     assert world.runtime.has_ended
-    assert world.log == ["The agent phase has ended, so no more exec calls are allowed."]
+    assert world.log == ["The agent's part of the episode has ended, so no more exec calls are allowed."]
     assert nothing_is_left()
 
 

@@ -87,7 +87,7 @@ def test_missing_shards_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture
     (killed / "config.yaml").write_text(yaml.safe_dump({**config, "env": {"tasks": "@0/3"}}))
     assert main([str(tmp_path / "out"), str(killed)]) == 1
     told = capsys.readouterr().err
-    assert "2 of 3 shards are missing: @1/3, @2/3." in told
+    assert "2 of 3 shards are missing (values of env.tasks): @1/3, @2/3." in told
     assert f"ares-exp resume={killed}" in told
 
 
@@ -111,7 +111,7 @@ def test_duplicate_attempts_are_refused_or_counted_once(
     again = shard(tmp_path / "again", "a", 0.0)
     out = str(tmp_path / "out")
     told = refused([out, *shards, str(again)], capsys)
-    assert f"{shards[0]} and {again} have different results of attempt 0 at a" in told
+    assert f"{shards[0]} and {again} have different results for attempt 0 at the task a" in told
     assert "The same run directory is listed twice" in refused([out, shards[0], shards[0]], capsys)
     copy = shard(tmp_path / "copy", "a")
     assert main([out, *shards, str(copy)]) == 0, "the same rows count once"

@@ -241,7 +241,7 @@ def test_file_with_a_secret_is_refused(
     monkeypatch.setenv("SERVICE_API_KEY", KEY)
     (upper / "d").mkdir()
     (upper / "d/notes.txt").write_bytes(b"x" * offset + KEY.encode() + b"y" * (4 * CHUNK_BYTES))
-    with pytest.raises(CaptureError, match=r"'/d/notes\.txt' contains a protected value") as error:
+    with pytest.raises(CaptureError, match=r"'/d/notes\.txt' contains a secret: a protected value") as error:
         scanned(upper, objects)
     assert KEY not in str(error.value)
     assert not any(KEY.encode() in objects.get(digest) for digest in objects.digests())
@@ -249,7 +249,7 @@ def test_file_with_a_secret_is_refused(
 
 @pytest.mark.parametrize(
     ("bound", "most", "message"),
-    [("MAX_ENTRIES", 2, "more than 2 changed files"), ("MAX_BYTES", 299, "more than 299 bytes")],
+    [("MAX_ENTRIES", 2, "at most 2 changed files"), ("MAX_BYTES", 299, "more than 299 bytes")],
 )
 def test_scan_is_bounded(
     upper: Path, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, bound: str, most: int, message: str
@@ -310,7 +310,7 @@ def test_endlessly_shrinking_file_is_refused(upper: Path, objects: ObjectStore) 
                 os.truncate(file, file.stat().st_size // 3)
             return super().put(data)
 
-    with pytest.raises(CaptureError, match="'/log' cannot be read: the file became shorter"):
+    with pytest.raises(CaptureError, match="'/log' cannot be read: a process shortened it"):
         scan(upper, Shrinking(objects.path), ScanCache(), notes=[])
 
 
@@ -355,7 +355,7 @@ def test_deep_tree_needs_few_file_descriptors(upper: Path, objects: ObjectStore)
 
 def test_too_long_path_is_refused(upper: Path, objects: ObjectStore) -> None:
     nested(upper, "d" * 250, 20)
-    with pytest.raises(CaptureError, match="A path has more than 4095 bytes"):
+    with pytest.raises(CaptureError, match="Expected paths of at most 4095 bytes"):
         scanned(upper, objects)
 
 

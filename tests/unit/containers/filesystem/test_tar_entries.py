@@ -206,7 +206,7 @@ def test_archive_is_bounded(objects: ObjectStore, monkeypatch: pytest.MonkeyPatc
 def test_file_with_a_secret_is_refused(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, offset: int) -> None:
     monkeypatch.setenv("SERVICE_PASSWORD", SECRET)
     archive = archive_of((member("home/notes"), b"x" * offset + SECRET.encode() + b"y" * CHUNK_BYTES))
-    with pytest.raises(CaptureError, match="'/home/notes' contains a protected value") as error:
+    with pytest.raises(CaptureError, match="'/home/notes' contains a secret: a protected value") as error:
         entries_of(archive, objects)
     assert SECRET not in str(error.value)
 

@@ -73,7 +73,7 @@ def test_existing_link_is_not_written_through(out: Path, objects: ObjectStore, t
 
 @pytest.mark.parametrize("path", ["/other/f", "/usrx", "/"])
 def test_path_outside_the_root_is_refused(out: Path, objects: ObjectStore, path: str) -> None:
-    with pytest.raises(RestoreError, match="it is not in /usr"):
+    with pytest.raises(RestoreError, match="it is outside of /usr"):
         write_tree({path: FILE}, objects, out, at="/usr")
 
 

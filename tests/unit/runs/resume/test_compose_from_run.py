@@ -423,7 +423,7 @@ def test_masked_secrets_of_a_sweep_are_required(sweep: Callable[..., Path]) -> N
         (["replay=first", "branches=2"], "`branches` cannot be set with `replay`"),
         (["branches=2"], "`branches` has an effect only with a branch"),
         (["branch.inject=x", "branch_from=null"], "`branch.inject` has an effect only with a branch"),
-        (["replay=first,second"], "got a sweep"),
+        (["replay=first,second"], "got several"),
         (["replay=5"], "no run 5"),
     ],
 )
@@ -513,7 +513,7 @@ def test_resumed_sweep_stays_a_sweep(sweep: Callable[..., Path], tmp_path: Path)
         ([], ["resume=first", "replay=first"], "Use one per command"),
         ([], ["resume=first", "hydra.run.dir=x"], "the run continues in its directory"),
         (["-m"], ["resume=first"], "Leave `-m` out"),
-        ([], ["resume=first,second"], "got a sweep"),
+        ([], ["resume=first,second"], "got several"),
         ([], ["resume=nowhere"], "nowhere"),
         ([], ["resume=empty"], "nothing to resume in empty"),
         ([], ["resume="], "got no directory"),

@@ -172,7 +172,7 @@ def test_all_invalid_tasks_are_reported_together(load: Load, make_repository: Ma
     assert "expected a link to a place inside the task" in first
     assert second.startswith("c: ")
     assert "instruction.md" in second
-    assert remedy == "To run the others: env.exclude=[b,c]."
+    assert remedy == "To run the other tasks: env.exclude=[b,c]."
     assert names(load(repo=repository.url, exclude=["b", "c"])) == ["a"]
 
 

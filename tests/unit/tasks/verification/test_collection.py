@@ -63,7 +63,7 @@ async def test_uncollectable_artifacts_are_reported(
     assert set(statuses(manifest).values()) == {"empty", "failed"}
     told = [record.getMessage() for record in caplog.records]
     assert [message.split()[2] for message in told] == ["/large", "/pipe"]
-    assert "5242880 bytes exceed a limit of 1000000" in told[0]
+    assert "5242880 bytes exceed the limit 1000000" in told[0]
 
 
 async def test_hostile_artifacts_are_filtered(make_task: MakeTask, tmp_path: Path) -> None:
