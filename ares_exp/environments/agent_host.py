@@ -1,7 +1,7 @@
 """The agent host, which runs one code agent and is the agent's only connection to the LLM and the container.
 
 Each LLM call and each container call of the agent is recorded in a journal, so that the agent can be replayed later. An
-LLM call becomes the environment's pending observation. It waits until the policy's response is passed to `respond`.
+LLM call becomes the environment's pending observation, and waits until `respond` gets the policy's response.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ CANCEL_GRACE_SEC = 5.0
 
 
 class TimeIsUpError(Exception):
-    """The agent's time limit has passed, so its stage ends with the limit `time`."""
+    """The agent's time limit has passed, so the environment ends the stage with `truncated_by="time"`."""
 
 
 class AgentHost:
@@ -150,8 +150,8 @@ class AgentHost:
             env: Environment variables of every command. They override variables that the agent sets for a command.
             limit_commands: Whether a time limit that the agent sets for a command is applied. If not, commands have no
                 time limit.
-            activity: Record to which every call to the container is added.
-            on_requests: Callback for changes of `pending` while a request is pending, such as a second LLM call.
+            activity: Object to which the times and commands of all container calls are added.
+            on_requests: Callback for LLM calls that the agent starts or cancels while another LLM call is pending.
             background_client: LLM client that responds to background requests (`Origin.is_background`). With `None`,
                 these requests also become observations.
         """
@@ -188,7 +188,7 @@ class AgentHost:
 
     @property
     def agent_facts(self) -> AgentFacts | None:
-        """Facts about the separate program that the agent runs, such as Claude Code; `None` for other agents."""
+        """Version and request counts of an installed agent such as Claude Code; `None` for other agents."""
         return self.agent.facts if isinstance(self.agent, AccountedAgent) else None
 
     def start(
@@ -244,9 +244,9 @@ class AgentHost:
         self.observed = next((call for call in self._pending if call.call_id == shown), given_up)
 
     def rerun_finished_stage(self, factory: CodeAgentFactory, instruction: str, *, context: AgentContext) -> None:
-        """Replays the agent of a finished stage, because its journal in a snapshot contains only digests of requests.
+        """Replays the agent of a finished stage, so that its journal contains the complete LLM requests again.
 
-        After the replay, the journal contains the complete LLM requests. The caller must then call `cancel`.
+        A journal in a snapshot contains only digests of the requests. After the replay, the caller must call `cancel`.
 
         Raises:
             JournalError: The agent acted differently from its journal.
@@ -334,10 +334,7 @@ class AgentHost:
 
     @property
     def pending(self) -> Sequence[Call]:
-        """LLM calls that wait for a response: first the observed call, then the other calls in call order.
-
-        The observed call is included even if the agent has cancelled it.
-        """
+        """LLM calls that wait for a response: the observed call (even if cancelled), then the others in call order."""
         others = [call for call in self._pending if call is not self.observed and call.is_open]
         return [self.observed, *others] if self.observed is not None else others
 

@@ -1,8 +1,8 @@
 """`env=ares`, a source that runs the presets of the `martian-ares` package.
 
-Importing the package fetches a list of data sets from a server. Therefore, it is imported only when tasks are loaded,
-and with a time limit. The requests and responses of the package have the same fields as in ares_exp. Only tool
-definitions differ: they have the fields `name`, `description` and `input_schema`.
+Importing `martian-ares` fetches a list of data sets from a server. The import therefore has a time limit, and is
+delayed until tasks are loaded. The requests and responses of `martian-ares` have the same fields as in ares_exp, but
+the adapter converts tool definitions, tool choices, and messages that are tool calls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class AresEnvironments(SelectingSource[SimpleNamespace]):
-    """A source of the tasks of one preset of `martian-ares`. Tasks have the same names as there, such as `20q:5`."""
+    """A source of the tasks of one preset of `martian-ares`, with their names in that package, such as `20q:5`."""
 
     needs_container = False  # the package starts its own containers
 
@@ -57,16 +57,16 @@ class AresEnvironments(SelectingSource[SimpleNamespace]):
         """Validates the options.
 
         Args:
-            preset: A preset of the package, such as `20q`.
+            preset: A preset of `martian-ares`, such as `20q`.
             tasks: Tasks to run: a name (`20q:5`), glob, index (`5`), slice (`0:10`) or shard (`@2/8`), or a list of
                 these; `None` for all tasks.
             exclude: Names or globs of tasks to leave out.
             limit: Maximum number of tasks.
-            container: The package's container type: `docker` or `daytona`. The option `container=…` of ares_exp has no
-                effect, because the package starts its own containers.
-            import_timeout_sec: Time limit in seconds for importing the package, which fetches a list of data sets from
-                a hosted registry.
-            timeout_sec: Time limit in seconds of one `reset` or `step` of the package's environments.
+            container: Container type in `martian-ares`: `docker` or `daytona`. The option `container=…` of ares_exp has
+                no effect, because `martian-ares` starts its own containers.
+            import_timeout_sec: Time limit in seconds for importing `martian-ares`, which fetches a list of data sets
+                from a server.
+            timeout_sec: Time limit in seconds of one `reset` or `step` of a `martian-ares` environment.
         """
         super().__init__(f"ares ({preset})", tasks=tasks, exclude=exclude, limit=limit)
         self._ares_preset = preset
@@ -254,10 +254,7 @@ def request_from_ares(request: Any) -> LLMRequest:
 
 
 def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Converts a message of `martian-ares`, where a tool call may be a separate message without a role.
-
-    Such a tool call becomes an assistant message.
-    """
+    """Converts a message of `martian-ares`. A separate tool call, which has no role, becomes an assistant message."""
     if "role" in message:
         return message
     function = {"name": message["name"], "arguments": message["arguments"]}
@@ -273,11 +270,7 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def response_to_ares(response: LLMResponse, module: Any) -> Any:
-    """Converts a response to the types of `module`, the imported `ares.llms.response`: text, cost and token usage.
-
-    Raises:
-        PolicyError: The response calls a tool.
-    """
+    """Converts a response to the types of `module` (`ares.llms.response`). Raises `PolicyError` for a tool call."""
     if any(isinstance(piece, ToolCallData) for piece in response.data):
         raise PolicyError("The policy responded with a tool call, but martian-ares supports only text.")
     return module.LLMResponse(

@@ -1,6 +1,6 @@
 """The code environment, which combines a task, a container and a code agent behind `reset`, `step` and `close`.
 
-One long class contains the whole life cycle of an episode, because `close` may be called at every point of it.
+A single class contains the whole life cycle of an episode, because `close` must release the episode at every point.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class CodeEnvironment(EnvironmentBase):
             code_agent_factory: Factory of the agents.
             limits: Limits that truncate an episode; by default only the task's own time limits.
             seed: Seed for choosing tasks, and for the agent's random values.
-            provide_solution: See `EpisodeParts`. Single commands of a solution have no time limits.
+            provide_solution: See `EpisodeParts`. The commands of a solution have no individual time limits.
             output_dir: Directory for the verifier's files, or `None`.
             start_from: Recorded episode that the first `reset()` continues, instead of starting a new one.
             background_client: See `EpisodeParts`.
@@ -422,10 +422,7 @@ class CodeEnvironment(EnvironmentBase):
             await self._requests_changed.wait()
 
     def hold_container(self) -> None:
-        """Keeps the container after an episode reaches LAST, for example for scorers that run commands in it.
-
-        The container is removed by `release_container()`, `reset()` or `close()`.
-        """
+        """Keeps the container after an episode reaches LAST, until `release_container()`, `reset()` or `close()`."""
         self._holds_container = True
 
     @property
@@ -563,7 +560,7 @@ class CodeEnvironment(EnvironmentBase):
         """Starts the container with the files in `changes`, and restores the agent.
 
         The agent is replayed from `journal` or, if `journal` is `None`, restored from `state`. `elapsed_sec` is the
-        part of its time limit that it has used. After an exception, the caller must release the episode.
+        part of the agent's time limit that is already used. After an exception, the caller must release the episode.
         """
         if self.setup.provide_solution:
             self._solution_env = self.stage.solution_env()
@@ -590,10 +587,7 @@ class CodeEnvironment(EnvironmentBase):
         self._stepped_at = time.perf_counter()
 
     async def _rerun_finished_stages(self, container: Container) -> None:
-        """Replays the agents of finished stages, so that `past_steps` can show their LLM requests.
-
-        This is necessary because the journals in a snapshot contain only digests of the requests.
-        """
+        """Replays the agents of finished stages to get the LLM requests, which a snapshot stores only as digests."""
         for number, (stage, past) in enumerate(zip(self.task.stages, self.past_stages, strict=False)):
             if past.journal is None or not any(past.journal.steps()):
                 continue
@@ -712,7 +706,7 @@ class CodeEnvironment(EnvironmentBase):
 
     @contextmanager
     def _unless_released(self) -> Iterator[None]:
-        """Raises `EpisodeStateError` if the environment was closed during the block, instead of the resulting error."""
+        """Raises `EpisodeStateError` after the block if the environment was closed, even if the block failed."""
         try:
             yield
         except Exception:
@@ -751,10 +745,7 @@ class CodeEnvironment(EnvironmentBase):
             )
 
     async def _end_stage(self, *, ends_episode: bool = False) -> TimeStep[LLMRequest] | None:
-        """Kills the agent's processes, and scores the stage.
-
-        Returns the LAST step, or `None` if another stage follows. With `ends_episode`, no other stage follows.
-        """
+        """Kills the agent's processes and scores the stage. Returns LAST, or `None` if another stage follows."""
         limits, host, container = self.setup.limits, self.host, self.container
         assert host is not None
         assert container is not None

@@ -50,10 +50,7 @@ class Deadline:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Cancels the `async with` block at the deadline, and raises `DeadlinePassedError`.
-
-        If `move` is called while the block is running, the new deadline applies.
-        """
+        """Cancels the `async with` block at the deadline, which may move, and raises `DeadlinePassedError`."""
         timer = asyncio.timeout_at(self._when())
         try:
             async with timer:
@@ -140,8 +137,8 @@ class LimitedEnvironment(EnvironmentWrapper):
     the current state. If the environment does not support `truncate`, the wrapper closes it. The episode then ends with
     a LAST step with discount 1.0, the pending observation and reward `None`.
 
-    The time limit is the run's limit on the agent (`limits.time`). An environment whose `is_timed` is true enforces its
-    own time limit. The wrapper closes any other environment if the time limit passes during a step.
+    The time limit is the run's limit on the agent (`limits.time`). If it passes during a step, the wrapper closes the
+    environment. The wrapper does not limit the time of an environment that does so itself (`is_timed`).
     """
 
     def __init__(self, env: MinimalEnvironment, limits: EpisodeLimits, *, used: EpisodeUsage | None = None) -> None:
@@ -197,16 +194,12 @@ class LimitedEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any]:
-        """Ends the episode with the wrapped environment's `truncate`, which scores it.
-
-        If the environment does not support `truncate`, closes it. The reward is then `None`.
-        """
+        """Calls `truncate` of the wrapped environment or, if this is not supported, closes it with reward `None`."""
         if self._pending is None or self._pending.step_type == "LAST":
             raise no_episode(ended=self._pending is not None)
         return await self._cut_short(limit)
 
     async def _cut_short(self, limit: LimitName) -> TimeStep[Any]:
-        """Does the work of `truncate`."""
         if (last := await super().truncate(limit)) is None:
             return await self._give_up(limit)
         self._truncated_by, self._pending = limit, last

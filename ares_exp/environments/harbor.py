@@ -36,7 +36,7 @@ class CheckedTask(Task, Protocol):
         ...
 
     def check_runnable(self, *, needs_solution: bool, supported: frozenset[str] | None) -> None:
-        """Raises `TaskError` if the task cannot be run, for example because of a missing solution that is needed.
+        """Raises `TaskError` if the task cannot be run, for example because a required solution is missing.
 
         `supported` contains the names of the `AgentContext` parts that the agent supports. `None` skips this check.
         """
@@ -116,8 +116,8 @@ class HarborEnvironments(CodeEnvironments[HarborTask]):
 
         Args:
             path: Folder of tasks, or of one task. With `git_url`: folder of the task in the repository. With `repo`:
-                folder of tasks in the repository. With `registry`: folder into which symbolic links in the registry's
-                local tasks may point. If neither `path` nor another source of tasks is set, the bundled samples run.
+                folder of tasks in the repository. With `registry`: folder into which symbolic links in local tasks may
+                point. If no option sets a source of tasks, the bundled samples run.
             registry: Path of a `registry.json`; with `repo`, a path in the repository.
             dataset: Data set of the registry, `name[@version]`, such as `terminal-bench@2.0`. Without `registry` and
                 `repo`, Harbor's own registry is used.
@@ -127,12 +127,12 @@ class HarborEnvironments(CodeEnvironments[HarborTask]):
                 `/tree/<ref>/<folder>`.
             cache_dir: Cache directory for tasks from repositories; `None` for `~/.cache/ares_exp/tasks`.
             git_timeout_sec: Time limit in seconds of one git command.
-            tasks: Tasks to run: a name, glob, index (`5`), slice (`0:10`) or shard (`@2/8`), or a list of these;
-                `None` for all tasks.
+            tasks: Tasks to run: a name, glob, index (`5`), slice (`0:10`) or shard (`@2/8`), or a list of these; `None`
+                for all tasks.
             exclude: Names or globs of tasks to leave out.
             limit: Maximum number of tasks.
-            reward_key: Key of the reward in `reward.json`. Required only if this file of the tests has several keys and
-                none of them is `reward`.
+            reward_key: Key of the reward in `reward.json`, which the tests write. Required only if the file has several
+                keys and none of them is `reward`.
             extra_instruction_paths: Files whose contents are appended to every instruction, each after a blank line.
             extra_instructions: Strings that are appended to every instruction, after the contents of
                 `extra_instruction_paths`.

@@ -66,10 +66,7 @@ class HostedContainer:
         return result
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Uploads files; see `AgentContainer.upload`.
-
-        A replayed agent uploads nothing. If its files in `source` have changed since, the replay fails.
-        """
+        """Uploads files; see `AgentContainer.upload`. A replay uploads nothing, and fails if the files have changed."""
 
         def compare(recorded: str | None) -> None:
             if digest_of(Path(source)) != recorded:

@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[T]):
-    """Functions that parse a model's response and store the answer, and the texts for invalid responses.
+    """Functions and texts that determine how the responses to one kind of question are parsed and recorded.
 
     Attributes:
         parse: Function that parses the text of a response into an answer; returns `None` if the text is invalid.
         expected: Description of a valid response for error messages, such as `yes, no or don't know`.
         again: Message that is sent to the model after an invalid response.
-        to_record: Function that converts an answer to a string for the record, of at most 2,000 characters.
-        from_record: Function that converts this string back to the answer; returns `None` for an invalid string.
+        to_record: Function that converts an answer to the string to record, of at most 2,000 characters.
+        from_record: Function that converts a recorded string to an answer; returns `None` if the string is invalid.
         tries: Maximum number of requests per question. After an invalid response, the model is asked again.
     """
 
@@ -69,7 +69,7 @@ class ModelsElsewhere(Protocol):
         ...
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Appends a question and its answer to the record in `files`, which then survives `kill -9` of any process."""
+        """Appends a question and its answer to the record in `files`. Both then survive `kill -9` of any process."""
         ...
 
 
@@ -113,7 +113,7 @@ class OwnModel:
     def record_in(self, storage: RunStorage) -> None:
         """Makes `storage` write the records of questions.
 
-        After any failed write of the run, no further request is sent, because its answer could not be recorded.
+        After a failed write of `storage`, no request is sent, because its answer could not be recorded.
         """
         self._storage = storage
 
@@ -122,11 +122,7 @@ class OwnModel:
         self._elsewhere = elsewhere
 
     async def open(self) -> None:
-        """Checks that the client is ready. All its requests will run on the current event loop.
-
-        Raises:
-            PreflightError: The client is not ready.
-        """
+        """Checks that the client is ready, or raises `PreflightError`. Its requests will run on this event loop."""
         self._home = asyncio.get_running_loop()
         if self._elsewhere is not None:
             return
@@ -227,10 +223,7 @@ class OwnModel:
             self._calls, self._used = self._calls + calls, self._used + used
 
     def failed(self, error: BaseException, *, expected: str = "", unread: str | None = None) -> VerifierError:
-        """Creates the error for an exception from the client.
-
-        If the model was asked again after an invalid response, `unread` is the text of that response.
-        """
+        """Creates the error for an exception from the client. `unread` is an earlier, invalid response, or `None`."""
         why = "" if unread is None else f" (an earlier response was invalid: expected {expected}, got {unread[:200]!r})"
         message = f"{type(error).__name__}: {self.message(error)}"
         return self.error(f"{self.name} (`{self.key}`) could not answer: {message}{why}")

@@ -49,7 +49,7 @@ class PastStage:
     encoder: JournalEncoder = field(default_factory=JournalEncoder)
 
     def result(self, *, started_at: int) -> StageResult:
-        """Returns the result for the row of the episode. `started_at` is the number of time steps before the stage."""
+        """Returns the stage's part of the episode's results row. `started_at` is the number of earlier time steps."""
         return StageResult(
             name=self.name,
             reward=self.verdict.reward if self.verdict is not None else None,
@@ -139,9 +139,9 @@ def _numbers(recorded: _Recorded) -> Iterator[float]:
 def past_steps(episode: CodeEnvironment) -> Sequence[PastStep]:
     """Returns all time steps of a running episode, ending with the pending step.
 
-    The steps are read from the journals of the agents. Returns an empty sequence if a journal is missing, or lacks the
-    requests because the agent was restored from its state. If recorded responses were just replayed, the replayed steps
-    (`ran`) are returned, but only until the next step.
+    Directly after a replay of recorded responses, these are the replayed steps (`ran`). Otherwise, the steps are read
+    from the journals of the agents. The result is empty if a journal is missing, or lacks requests because the agent
+    was restored from its state.
     """
     if len(episode.ran) == episode.step_count + 1:
         return episode.ran

@@ -1,4 +1,4 @@
-"""Functions that read from a snapshot what is needed to continue its episode: facts, container, agent and task."""
+"""Functions that read the facts, container, agent and task of an episode from its snapshot, to continue the episode."""
 
 from __future__ import annotations
 
@@ -106,8 +106,9 @@ def recorded_setup(
 ) -> EpisodeParts:
     """Returns the parts from which an episode continues. An argument that is `None` is read from the snapshot.
 
-    A snapshot may come from someone else. It therefore cannot grant access to a network, or to environment variables of
-    this machine, which a task's solution may need. The caller must pass a container factory or task with such access.
+    A snapshot may come from someone else. It therefore cannot grant a container access to a network, or a task's
+    solution access to environment variables of this machine. Instead, the caller must pass a container factory or a
+    task.
 
     Raises:
         SnapshotUnsupportedError: The container factory, the agent factory or the task must be passed.

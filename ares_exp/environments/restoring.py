@@ -109,7 +109,7 @@ class Rerun:
         self._report = report
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for pickling, without `report`. The other process logs the messages for it instead."""
+        """Returns the state for pickling. In the other process, `report` logs the messages as warnings."""
         return {**self.__dict__, "_report": logger.warning}
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
@@ -218,10 +218,7 @@ class Continuation:
         self._on_release = on_release
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for pickling, without `task` and `on_release`.
-
-        The other process reads the task from its recorded path, and does not call `on_release`.
-        """
+        """Returns the state for pickling without `task`, which is then read from its path, and without `on_release`."""
         return {**self.__dict__, "task": None, "_given_task": None, "_on_release": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -297,7 +294,7 @@ class Continuation:
             )
 
     def _read(self) -> tuple[StoredChanges, Journal | None, AgentState | None]:
-        """Reads and validates the file changes, and the journal or the agent's state, of the snapshot. Blocking."""
+        """Reads and validates the file changes of the snapshot, and its journal or agent state. Blocking."""
         snapshot, objects = self.snapshot, self.snapshot.object_store
         where, facts = str(snapshot.snapshot_dir), EpisodeFacts.of(snapshot)
         _ = snapshot.agent_messages  # a replayed agent does not need them, but the snapshot must be complete

@@ -94,8 +94,8 @@ Entry = int | str
 class EnvironmentSource(Protocol):
     """A task set, and the environments that run its tasks.
 
-    A source must have these four members. `SourceBase` defines the optional members and their defaults. Your source may
-    inherit from `SourceBase`, or only implement the members that it needs.
+    A source must have the members `path`, `load`, `check` and `make`. `SourceBase` defines the optional members and
+    their defaults. Your source may inherit from it, or define only the optional members that it needs.
     """
 
     @property
@@ -104,10 +104,7 @@ class EnvironmentSource(Protocol):
         ...
 
     def load(self, report: Report) -> Sequence[str]:
-        """Reads the task set and selects tasks.
-
-        Returns:
-            Names of the selected tasks, in order.
+        """Reads the task set, selects tasks, and returns their names in order.
 
         Raises:
             UserError: The task set is missing or malformed, or no task is selected.
@@ -135,10 +132,7 @@ class SourceBase(EnvironmentSource):
 
     @property
     def needs_container(self) -> bool:
-        """Whether the environments use a container and a code agent. Default: yes.
-
-        If not, a run does not check the options `container` and `agent`.
-        """
+        """Whether the environments use a container and a code agent, whose options a run then checks. Default: yes."""
         return True
 
     @property
@@ -156,7 +150,7 @@ class SourceBase(EnvironmentSource):
 
     @property
     def loads_offline(self) -> bool:
-        """Whether `load` reads only local files. If not, it is never called merely to count tasks. Default: no."""
+        """Whether `load` reads only local files, so that it may also be called merely to count tasks. Default: no."""
         return False
 
     @property
@@ -171,18 +165,15 @@ class SourceBase(EnvironmentSource):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """Names of components that call models themselves, such as `the oracle`. Default: empty.
-
-        The tokens and cost of these calls are recorded as `environment_usage` of the episodes.
-        """
+        """Names of components, such as `the oracle`, whose model calls count as `environment_usage`. Default: empty."""
         return ()
 
     @property
     def own_models(self) -> Sequence[OwnModel]:
         """The models that the environments and their scorers call, available after `load`. Default: empty.
 
-        On a cluster, the run's own process sends the requests to these models, because only that process has their keys
-        and limits.
+        On a cluster, the run's own process sends the requests to these models, because only that process has the
+        models' keys and limits.
         """
         return ()
 

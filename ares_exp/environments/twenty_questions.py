@@ -180,11 +180,7 @@ class FactsOracle(Policy):
         self._known = {fact for facts in self._facts.values() for fact in facts}
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client that answers questions about the task's object.
-
-        Raises:
-            PolicyError: No object has the name of the task.
-        """
+        """Returns a client that answers questions about the task's object. Raises `PolicyError` for an unknown task."""
         true = self._facts.get(episode.task_name)
         if true is None:
             raise PolicyError(f"The oracle has no facts about {episode.task_name!r}.")

@@ -20,7 +20,7 @@ _MAX_ERROR_BYTES = 4096
 
 
 class ChildFailedError(Exception):
-    """A program failed. The message is only a predicate, such as "was stopped", to which callers add a subject."""
+    """A program failed. The message starts with a verb, such as "was stopped", and callers add a subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,7 @@ class Ended:
 
 
 class ChildProcess:
-    """Runs programs one after the other, until another thread calls `stop`.
-
-    Attributes:
-        stopped: Event that `stop` sets.
-    """
+    """Runs programs one after the other, until another thread calls `stop`, which sets the event `stopped`."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -47,7 +43,7 @@ class ChildProcess:
     def run(self, command: Sequence[str], *, env: Mapping[str, str], timeout_sec: float) -> Ended:
         """Runs a program to its end, with an empty stdin. Blocking.
 
-        Its environment contains only the variables in `env`. After `timeout_sec`, its process group is killed.
+        The program has only the environment variables in `env`. After `timeout_sec`, its process group is killed.
 
         Raises:
             ChildFailedError: The program was stopped, took too long, or printed too much.
@@ -91,7 +87,7 @@ class ChildProcess:
     def run_python(
         self, program: Path, arguments: Sequence[str], *, env: Mapping[str, str], timeout_sec: float
     ) -> None:
-        """Runs a Python file that does not import this package; see `run`. A nonzero exit code is also an error."""
+        """Runs a Python file that does not import ares_exp; see `run`. A nonzero exit code also raises an error."""
         ended = self.run([sys.executable, "-P", str(program), *arguments], env=env, timeout_sec=timeout_sec)
         if ended.exit_code != 0:
             raise ChildFailedError(f"failed: {ended.errors[-1] if ended.errors else f'exit code {ended.exit_code}'}")
@@ -105,10 +101,9 @@ class ChildProcess:
             self._kill(running)
 
     def _kill(self, process: subprocess.Popen[bytes], why: threading.Event | None = None) -> None:
-        """Kills the program's process group, unless it was killed before. Closing stdin marks it as killed.
+        """Kills the program's process group and sets the event `why`. Does nothing if the group was killed before.
 
-        A second kill could hit an unrelated process group to which the system has given the same id. If `why` is an
-        event, sets it.
+        A second kill could hit another process group with the same id. A closed stdin marks a killed program.
         """
         assert process.stdin is not None
         with self._lock:

@@ -74,7 +74,7 @@ def _size_mb(key: str, text: str) -> int:
 
 
 def translate_legacy_sizes(table: object) -> object:
-    """Replaces the old keys `memory` and `storage`, such as `memory = "2G"`, with `memory_mb = 2048` and `storage_mb`.
+    """Replaces the old keys `memory` and `storage`. For example, `memory = "2G"` becomes `memory_mb = 2048`.
 
     An old key whose value is not a string is dropped, because it is not a size.
 

@@ -89,7 +89,7 @@ class HarborStage:
         instruction: The agent's instruction, without canary lines.
         step: The entry of `[[steps]]`; `None` if the task has no steps.
         reward_key: Key of the reward in `reward.json`; see `choose_reward`.
-        follows_shared: Whether there is a previous step whose tests ran in the agent's container.
+        follows_shared: Whether the previous step's tests ran in the agent's container; false for the first step.
         is_last: Whether this is the last step.
     """
 
@@ -143,7 +143,7 @@ class HarborStage:
 
     @property
     def verifier_timeout_sec(self) -> float:
-        """Time limit of the verification in seconds. For a step, only the step's own limit counts (default: 600)."""
+        """Time limit of the verification in seconds. A step does not inherit the task's limit (default: 600)."""
         return self._verifier.timeout_sec
 
     @property
@@ -166,18 +166,12 @@ class HarborStage:
 
     @property
     def _verifier_environment(self) -> EnvironmentSection:
-        """The table that configures the verifier's separate container.
-
-        This is the step's `[verifier.environment]`, or otherwise the task's, or otherwise `[environment]`.
-        """
+        """The step's `[verifier.environment]`, otherwise the task's table of this name, otherwise `[environment]`."""
         return self._verifier.environment or self.config.verifier.environment or self.config.environment
 
     @cached_property
     def _verifier_image(self) -> tuple[str | None, Path | None]:
-        """Image and build context of the verifier's separate container. At most one of them is set.
-
-        Both are `None` if the container uses the image of the agent's container.
-        """
+        """Image or build context of the verifier's container. Both are `None` if it uses the agent's image."""
         for section, tests in ((self._verifier, self.folder / "tests"), (self.config.verifier, self.root / "tests")):
             if section.environment is not None and section.environment.docker_image:
                 return section.environment.docker_image, None
@@ -224,10 +218,7 @@ class HarborStage:
         return resolve_env(env, where=f"{self.root / TASK_TOML}: [{table}.env]")
 
     def check_runnable(self, *, needs_solution: bool) -> None:
-        """Raises `TaskError` if a host variable of the stage is not set, or a required solution is missing.
-
-        Called before a run, so that the error does not occur later in an episode.
-        """
+        """Raises `TaskError` if a host variable of the stage is not set, or a required solution is missing."""
         self._verifier_env()
         _ = self.verifier_spec  # resolves its variables
         if needs_solution:
@@ -236,7 +227,7 @@ class HarborStage:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Values of host variables with sensitive names that the task's `env` tables use, in all steps together."""
+        """Values of host variables with sensitive names that the `env` tables of the task and of all its steps use."""
         verifiers = (self.config.verifier, *(step.verifier for step in self.config.steps))
         tables = [one.env for verifier in verifiers for one in (verifier, verifier.environment) if one is not None]
         return secret_values((self.config.environment.env, self.config.solution.env, *tables))
@@ -302,9 +293,9 @@ class HarborStage:
     async def clear(self, container: Container) -> Sequence[str]:
         """Empties `/logs/verifier` and `/tests` in the agent's container, so that the agent cannot fake a result there.
 
-        After this call, only the verifier's user and root can write to `/logs/verifier`. Collect hooks run later,
-        because they may write files to these directories. If the task sets `stop_processes = true` in `[metadata]`, all
-        processes of the agent are stopped first.
+        After this call, only the verifier's user and root can write to `/logs/verifier`. Collect hooks run after this
+        call, so files that they write to these directories are kept. If the task sets `stop_processes = true` in
+        `[metadata]`, all processes of the agent are stopped first.
 
         Returns `/tests` if this directory was not empty and the task has no steps. The caller then restores the files
         that the image contains there.
@@ -356,7 +347,7 @@ class HarborStage:
                 raise AddTestsDirError(f"The tests in {folder} could not be copied to {TESTS_DIR}: {error}") from error
 
     def goes_on(self, verdict: Verdict) -> bool:
-        """Returns whether the next step runs: if the step sets no `min_reward`, or the verdict reaches it."""
+        """Returns whether the next step runs: always without a `min_reward`, otherwise if the verdict reaches it."""
         return self.step is None or self.step.min_reward is None or reaches(verdict, self.step.min_reward)
 
 
@@ -507,7 +498,7 @@ class HarborTask:
         return longest_sec(self.config.environment.healthcheck)
 
     async def set_up(self, container: Container) -> None:
-        """Creates the log directories, copies `environment/` for a prebuilt image, and waits for the health check."""
+        """Creates log directories, copies `environment/` if the image is prebuilt, and waits for the health check."""
         await as_root(container, f"mkdir -p {LOG_DIRS} && chmod 777 {LOG_DIRS}", purpose="create the log directories")
         here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
         if here.exit_code != 0:  # every command of the agent would fail in the same way

@@ -56,7 +56,7 @@ def read_prior_context(path: Path) -> tuple[Mapping[str, Any], ...]:
 
     The file is a trajectory in the ATIF format. Its system steps at the start are omitted, because they are the system
     prompt of the recorded agent. If a system step reports that the agent replaced its context (for example, by a
-    summary), all earlier messages are omitted, and the results of this step come first.
+    summary), all earlier messages are omitted, and the conversation starts with the observation in this step.
 
     Raises:
         TaskError: The file is not a valid ATIF document, or has no conversation.

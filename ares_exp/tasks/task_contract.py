@@ -16,8 +16,8 @@ from ares_exp.tasks.environment_section import McpServer
 class AgentContext:
     """Parts of a task that its agent gets in addition to the instruction.
 
-    The attribute `supports: frozenset[str]` of an agent factory contains the names of the supported parts. Its agents
-    have `set_context(context)`, which is called before `run`. A task that needs unsupported parts is rejected.
+    An agent factory lists the parts that its agents support in the attribute `supports: frozenset[str]`. These agents
+    have `set_context(context)`, which is called before `run`. A task that needs other parts is rejected.
 
     Attributes:
         messages: A conversation that the agent continues, oldest message first.
@@ -110,11 +110,7 @@ class Stage(Protocol):
     def collect_timeout_sec(self) -> float: ...  # noqa: D102
 
     async def start(self, container: Container) -> None:
-        """Prepares the container for this stage, before its agent starts.
-
-        Raises:
-            ContainerError: The container failed.
-        """
+        """Prepares the container for this stage, before its agent starts. Raises `ContainerError` if this fails."""
         ...
 
     def solution_env(self) -> Mapping[str, str]:
@@ -156,7 +152,7 @@ class Stage(Protocol):
         Called only if the verifier runs in the agent's container.
 
         Returns:
-            Emptied directories in which the caller must restore the files that the image contains there.
+            The emptied directories. The caller must restore the files that the image contains in them.
 
         Raises:
             VerifierError: Processes of the agent could not be stopped.

@@ -132,7 +132,7 @@ def _kept(folder: Path, chosen: UploadFilter) -> Iterator[Path]:
 _FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")
 _GITIGNORE = ".gitignore"
 TOP_FILES = (*_FILES, _GITIGNORE)
-"""Names of the files in the root of a task directory that the package reads."""
+"""Names of the files in the root of a task directory that ares_exp reads."""
 _FOLDERS = ("environment", "tests", "solution", "steps")
 _DEFAULT_IGNORES = ("__pycache__/", "*.py[cod]", "*.sw[op]", "*~", ".DS_Store")
 
@@ -155,8 +155,8 @@ def digested_files(bounds: LinkBounds) -> list[str]:
     """Returns the sorted relative paths of the files that the digest of a task covers.
 
     Files that the task's `.gitignore` or a `.harborignore` excludes are omitted. If the task has no `.gitignore`,
-    bytecode caches, editor backups and `.DS_Store` are omitted. Links that leave the bounds are also omitted, because
-    an image build copies only the links themselves, not their targets.
+    bytecode caches, editor backups and `.DS_Store` are omitted. Links that point outside of `bounds` are also omitted,
+    because an image build copies only the links themselves, not their targets.
 
     Raises:
         OSError: The `.gitignore` of the task cannot be read.
@@ -185,10 +185,7 @@ def _present(root: Path) -> Iterator[str]:
 
 
 def with_files(content: str, texts: Mapping[str, str]) -> str:
-    """Returns a task's content digest with the digests of additional files, such as extra instructions, appended.
-
-    `texts` contains the contents of these files by file name.
-    """
+    """Returns a task's content digest with digests of additional files appended (`texts`: contents by file name)."""
     digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
     return f"{content} {json.dumps(digests, sort_keys=True)}" if digests else content
 
@@ -231,7 +228,7 @@ def check_definition_links(bounds: LinkBounds) -> None:
     links, or rejected by the backend that builds the image.
 
     Raises:
-        TaskError: A link leaves the bounds.
+        TaskError: A link points outside of the bounds.
     """
     environment = bounds.root / "environment"
     for path in (*(bounds.root / name for name in TOP_FILES), environment):
@@ -245,7 +242,7 @@ def check_definition_links(bounds: LinkBounds) -> None:
 
 
 def check_files(root: Path, config: TaskToml) -> None:
-    """Checks that a task has an instruction and a test script, and that no link in uploaded files leaves the task.
+    """Checks that a task has an instruction and a test script, and that no link to upload points outside of the task.
 
     Raises:
         TaskError: A file is missing, or a link is not allowed. The message describes the first error.
@@ -271,10 +268,7 @@ def _require(path: Path, meaning: str) -> None:
 def _require_test_script(
     root: Path, config: TaskToml, verifier: VerifierSection, chosen: UploadFilter, *own: Path
 ) -> None:
-    """Checks that the task contains a test script, which must also be uploaded.
-
-    Does nothing if the verifier's separate container has its own image, because this image contains the tests.
-    """
+    """Raises `TaskError` if the test script is missing or excluded, unless the verifier's own image has the tests."""
     name = "test.bat" if config.environment.os == "windows" else "test.sh"
     folders = [*own, root / "tests"]
     own_mode = verifier.environment_mode or ("separate" if verifier.environment else config.verifier.mode)

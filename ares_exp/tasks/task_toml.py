@@ -205,11 +205,7 @@ def parse_task_toml(text: str, *, path: Path) -> ParsedToml:
 
 
 def read_task_toml(path: Path, bounds: LinkBounds) -> ParsedToml:
-    """Reads and parses the task.toml at `path`.
-
-    Raises:
-        TaskError: The file is missing, unreadable, not UTF-8, invalid, or the target of a link that leaves the bounds.
-    """
+    """Reads the task.toml at `path`. Raises `TaskError` if it is missing, invalid, or outside of `bounds`."""
     try:
         return parse_task_toml(bounds.read_text(path), path=path)
     except FileNotFoundError:

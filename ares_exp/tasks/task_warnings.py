@@ -33,8 +33,8 @@ class TaskWarnings:
     def tell(self, report: Callable[[str], None], what: str = "tasks") -> None:
         """Passes the collected warnings to `report`, and removes them.
 
-        `what` is the plural noun in the sentences, such as `tasks`. If a warning affects many tasks, its sentence shows
-        only the first names. All names are then logged.
+        `what` is the plural noun in the warnings, such as `tasks`. If a warning affects many tasks, it shows only the
+        first names, and a log message contains all names.
         """
         kinds, self._kinds = self._kinds, {}
         for told in kinds.values():
@@ -51,9 +51,10 @@ class TaskWarnings:
 
 
 def refusal(problems: Mapping[str, str], selected: int) -> str:
-    """Returns an error message with the problems of tasks, and with the option that excludes these tasks.
+    """Returns an error message with the problems of tasks.
 
-    `problems` contains the problems by task name. `selected` is the number of selected tasks.
+    `problems` contains the problems by task name. If fewer than `selected` tasks have problems, the message also
+    suggests the option that excludes these tasks.
     """
     shown = list(problems.values())[:SHOWN_PROBLEMS]
     if len(problems) > len(shown):

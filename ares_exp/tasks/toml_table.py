@@ -55,7 +55,7 @@ def _unknown_below(table: TomlTable) -> Iterator[str]:
 
 
 def explain(error: ValidationError, raw: object, *, root: str = "task.toml") -> str:
-    """Describes each invalid field of `raw` for a message: its name, its expected value and its actual value.
+    """Returns a description of each invalid field of `raw`: its name, its expected value and its actual value.
 
     `raw` is the data that failed the validation. `root` is its name in the message, such as `task.toml`.
     """
@@ -67,10 +67,7 @@ def explain(error: ValidationError, raw: object, *, root: str = "task.toml") -> 
 
 
 def _field(location: Sequence[str | int], raw: object, *, missing: bool) -> str:
-    """Returns the dotted name of a field, such as `steps[0].agent.user`, from its `location` in a pydantic error.
-
-    Omits the names of union members, which pydantic appends to the location.
-    """
+    """Returns the dotted name of a field from its `location` in a pydantic error, without names of union members."""
     parts: list[str] = []
     for key in location:
         is_item = isinstance(raw, list) and isinstance(key, int) and key < len(raw)
@@ -108,7 +105,7 @@ class PhaseTable(TomlTable):
 
     @property
     def network(self) -> NetworkPolicy | None:
-        """The network policy of this phase; `None` if the environment's policy applies."""
+        """Network policy of this phase; `None` if this table sets no `network_mode`, so that another table applies."""
         mode = self.network_mode
         return None if mode is None else NetworkPolicy(mode, frozenset(self.allowed_hosts or ()))
 

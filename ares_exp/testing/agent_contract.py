@@ -25,9 +25,9 @@ TIMEOUT_SEC = 120.0
 
 
 def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
-    """Returns the agent factory that an option file with the target `part` and the arguments `options` would create.
+    """Returns the agent factory that a config with the target `part` and the arguments `options` would create.
 
-    If `part` accepts an `llm_client`, such as the class of an agent, it is itself a factory and is returned.
+    If `part` accepts an `llm_client`, as agent classes do, it is already a factory and is returned unchanged.
     """
     is_factory = "llm_client" in inspect.signature(part).parameters
     made: CodeAgentFactory = part if is_factory else part(**options)

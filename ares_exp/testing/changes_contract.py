@@ -83,10 +83,7 @@ async def run(box: Container, command: str) -> str:
 
 
 class ChangesContract(ContainerSuite):
-    """The suite for containers whose file changes can be captured.
-
-    Override the fixtures `factory`, `spec` and `other_base`, and the method `left`.
-    """
+    """The suite for containers whose changes can be captured. Override `factory`, `spec`, `other_base` and `left`."""
 
     impossible: frozenset[str] = frozenset()
     """Names of the `STEPS` (kinds of changes) that programs in the container are not allowed to make."""
@@ -474,10 +471,7 @@ print(json.dumps(found))
 
 
 async def python(box: Container, source: str, **given: object) -> Any:
-    """Runs a Python program in the container as root, and returns the parsed JSON that the program prints.
-
-    The program can use the arguments in `given` as variables.
-    """
+    """Runs a Python program as root, with `given` as variables, and returns the parsed JSON that it prints."""
     imports = "import hashlib, json, os, shutil, socket, stat"
     values = "\n".join(f"{name} = json.loads({json.dumps(value)!r})" for name, value in given.items())
     command = "python3 -c " + shlex.quote("\n".join((imports, values, source)))
@@ -491,7 +485,7 @@ async def make_awkward(box: Container, *, leave_out: Collection[str] = ()) -> tu
     """Makes many kinds of unusual changes to the files of a container: all `STEPS` except those in `leave_out`.
 
     Returns:
-        The paths that contain all changes, for the argument `roots` of `listing`. And the names of the failed `STEPS`.
+        The paths that contain all changes (`roots` of `listing`), and the names of the failed `STEPS`.
     """
     picked = await python(box, _PICK)
     assert (len(picked["directories"]), len(picked["files"])) == (4, 8)

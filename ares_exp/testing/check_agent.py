@@ -9,7 +9,7 @@ async def test_episodes_of_my_agent_can_be_snapshotted() -> None:
 
 A snapshot contains the agent's journal: its LLM requests, its commands, and their results. To restore a snapshot,
 ares_exp runs a new agent and gives it the recorded results in the same order. The new agent must make the same
-requests and run the same commands. Agents therefore have to follow these rules:
+requests and run the same commands. Your agent therefore has to follow these rules:
 
 1. Its only inputs are its `llm_client` and its `container`. It uses no sockets, processes or files of the host. It may
    write logs and metrics, but must not read them.

@@ -36,7 +36,7 @@ class CollectorContract:
     """The suite for trajectory collectors. Define the fixture `collector`."""
 
     keeps_steps = True
-    """Whether the trajectory that `end_episode` returns contains the steps. Override it if your collector has none."""
+    """Whether the trajectory from `end_episode` contains the steps. Override it if your collector omits the steps."""
 
     @pytest.fixture
     def collector(self) -> TrajectoryCollector:

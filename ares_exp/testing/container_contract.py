@@ -57,10 +57,7 @@ def _ask(where: str, what: str) -> str:
 
 @contextlib.contextmanager
 def _files(folders: Iterable[Path], name: str, text: str) -> Iterator[list[Path]]:
-    """Creates a file in each of the folders, and yields the files. Removes all that it created at the end.
-
-    Skips folders to which the user of this process cannot write.
-    """
+    """Creates a file in each writable folder, yields the files, and finally removes everything that it created."""
     with contextlib.ExitStack() as made:
         files = []
         for folder in folders:
@@ -81,19 +78,13 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _needs_isolation(factory: ContainerFactory) -> None:
-    """Skips the test if containers are not isolated.
-
-    Used by tests that need two separate containers, or that would harm this machine without isolation.
-    """
+    """Skips the test if containers are not isolated, because it needs two containers or could harm this machine."""
     if not as_container_factory(factory).is_isolated:
         pytest.skip("the backend declares that its containers are not isolated")
 
 
 class ContainerSuite:
-    """Fixtures that all suites for containers share.
-
-    Override `factory`, and also `spec` if a container needs more than a name, such as an image.
-    """
+    """Fixtures of all suites for containers. Override `factory`, and `spec` if a container needs more than a name."""
 
     networks: frozenset[NetworkMode] = frozenset({"public", "no-network", "allowlist"})
     """Network modes that a container supports, and between which it can switch.
@@ -119,7 +110,7 @@ class ContainerSuite:
     ) -> ContainerSpec | None:
         """Returns a spec whose container starts with the network mode `start` and can switch to all `policies`.
 
-        Returns `None` if the backend rejects this spec, which is allowed only if it does not support all modes.
+        Returns `None` if the backend rejects this spec. Only a backend that does not support all modes may reject it.
         """
         asked = replace(spec, network=policies[start], phase_networks=frozenset(policies.values()))
         try:

@@ -42,11 +42,11 @@ class RehearsalContainer:
         return _EchoTerminal()
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        """Reads files of the host into memory, from which `download` gets them."""
+        """Reads files of the host into memory, so that `download` can write them."""
         self.files |= await asyncio.to_thread(_read, Path(source), PurePosixPath(target))
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        """Writes files to the host that `upload` has read before. Raises `TransferError` if there are none."""
+        """Writes uploaded files to the host. Raises `TransferError` if no uploaded file has the path `source`."""
         top = PurePosixPath(source)
         found = {path: data for path, data in self.files.items() if path == top or top in path.parents}
         if not found:

@@ -36,8 +36,8 @@ GRACE_SEC = 10.0
 class EnvironmentContract:
     """The suite for environments.
 
-    Define the fixture `environment`, and `replies` that the policy gives in an episode, preferably until its end. Tests
-    of optional members are skipped if the environment does not have these members.
+    Define the fixture `environment`, and `replies` with the policy's responses, preferably until the episode ends.
+    Tests of optional members are skipped if the environment does not have these members.
     """
 
     replies = ("Hm.",)

@@ -51,10 +51,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class Server:
-    """Serves each connection of a forwarded port with the coroutine function `handler`.
-
-    Counts the connections (`served`), and collects the exceptions of `handler` (`errors`).
-    """
+    """Serves each connection with `handler`, counts connections (`served`), and collects exceptions (`errors`)."""
 
     def __init__(self, handler: Handler) -> None:
         self.served = 0

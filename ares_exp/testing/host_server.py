@@ -14,10 +14,7 @@ HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nhello
 
 
 def host_address() -> str:
-    """Returns an address of this machine that containers may reach, without sending any data.
-
-    Skips the test if the machine has only loopback addresses.
-    """
+    """Returns a non-loopback address of this machine, without sending data. Skips the test if there is none."""
     for anywhere in ("192.0.2.1", "172.17.0.2"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((anywhere, 9))

@@ -1,4 +1,4 @@
-"""Creates the test classes for the parts that the user names with `pytest --ares-exp-part`."""
+"""Functions that create test classes for the parts that the user names with `pytest --ares-exp-part`."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Returns the module in memory that contains the suites, if pytest asks for the path `SUITES`."""
+    """Returns the in-memory module with the suites if pytest asks for the path `SUITES`; otherwise `None`."""
     if module_path != SUITES or _SUITES not in parent.config.stash:
         return None
     module: pytest.Module = pytest.Module.from_parent(parent, path=module_path)

@@ -35,7 +35,7 @@ class PolicyContract:
 
     @pytest.fixture
     def question(self) -> LLMRequest:
-        """Returns a request to which the policy can respond, several times and also as the first of an episode."""
+        """Returns a request to which the policy can respond repeatedly, also as the first request of an episode."""
         return LLMRequest([{"role": "user", "content": "Say something."}])
 
     def episode(self, attempt: int = 0) -> EpisodeSpec:

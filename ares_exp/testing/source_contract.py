@@ -18,10 +18,9 @@ TIMEOUT_SEC = 120.0
 
 
 class SourceContract:
-    """The suite for environment sources.
+    """The suite for environment sources. It calls no LLM.
 
     Define the fixture `source`. If its tasks cannot run in local containers (`container=local`), also define `parts`.
-    No test calls an LLM.
     """
 
     @pytest.fixture

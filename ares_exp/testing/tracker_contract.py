@@ -24,7 +24,7 @@ SAMPLE = {"system/loop_lag_sec": 0.01, "system/episodes": 2.0}
 
 
 def episode_result(index: int, reward: float | None = 1.0) -> EpisodeResult:
-    """Returns the result of an episode, or of a failed episode if `reward` is `None`. `index` is part of its names."""
+    """Returns the result of an episode, which failed if `reward` is `None`. Its id and task name contain `index`."""
     return EpisodeResult(
         episode_id=f"task-{index}__0__0000000{index}",
         task_name=f"task-{index}",

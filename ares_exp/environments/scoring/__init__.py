@@ -1,1 +1,1 @@
-"""Scorers, which add rewards to the verifier's rewards of finished episodes: user functions, or a model as a judge."""
+"""Scorers, which add rewards to the verifier's rewards. A scorer is a user function, or a model as a judge."""

@@ -34,8 +34,7 @@ AGENT_FOLDER = "agent"
 AGENT_FILES_SEC = 120.0
 """Time limit in seconds for copying the agent's files to the host."""
 MAX_AGENT_FILE_KB = 16 * 1024
-"""Size limit in KiB of an agent's file. A larger file is shortened to its start and its end, each a quarter of the
-limit."""
+"""Size limit in KiB of an agent's file. A larger file is cut to its start and end, each a quarter of the limit."""
 
 _logger = logging.getLogger(__name__)
 
@@ -57,7 +56,8 @@ async def keep_agent_files(container: Container, files_dir: str | None, target: 
     """Copies the agent's own files, such as its logs, from `files_dir` in the container to `target/agent` on the host.
 
     Does nothing if `files_dir` or `target` is `None`. Copies only the start and the end of files that are larger than
-    `MAX_AGENT_FILE_KB`. A failure is only logged, unless the container has died.
+    `MAX_AGENT_FILE_KB`. If the copy fails or takes too long, logs a warning. If the container has died, raises
+    `ContainerDiedError`.
     """
     if files_dir is None or target is None:
         return
@@ -243,7 +243,7 @@ class Scoring:
 
 
 async def _raise_if_lost(container: Container) -> None:
-    """Raises `ContainerLostError` if the container is lost, which then explains a timeout of the tests."""
+    """Raises `ContainerLostError` if the container is lost, which is then the real cause of a test timeout."""
     try:
         await container.exec("true", user="root", cwd="/", timeout_sec=60, shell=PLAIN_SHELL)
     except ContainerLostError:

@@ -214,10 +214,7 @@ class Judge(ScorerBase):
         )
 
     def _recorded(self, text: str) -> Mapping[str, float] | None:
-        """Parses grades from the record of an earlier episode.
-
-        Returns `None` if they are malformed or do not match this judge's criteria and bounds.
-        """
+        """Parses recorded grades; `None` if they are malformed or do not match this judge's criteria and bounds."""
         try:
             grades = json.loads(text)
         except (ValueError, RecursionError):

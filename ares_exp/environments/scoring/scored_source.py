@@ -267,7 +267,7 @@ class ScoredSource(StandIn):
     """Wraps another source so that its episodes are scored. Also checks the scorers before the run, and closes them."""
 
     def __init__(self, source: SourceBase, rules: ScoringRules) -> None:
-        """Wraps `source`. Members that this class does not define are members of `source`."""
+        """Wraps `source`. Members that this class does not override are looked up in `source`."""
         super().__init__(source)
         self._rules = rules
 

@@ -16,10 +16,7 @@ from ares_exp.records.results import EnvironmentUsage, Outcome
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, deserialize_llm_response
 
 Scores = float | Mapping[str, float]
-"""Return value of a scorer: a number, or several numbers by name.
-
-Of several numbers, only `reward` counts towards the episode's reward. A single number always counts.
-"""
+"""A scorer's result: a number, or several numbers by name, of which only `reward` counts towards the reward."""
 
 
 @runtime_checkable
@@ -108,7 +105,10 @@ class ScoredEpisode:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Scores finished episodes. A function with these arguments is a scorer. `ScorerBase` adds optional members."""
+    """Scores finished episodes. A function with the arguments of `__call__` is also a scorer.
+
+    `ScorerBase` adds optional members.
+    """
 
     def __call__(self, episode: ScoredEpisode, container: Container | None, /) -> Scores | Awaitable[Scores]:
         """Returns the rewards of an episode.
@@ -168,11 +168,7 @@ class ScorerBase(Scorer):
 
 
 def as_scorer(scorer: object) -> ScorerBase:
-    """Returns `scorer`, completed with the defaults of `ScorerBase`.
-
-    Raises:
-        ConfigError: The scorer cannot be called.
-    """
+    """Returns `scorer`, completed with the defaults of `ScorerBase`. Raises `ConfigError` if it is not callable."""
     if not callable(scorer):
         raise ConfigError(
             f"Expected a scorer to be callable with an episode and its container, got {type(scorer).__name__}."

@@ -1,4 +1,4 @@
-"""The call to one scorer. It has a time limit, its errors name the scorer, and its result is validated."""
+"""The call to one scorer, with a time limit, errors that name the scorer, and validation of the result."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def checked_score(name: str, weight: float, returned: Any) -> Score:
 
 
 def combined_reward(reward: float | None, verifier_weight: float, scores: Sequence[Score]) -> float | None:
-    """Returns the weighted sum of the verifier's reward and the scores; `None` if this reward counts but is missing."""
+    """Returns the weighted sum of `reward` and the scores; `None` if `reward` is missing and its weight is not 0."""
     if reward is None and verifier_weight:
         return None
     total = verifier_weight * reward if reward is not None and verifier_weight else 0.0
@@ -81,7 +81,7 @@ def combined_reward(reward: float | None, verifier_weight: float, scores: Sequen
 def named_rewards(reward: float | None, verified: Mapping[str, float], scores: Sequence[Score]) -> dict[str, float]:
     """Returns all rewards of an episode by name: the rewards of the verifier (`verified`) and of the scorers.
 
-    If `verified` is empty, the dict contains `reward`. Raises `ScorerError` if two rewards have the same name.
+    If `verified` is empty, includes `reward` itself. Raises `ScorerError` if two rewards have the same name.
     """
     found = dict(verified) if verified or reward is None else {REWARD: reward}
     for score in scores:
@@ -130,7 +130,7 @@ class ConfiguredScorer:
 
     @property
     def uses_container(self) -> bool:
-        """Whether the scorer may use the container. A scorer that is not `async` cannot: it runs in a thread."""
+        """Whether the scorer may use the container. It may not if it is not `async`, because it runs in a thread."""
         return _is_async(self.part) and self.scorer.uses_container
 
     async def score(self, episode: ScoredEpisode, container: Container | None) -> Score:

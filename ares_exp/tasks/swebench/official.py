@@ -27,8 +27,7 @@ _DEFAULT_PARSER = "parse_log_pytest_v2"
 
 
 Report = dict[str, Any]
-"""The harness's report on a test run, with two additions: `grader`, the version of the harness, and `reason`, the
-reason why the run could not be graded (`None` if it was graded)."""
+"""The harness's report with `grader` (its version) and `reason` (why the run could not be graded, or `None`)."""
 
 
 def rewards(report: Report) -> dict[str, float]:
@@ -73,11 +72,7 @@ def official_version() -> str | None:
 
 
 async def official_report(row: SweBenchRow, log: str) -> Report:
-    """Grades `log`, the output of a row's test script, with the harness in a child process.
-
-    Raises:
-        VerifierError: The harness failed, or took too long.
-    """
+    """Grades `log`, the output of a row's test script, in a child process. Raises `VerifierError` if this fails."""
     child = ChildProcess()
     grading = asyncio.ensure_future(asyncio.to_thread(_grade, child, row, log))
     try:

@@ -1,8 +1,8 @@
 """A program that grades the output of a test run (the log) with the official harness.
 
 Its arguments are the paths of the request (JSON), the log, and the report to write. The harness runs in this separate
-process because its import takes a second and reads `.env` files. In addition, a log can make one of its regular
-expressions run indefinitely.
+process because its import takes a second and reads `.env` files. In addition, the process can be killed if the log
+makes a regular expression of the harness run indefinitely.
 """
 
 from __future__ import annotations

@@ -165,8 +165,7 @@ def read_row_file(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 FILES = {".jsonl": "", ".json": "json", ".parquet": "parquet"}
-"""Suffixes of files of rows, with the name of the reader in the library `datasets`. The name is empty for `.jsonl`,
-because this package reads such files itself."""
+"""Readers in the library `datasets`, by file suffix. Empty for `.jsonl`, because such files are read directly."""
 
 NAMES = {
     "verified": "SWE-bench/SWE-bench_Verified",
@@ -221,9 +220,8 @@ def find_dataset(dataset: str, split: str) -> Dataset:
 def load_rows(dataset: Dataset, *, child: ChildProcess, timeout_sec: float) -> list[SweBenchRow]:
     """Reads and validates all rows. Blocking.
 
-    A JSON Lines file is read directly. The library `datasets` loads other files, and data sets on the hub (from its
-    cache if possible). The library runs in the child process `child`, which the caller can stop, for at most
-    `timeout_sec`.
+    A JSON Lines file is read directly. Other files, and data sets on the hub or in its cache, are loaded by the library
+    `datasets`. The library runs in the child process `child`, which the caller can stop, for at most `timeout_sec`.
 
     Raises:
         TaskError: A row or the file is invalid.

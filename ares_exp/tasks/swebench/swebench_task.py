@@ -209,7 +209,7 @@ class SweBenchStage:
 
 
 async def _upload(container: Container, files: Mapping[str, str], target: str) -> None:
-    """Writes text files, given by name, to a directory in the container. Keeps their line breaks (LF or CRLF)."""
+    """Writes text files (contents by name) to a directory in the container. Keeps their line breaks (LF or CRLF)."""
     async with working_directory("verifier") as folder:
         for name, text in files.items():
             await in_thread(partial((folder / name).write_text, text, encoding="utf-8", newline=""))
@@ -260,10 +260,7 @@ class SweBenchTask:
 
     @cached_property
     def fresh_spec(self) -> ContainerSpec:
-        """Specification of a new container with the row's image.
-
-        If the row names no image, the image that SWE-bench publishes for this row is used.
-        """
+        """Specification of a new container with the row's image or, by default, SWE-bench's published image."""
         published = IMAGE.format(id=self.name.lower().replace("__", "_1776_"))  # registries reject `__`
         return ContainerSpec(
             name=self.name,

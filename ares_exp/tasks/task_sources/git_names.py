@@ -1,4 +1,4 @@
-"""Functions and types for URLs, refs and paths of git repositories of tasks, which are untrusted and are validated."""
+"""Types and functions for URLs, refs and paths of git repositories of tasks. They validate these untrusted values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_CHARACTERS = 1000
 
 
 def is_commit(ref: str | None) -> bool:
-    """Returns whether `ref` is the full hash of a commit, and not a branch or tag, which may move."""
+    """Returns whether `ref` is the full hash of a commit. Any other ref is a branch or tag, which may move."""
     return ref is not None and _COMMIT.fullmatch(ref) is not None
 
 
@@ -76,7 +76,7 @@ def check_inner_path(path: str) -> str:
     """Validates a path in a repository, and returns the normalised path; `.` for the repository itself.
 
     Raises:
-        ValueError: The path is absolute, leaves the repository, or is invalid.
+        ValueError: The path is absolute, points outside of the repository, or is invalid.
     """
     shortest = posixpath.normpath(path) if path else "."
     if (

@@ -103,7 +103,7 @@ FOLDER, SUBMODULE = "040000", "160000"
 """Git modes of a folder and of a submodule in `Repositories.tree`."""
 
 _WITHOUT_PARTIAL_CLONES = ("huggingface.co",)
-"""Hosts whose partial clones do not work: they never send the files that they have omitted from a clone."""
+"""Hosts whose partial clones do not work, because these hosts never send the files that a clone omits."""
 
 
 def default_cache_dir() -> Path:
@@ -113,10 +113,7 @@ def default_cache_dir() -> Path:
 
 @dataclass
 class Fetched:
-    """The result of a fetch: `places` contains the directory and commit of each fetched task.
-
-    `problems` contains the error message of each task that could not be fetched, by name.
-    """
+    """The result of a fetch: directory and commit of each task (`places`), and errors by task name (`problems`)."""
 
     places: dict[GitTask, tuple[Path, str]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
@@ -160,10 +157,7 @@ class Repositories:
         return self._git.run("cat-file", "blob", f"{commit}:{path}", git_dir=self._git_dir(url, commit))
 
     def fetch(self, tasks: Sequence[GitTask], report: Callable[[str], None]) -> Fetched:
-        """Checks out the tasks that are not in the cache yet.
-
-        Passes a warning to `report` for each submodule in a task, because its files are not fetched.
-        """
+        """Checks out tasks that are not cached. Passes a warning about each submodule (not fetched) to `report`."""
         found, submodules = Fetched(), TaskWarnings()
         groups: dict[tuple[str, str], list[GitTask]] = {}
         for task in tasks:
@@ -214,7 +208,7 @@ class Repositories:
     def _clone(self, url: str, ref: str, commit: str) -> str:
         """Clones the commit to which `ref` refers, without checking out files, and returns its hash.
 
-        The hash differs from `commit`, which was determined earlier, if the branch or tag has moved since.
+        The hash differs from `commit`, the expected hash, if the branch or tag has moved in the meantime.
         """
         is_partial = urlsplit(url).hostname not in _WITHOUT_PARTIAL_CLONES
         options = ("--depth=1", "--no-tags", *(("--filter=blob:none",) if is_partial else ()))
@@ -240,8 +234,8 @@ class Repositories:
     def _check_out(self, url: str, commit: str, paths: Sequence[str], tree: Mapping[str, str]) -> None:
         """Checks out folders (`paths`) of a clone, in addition to the folders that earlier calls have checked out.
 
-        If every folder already contains a task.toml, no network is needed, even if the earlier call was interrupted.
-        The reason is that git downloads all files before it writes the first file.
+        No network is needed if every folder already contains a task.toml, because git downloads all files before it
+        writes the first file. This also applies if an earlier call was interrupted.
         """
         files, git_dir = self._files(url, commit), self._git_dir(url, commit)
         unfinished = git_dir / "unfinished"  # exists during a call, and after a call that failed or was killed

@@ -194,10 +194,7 @@ def _of_registry(file: Path, dataset: DatasetName, repositories: Repositories) -
 def data_set_of_repository(
     repository: RepositoryReference, dataset: DatasetName, file: str, repositories: Repositories
 ) -> Sequence[TaskReference]:
-    """Lists the tasks of a data set in the registry `file` of a repository.
-
-    Tasks for which the registry sets no URL are in the same repository.
-    """
+    """Lists the tasks of a data set in a repository's registry `file`. Tasks without a URL are in this repository."""
     url = repository.url
     commit = repositories.commit(url, repository.ref)
     where = f"{file} of {url} at {commit}"
@@ -380,11 +377,7 @@ def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> D
 
 
 def newest(versions: Sequence[str]) -> str:
-    """Returns the version to use if the user sets none.
-
-    This is `head` if it exists, otherwise the highest version number such as `2.1`, otherwise the alphabetically last
-    name.
-    """
+    """Returns the default version: `head`, otherwise the highest number (`2.1`), otherwise the alphabetically last."""
     if "head" in versions:
         return "head"
     numbered = []

@@ -131,10 +131,7 @@ async def _stop_main(container: Container) -> None:
 
 
 def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
-    """Removes files of an earlier episode from the artifacts' paths on the host.
-
-    Otherwise, a missing artifact could be replaced by an old file, which the verifier would then get.
-    """
+    """Removes an earlier episode's files from the artifacts' paths, so that the verifier never gets them."""
     (target / MANIFEST).unlink(missing_ok=True)
     for artifact in artifacts:
         place = target.joinpath(place_of(artifact))
@@ -152,10 +149,7 @@ class ArtifactCollection:
         self._places = Places()
 
     async def add(self, artifacts: Iterable[Artifact]) -> None:
-        """Copies each artifact to its path on the host, and appends its status to `entries`.
-
-        An artifact is skipped if an earlier artifact already uses its path on the host.
-        """
+        """Copies artifacts to the host, unless their path is already used, and appends their status to `entries`."""
         for artifact in artifacts:
             kind, status = await self._collect(artifact)
             self.entries.append(ManifestEntry.of(artifact, str(place_of(artifact)), kind, status))
@@ -200,7 +194,8 @@ def _guess(artifact: Artifact) -> ArtifactKind:
 async def _look(service: Container | ServiceContainer, artifact: Artifact) -> tuple[ArtifactKind, bool, bool]:
     """Returns the kind of an artifact, whether it is an empty directory, and whether it exists.
 
-    If this check fails in a service other than `main`, returns a kind that is guessed from the path, false and true.
+    If this check fails in a service other than `main`, guesses the kind from the path, and assumes that the artifact
+    exists and is not empty.
     """
     path = shlex.quote(artifact.source)
     try:
@@ -228,7 +223,7 @@ def _make_way(place: Path, folder: Path) -> None:
 
 
 async def _download_without(service: Container | ServiceContainer, artifact: Artifact, target: Path) -> None:
-    """Downloads a directory, except for files that match its `exclude` patterns, which `tar --exclude` gets."""
+    """Downloads a directory without files that match its `exclude` patterns (in the syntax of `tar --exclude`)."""
     patterns = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in artifact.exclude)
     pack = f'tar -cf "$f" {patterns} -C {shlex.quote(artifact.source)} . || [ $? -eq 1 ]'  # 1: a file changed meanwhile
     packed = await service.exec(
@@ -253,7 +248,7 @@ async def _download_without(service: Container | ServiceContainer, artifact: Art
 async def deliver_artifacts(container: Container, folder: Path) -> None:
     """Uploads the artifacts in `folder` to their original paths in the verifier's separate container.
 
-    `Container.download` has already removed setuid bits, special files, and links that leave an artifact.
+    `Container.download` has already removed setuid bits, special files, and links that point outside of an artifact.
     """
     for entry in await asyncio.to_thread(read_manifest, folder):  # empty if the collection took too long
         if entry.status in ("ok", "empty"):
@@ -264,7 +259,7 @@ async def _deliver(container: Container, entry: ManifestEntry, path: Path) -> No
     """Uploads one artifact, from `path` on the host, to its original path in the verifier's container.
 
     For a directory, the directory in the container is emptied and made writable. For a file, its parent directory is
-    made writable. If a directory is in the place of a file, or the reverse, it is removed first.
+    made writable. A file that has the path of a directory, or the reverse, is removed first.
     """
     source, parent = shlex.quote(entry.source), shlex.quote(posixpath.dirname(entry.source) or ".")
     if entry.type == "directory":

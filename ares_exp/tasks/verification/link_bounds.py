@@ -36,11 +36,7 @@ class LinkBounds:
         return cls(task.resolve(), shared.resolve() if shared is not None else None)
 
     def real(self, path: Path) -> Path:
-        """Returns the real path of `path`, which need not exist.
-
-        Raises:
-            TaskError: The real path is outside of the bounds.
-        """
+        """Returns the real path of `path`, which need not exist. Raises `TaskError` if it is outside of the bounds."""
         return self._split(path)[1]
 
     def contain(self, path: Path) -> bool:

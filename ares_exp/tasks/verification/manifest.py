@@ -82,10 +82,7 @@ def is_conventional(artifact: Artifact) -> bool:
 
 
 def place_of(artifact: Artifact) -> PurePosixPath:
-    """Returns the path of an artifact relative to `artifacts/` on the host.
-
-    This is its `destination` or, by default, its `source` without the leading slash.
-    """
+    """Returns an artifact's path below `artifacts/` on the host: its `destination` or, by default, its `source`."""
     path = PurePosixPath(artifact.destination or artifact.source)
     return path.relative_to(path.anchor) if path.is_absolute() else path
 

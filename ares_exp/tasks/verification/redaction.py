@@ -16,10 +16,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 @asynccontextmanager
 async def redacted(folder: Path, secrets: Sequence[str]) -> AsyncIterator[None]:
-    """Masks `secrets` in `folder` after the `async with` block, which copies files into this folder.
-
-    The files are masked even if the block fails or is cancelled.
-    """
+    """Masks `secrets` in `folder` after the `async with` block has copied files into it, even if the block fails."""
     try:
         yield
     except BaseException:
@@ -31,8 +28,8 @@ async def redacted(folder: Path, secrets: Sequence[str]) -> AsyncIterator[None]:
 def redact(folder: Path, secrets: Sequence[str]) -> None:
     """Masks `secrets` and API keys in all files in `folder` and its subdirectories. Blocking.
 
-    The API keys are the keys that this package generates for the requests of an episode's agent. A file that contains a
-    secret or a key but is larger than `MAX_REDACTED_BYTES` is deleted.
+    The API keys are the keys that ares_exp generates for the requests of each episode's agent. A file that contains a
+    secret or a key, but is larger than `MAX_REDACTED_BYTES`, is deleted.
     """
     words = [secret.encode(errors="surrogateescape") for secret in secrets]
     for path in folder.rglob("*"):

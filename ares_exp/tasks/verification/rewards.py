@@ -60,7 +60,7 @@ def parse_reward_txt(data: bytes) -> dict[str, float]:
 
 
 def parse_reward_json(data: bytes) -> dict[str, float]:
-    """Parses a `reward.json`, and returns its numbers by key. Booleans become 0.0 or 1.0. Raises as `read_verdict`."""
+    """Parses a `reward.json` into numbers by key (booleans as 0.0 or 1.0). Raises the errors of `read_verdict`."""
     _refuse_empty(data, REWARD_JSON)
     try:
         content = json.loads(data.decode("utf-8"))

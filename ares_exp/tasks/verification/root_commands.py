@@ -21,7 +21,7 @@ is_empty() { [ -d $1 ] && [ ! -L $1 ] && [ "$(ls -A $1 | wc -c)" -eq 0 ]; }
 gone() { [ ! -e $1 ] && [ ! -L $1 ]; }
 clear() { rm -rf $1 2>/dev/null; gone $1 || is_empty $1 || mv $1 $1.left-$$; }
 """
-"""Shell functions. `clear` removes a path. If that is impossible, it empties a mount point, or renames the path."""
+"""Shell functions. `clear PATH` removes a path or, if this is impossible, empties a mount point or renames the path."""
 _RESERVE = """\
 umask 022
 close() { [ -O $1 ] || chown 0:0 $1; }
@@ -105,7 +105,7 @@ def fork_hint(output: str) -> str:
 async def stop_processes(container: Container) -> None:
     """Kills the processes that an agent has left in a container.
 
-    Shells that this package keeps open there are also killed. They are opened again when they are needed.
+    Shells that ares_exp keeps open in the container are also killed. They are opened again when they are needed.
 
     Raises:
         VerifierError: Some processes are still running, or the container uses the process namespace of this machine.
@@ -124,8 +124,8 @@ async def stop_processes(container: Container) -> None:
 async def make_log_dirs(container: Container, *folders: str) -> None:
     """Creates empty directories to which every user can write.
 
-    Existing directories are emptied, even if other users own them. Files at the paths of the directories are replaced
-    and, if necessary, also a file at the path of a parent directory.
+    Existing directories are emptied, even if other users own them. A file at the path of a directory or of its parent
+    directory is replaced.
     """
     above = " ".join(dict.fromkeys(map(posixpath.dirname, folders)))
     listing = " ".join(folders)

@@ -74,7 +74,7 @@ async def _run(check: HealthCheck, container: Container, user: User | None) -> N
 
 
 def whole_seconds(limit: float) -> float | None:
-    """Rounds a time limit down to whole seconds, as Harbor does. Less than 1 s and infinity mean no limit (`None`)."""
+    """Rounds a time limit down to whole seconds, as Harbor does; `None` (no limit) if it is below 1 s or infinite."""
     return float(int(limit)) if 1 <= limit < float("inf") else None
 
 

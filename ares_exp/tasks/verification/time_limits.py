@@ -45,13 +45,13 @@ class TimeLimits:
     def agent(self, stage: Stage | None) -> float | None:
         """Computes the time limit of the agent phase in seconds; `None` for no limit.
 
-        If `stage` is `None`, because the environment has no stages, only the settings of the run count.
+        If `stage` is `None`, as for environments without stages, only the settings of the run count.
         """
         own = stage.agent_timeout_sec if stage is not None else None
         return self._limit(self.agent_timeout_sec or own, self.agent_timeout_max_sec, self.agent_timeout_multiplier)
 
     def verifier(self, stage: Stage) -> float | None:
-        """Computes the time limit of the verification in seconds; `None` for no limit (`inf` in the task)."""
+        """Computes the time limit of the verification in seconds; `None` for no limit, which a task sets as `inf`."""
         return self._limit(
             self.verifier_timeout_sec or stage.verifier_timeout_sec,
             self.verifier_timeout_max_sec,

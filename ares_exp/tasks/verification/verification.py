@@ -145,7 +145,7 @@ async def verify(
 
 
 async def usable_workdir(container: Container, *, user: User | None) -> str | None:
-    """Returns the directory in which the test script starts: `None` for the container's working directory, or `/`.
+    """Returns the directory in which the test script starts: `None` (the container's working directory) or `/`.
 
     If the agent removed the working directory, it is created again. If this fails, for example because of a file at its
     path, or if `user` cannot access the directory, the script starts in `/`.
