@@ -31,7 +31,7 @@ class CommandRecord:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRequest:
-    """An LLM request that the policy answered without a time step, for example a request for a title."""
+    """An LLM request that the policy answered without a time step, for example for a title of the conversation."""
 
     request: LLMRequest
     response: LLMResponse

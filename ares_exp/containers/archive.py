@@ -132,11 +132,7 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _bounded(
     archive: tarfile.TarFile, target: Path, max_bytes: int, max_members: int, *, strip_root: bool
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the archive's members.
-
-    Raises `TransferError` if the members exceed `max_bytes` or `max_members`, or if a member's name leads out of
-    `target`.
-    """
+    """Yields the archive's members. Raises `TransferError` if they exceed a limit or a name leads out of `target`."""
     total = count = 0
     while (member := archive.next()) is not None:
         archive.members = []  # type: ignore[attr-defined]  # a stream never goes back: keep memory flat
@@ -190,8 +186,7 @@ def _make_symlink(member: tarfile.TarInfo, target: Path) -> bool:
     """Creates a symlink unless it could lead out of `target`, and returns whether the symlink was created.
 
     The link must be relative. Its target may contain `..` only at the start, and fewer times than the link's own path
-    has components. None of the link's parent directories may be a symlink: the link's path would then not show how many
-    `..` are safe.
+    has components. The parent directories of the link must not be symlinks, because they could be at another depth.
     """
     name, path, parts = PurePosixPath(member.name), target / member.name, PurePosixPath(member.linkname).parts
     ups = next((i for i, part in enumerate(parts) if part != ".."), len(parts))

@@ -1,8 +1,8 @@
 """Command execution in one container on persistent shells, because a new engine call per command would be slow.
 
-A channel is a persistent shell (see `shell_channel`). Background processes of a command may keep its output open. The
-channel runs its next command only when they have closed it, so the outputs of two commands never mix. To kill a command
-after a timeout or a cancellation, a second channel runs a script that kills its processes.
+A channel is a persistent shell (see `shell_channel`). If background processes of a command keep the channel's output
+open, the channel does not run its next command until they close it. So the outputs of two commands never mix. To kill a
+command after a timeout or a cancellation, a second channel runs a script that kills its processes.
 """
 
 from __future__ import annotations
@@ -167,9 +167,8 @@ class ShellPool:
     def keep_spare(self, user: User | None) -> None:
         """Opens a spare channel in the background, unless a channel is free, will soon be free, or is being opened.
 
-        The next command can use the spare channel immediately, while the first channel is not yet ready again. The
-        spare channel is also needed to kill a command that uses up all process numbers. A channel can do this because
-        its next process has already been forked.
+        The next command can then start before the first channel is ready again. A spare channel can also kill a command
+        that uses up all process numbers, because a channel forks its next process in advance.
         """
 
         async def open_spare() -> None:
@@ -245,7 +244,7 @@ class CommandKiller:
         self._lock = asyncio.Lock()
 
     async def end(self, channel: Channel, run: ScriptRun, exec_id: str) -> None:
-        """Kills a command's processes and waits for its remaining output. If that fails, closes its channel."""
+        """Kills a command's processes and waits for its remaining output. If that fails, closes `channel`."""
         if self._shells.is_closed:
             return
         root = run.pid or channel.shell.pid  # the shell has the script, and might still start it
@@ -424,7 +423,7 @@ class CommandRunner:
         raise ContainerDiedError("The container no longer responds: its shells end before they can run a command.")
 
     async def _open_sink(self, user: User | None, errors: BoundedOutput) -> tuple[Channel, ScriptRun]:
-        """Opens a channel that receives the stderr of a command, and runs a `sink_script` in it. Returns both."""
+        """Runs a `sink_script` that receives a command's stderr. Returns the script's channel and its `ScriptRun`."""
         for take in (self._shells.take, self._shells.open):  # a shell may have died or been stopped while idle
             channel = await take(user)
             run = channel.start(errors)

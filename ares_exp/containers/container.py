@@ -104,8 +104,8 @@ class Mount:
     Attributes:
         source: Directory on the host. Its contents must not change while the container exists.
         target: Absolute path of the directory in the container.
-        digest: Digest of the directory's contents, for backends that copy the directory and keep the copy.
-        needs_glibc: Name of the mounted package if its programs need glibc, otherwise empty.
+        digest: Digest of the directory's contents, by which some backends find a copy that they already have.
+        needs_glibc: Name of the directory's package for error messages if its programs need glibc, otherwise empty.
     """
 
     source: Path
@@ -118,11 +118,7 @@ def find_missing_glibc(mounts: Iterable[Mount], exists: Callable[[str], bool]) -
     """Returns an error message if a mounted package needs glibc and the container has none, otherwise `""`.
 
     Backends that can read the container's files before it starts call this function, so that the start fails with a
-    clear message.
-
-    Args:
-        mounts: Mounts of the container.
-        exists: Function that returns whether an absolute path exists in the container.
+    clear message. `exists` returns whether an absolute path exists in the container.
     """
     packages = [mount.needs_glibc for mount in mounts if mount.needs_glibc]
     if not packages or any(map(exists, GLIBC_LOADERS)):
@@ -154,7 +150,7 @@ class ContainerSpec:
         lifetime_sec: Maximum time in seconds for which the container is needed (start, agent and scoring), or `None` if
             unknown.
         changes: Changed files that the container starts with, from `SnapshottableContainer.capture_changes`.
-        mounts: Read-only directories on the host that the container shows. They are not part of captured changes.
+        mounts: Read-only host directories that are visible in the container. They are not part of captured changes.
         directories: Absolute paths of directories that the episode writes to, such as its tests and logs, in addition
             to the directories that the Dockerfile creates. A backend without isolation from the machine rejects the
             task if one of these directories exists and is not empty.
@@ -210,14 +206,10 @@ class Container(Protocol):
         """
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """Runs `command` in a new `bash -c` (`sh -c` if the image has no bash), with an empty stdin.
+        """Runs shell source text in a new `bash -c` (`sh -c` if the image has no bash), with an empty stdin.
 
         Commands may run at the same time. A non-zero exit code is a result, not an error. Background processes keep
-        running after the command ends. Their later output is dropped.
-
-        Args:
-            command: Shell source text, any length.
-            options: See `ExecOptions`.
+        running after the command ends. Their later output is dropped. `ExecOptions` describes the options.
 
         Raises:
             ContainerDiedError: The container has ended or no longer responds.
@@ -254,9 +246,6 @@ class Container(Protocol):
 
         Connections that the policy does not allow are cut. The container's loopback works under any policy.
 
-        Args:
-            policy: One of `ContainerSpec.networks`.
-
         Raises:
             ValueError: `policy` is not one of `ContainerSpec.networks`.
             ContainerError: The policy could not be applied. It is then unknown which policy applies.
@@ -280,21 +269,16 @@ class ServiceContainer(Protocol):
     """One service of a task's compose file."""
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        """Runs a command with `sh -c`, with the service's working directory, user and variables. See `Container.exec`.
+        """Runs a command with `sh -c`, with the service's working directory, user and environment variables.
 
-        Raises:
-            ContainerDiedError: The service has ended.
-            ContainerError: The service cannot run commands.
+        See `Container.exec`. Raises `ContainerDiedError` if the service has ended, and `ContainerError` if it cannot
+        run commands.
         """
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """Copies a file or directory from the service to the host, even after the service has ended.
 
-        See `Container.download`.
-
-        Raises:
-            TransferError: The copy failed, for example because `source` is missing. The message contains the path and
-                the reason.
+        See `Container.download`. Raises `TransferError` with the path and the reason if the copy fails.
         """
 
     async def stop(self) -> None:
@@ -308,8 +292,7 @@ class ComposedContainer(Protocol):
     def service(self, name: str) -> ServiceContainer:
         """Returns a service of the compose file, which may also be `main`.
 
-        Raises:
-            ContainerError: The compose file has no such service. The message names the existing services.
+        Raises `ContainerError` with the names of the existing services if the compose file has no such service.
         """
 
 
@@ -318,13 +301,10 @@ class SnapshottableContainer(Protocol):
     """A `Container` whose changed files can be captured. `ContainerSpec.changes` passes them to a new container."""
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        """Reads which files the container has changed, relative to its image or to the host's files, and stores them.
+        """Finds the files that differ from the image or the host's files, and stores their contents in `objects`.
 
         The container keeps running. A later capture of the same container reads only files that have changed since the
         previous capture.
-
-        Args:
-            objects: Store that receives the contents of the changed files.
 
         Raises:
             CaptureError: The files could not be read. The message contains the path and the reason.
@@ -337,8 +317,8 @@ class SnapshottableContainer(Protocol):
 class ContainerFactory(Protocol):
     """Creates containers of one backend. The constructor validates the options and has no side effects.
 
-    A custom backend must define all members of this class. `ContainerFactoryBase` adds optional members with defaults.
-    To override some of them, inherit from `ContainerFactoryBase`, or only define these members in your class.
+    A custom backend must define all members of this class. Members that `ContainerFactoryBase` adds are optional:
+    without them, the backend uses their defaults. A custom backend may also inherit from `ContainerFactoryBase`.
     """
 
     name: str
@@ -348,11 +328,7 @@ class ContainerFactory(Protocol):
         """Creates a container for `spec` without starting it."""
 
     async def preflight(self) -> None:
-        """Checks that the backend can run containers.
-
-        Raises:
-            PreflightError: The backend cannot run containers. The message suggests a fix.
-        """
+        """Checks that the backend can run containers. Raises `PreflightError` with a suggested fix if it cannot."""
 
     def check(self, spec: ContainerSpec) -> list[str]:
         """Checks, without starting anything, that this backend can run `spec`.
@@ -370,9 +346,8 @@ class ContainerFactoryBase(ContainerFactory):
     """A base class for factories, with defaults for the optional members that `ContainerFactory` does not require.
 
     Attributes:
-        harmless_options: Names of the constructor's options that a snapshot may set when it creates the factory.
-            Snapshots can come from untrusted sources. If a snapshot sets another option, the user must pass a factory
-            to restore it. Default: empty.
+        harmless_options: Names of the constructor's options that a restored snapshot may set, even if it comes from an
+            untrusted source. If it sets other options, the user has to pass the container factory. Default: empty.
         has_terminals: Whether the containers are `TerminalContainer`s. Default: no.
         forwards_ports: Whether the containers are `ServingContainer`s, which installed agents need. Default: no.
         harbor_name: Name of the same backend in the Harbor framework, for exported jobs. If it is `None` (the default),
@@ -402,17 +377,14 @@ class ContainerFactoryBase(ContainerFactory):
     async def check_reachable(self) -> None:
         """Checks, before each start of an episode, that the engine or service responds. Default: no check.
 
-        Raises:
-            UnreachableError: The engine or service does not respond. Until it responds, no episode starts.
+        Raises `UnreachableError` if it does not respond. In this case, no episode starts until it responds.
         """
 
     def check_snapshots(self) -> None:
         """Checks, without starting anything, that containers can be captured. Default: raises an error.
 
-        Runs call this method before `preflight`.
-
-        Raises:
-            UserError: The containers cannot be captured: the backend, its options or this machine do not support it.
+        Runs call this method before `preflight`. Raises `UserError` if the backend, its options or this machine do not
+        support captures.
         """
         raise ConfigError(
             f"container={self.name} cannot capture its containers' files (it has no `check_snapshots`). Set "
@@ -424,7 +396,7 @@ class ContainerFactoryBase(ContainerFactory):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """Lists this backend's resources that runs of this machine created, including active runs. Blocking.
+        """Lists this backend's resources from active and ended runs on this machine. Blocking.
 
         `ares-exp clean` removes the stale resources. Default: lists nothing.
 

@@ -252,7 +252,7 @@ class RefusedError(Exception):
 class ProxyRequest:
     """The target of a proxy request. The host is in canonical form.
 
-    `head` contains the bytes to send to the target first: none for `CONNECT`, the rewritten request for plain HTTP.
+    `head` contains the bytes to send to the target first: nothing for `CONNECT`, otherwise the rewritten request.
     """
 
     host: str

@@ -44,11 +44,7 @@ closes it at the end.
 
 
 class ForwardedPort(Protocol):
-    """An open forwarded port.
-
-    Attributes:
-        url: Address inside the container, such as `http://127.0.0.1:61081`, without a trailing slash.
-    """
+    """An open forwarded port. `url` is its address inside the container, such as `http://127.0.0.1:61081`."""
 
     url: str
 

@@ -50,11 +50,7 @@ class NetworkPolicy:
         return self.mode == "public" or not self.allowed_hosts.isdisjoint((name, *wildcards))
 
     def allows_address(self, address: IPAddress) -> bool:
-        """Returns whether an IP address may be reached.
-
-        The mode `public` allows all addresses. Otherwise, `allowed_hosts` must contain the address or a network around
-        it.
-        """
+        """Returns whether an IP address may be reached. An allowlist may contain the address or a network around it."""
         entries = (entry for entry in self.allowed_hosts if _network(entry) or _address(entry))
         return self.mode == "public" or any(address in ipaddress.ip_network(entry) for entry in entries)
 
@@ -66,12 +62,8 @@ NO_NETWORK = NetworkPolicy("no-network")
 def normalise_host(entry: str) -> str:
     """Returns the canonical form of one entry of `allowed_hosts`.
 
-    Args:
-        entry: A DNS name, a DNS name prefixed with `*.`, an IP address, or a network in CIDR notation without host
-            bits, such as `10.0.0.0/8`.
-
-    Raises:
-        ValueError: `entry` has none of these forms.
+    `entry` is a DNS name, a DNS name prefixed with `*.`, an IP address, or a network in CIDR notation without host
+    bits, such as `10.0.0.0/8`. Raises `ValueError` if it has none of these forms.
     """
     host = entry.strip().lower().rstrip(".")
     canonical = _network(host) if "/" in host else _address(host) or _dns_name(host)

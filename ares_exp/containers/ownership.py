@@ -1,10 +1,9 @@
 """Labels and names that identify the owner of a resource, so that resources of dead processes can be removed.
 
-A resource, such as a container, a network or an image, can outlive its owner, the process that created it. The owner is
-recorded in the resource's labels or in its name. A process number is not unique: other machines, later boots and
-containers use the same numbers. The labels therefore name the machine, the boot, the pid namespace, and the process's
-number and start time. A temporary directory has a lock instead, which the kernel releases when the creator ends
-(`OwnedDirectory`).
+A resource, such as a container, a network or an image, can outlive its owner, the process that created it. The
+resource's labels or name identify the owner. A process number is not unique: other machines, later boots and containers
+use the same numbers. So the labels contain the machine, boot, pid namespace, process number and start time. A temporary
+directory has a lock instead, which the kernel releases when the creator ends (`OwnedDirectory`).
 """
 
 from __future__ import annotations
@@ -177,8 +176,7 @@ def is_dead(labels: Mapping[str, str], *, since_boot: bool = False) -> bool:
 
     An owner is certainly dead if it ran in our pid namespace and no longer exists, or if it ran before the last reboot
     of this machine. With `since_boot`, owners from before the reboot do not count as dead. Set it for resources outside
-    this machine: the owner may run on a clone of this machine, which has the same name but another boot id. Blocking on
-    macOS, where it runs `ps`.
+    this machine, whose owner may run on a clone of this machine (same name, another boot id). Blocking on macOS.
     """
     if not _agree(labels, HOST) or not _agree(labels, _USER) or not labels.get(_BOOT):
         return False
@@ -216,8 +214,7 @@ _ENDED = "ended"
 def _process_start(pid: int) -> str:
     """Returns the start time of a process, which distinguishes it from a later process with the same number.
 
-    Returns `_ENDED` if the process has ended but still has an entry in the process table, and `""` if the time is
-    unknown.
+    Returns `_ENDED` if the process has ended but is still in the process table, and `""` if the time is unknown.
     """
     if not _IS_LINUX:
         return _ask("ps", "-o", "lstart=", "-p", str(pid))
@@ -272,8 +269,7 @@ def name_prefix(purpose: str) -> str:
 class OwnedDirectory:
     """A temporary directory with a lock (`flock`), by which other processes see that its creator is alive.
 
-    The kernel releases the lock when the creator ends, even by `kill -9`. Unlike process numbers, locks also work
-    across pid namespaces.
+    The kernel releases the lock even after `kill -9`. Unlike process numbers, locks also work across pid namespaces.
     """
 
     def __init__(self, prefix: str, folder: Path | None = None) -> None:
@@ -362,7 +358,7 @@ def find_directories(purpose: str, delete: Callable[[Path], bool], folders: Iter
 
 
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
-    """Returns whether a directory's creator is dead. If so, calls `then` under the lock and returns its result."""
+    """Returns whether a directory's creator is dead. If so and `then` is set, calls it and returns its result."""
     try:
         with locked(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
             found = os.fstat(descriptor)

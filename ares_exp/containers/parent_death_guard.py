@@ -1,4 +1,4 @@
-"""A shell around a child program, which kills the program when this process ends, even by `kill -9`.
+"""A shell that runs a program, and kills it when the process that started the shell ends, even by `kill -9`.
 
 The shell reads from a pipe that this process holds open. When this process ends, the kernel closes the pipe.
 """

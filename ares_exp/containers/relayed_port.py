@@ -326,8 +326,7 @@ async def open_relayed_port(
         port: First port to try.
         lease_sec: Seconds after which the relay ends if it receives no frame from this process. Backends whose shells
             outlive this process need a lease. 0: the relay ends only when its stdin is closed.
-        remedy: Additional advice for the error message if the image has no interpreter. It follows the advice to add
-            one.
+        remedy: Text for the end of the error message if the image has no interpreter, after the advice to add one.
     """
     start = functools.partial(_Relay.start, open_shell, serve, lease_sec=lease_sec)
     relay = await start(range(port, port + PORTS_TRIED), remedy=remedy)

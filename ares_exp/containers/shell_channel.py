@@ -68,10 +68,7 @@ def parse_number(word: str) -> int:
 
 
 def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> None:
-    """Raises `ValueError` if the arguments cannot be passed to a process.
-
-    `command`, `cwd` and `env` must not contain a NUL or a lone surrogate. Variable names must be identifiers.
-    """
+    """Raises `ValueError` for a NUL, a lone surrogate, or a variable name that is not an identifier."""
     for what, text in [("command", command), ("cwd", cwd or ""), *((f"env[{name!r}]", env[name]) for name in env)]:
         if "\0" in text:
             raise ValueError(f"Expected {what} without NUL characters, which cannot be passed to a process.")
@@ -136,7 +133,7 @@ def sink_script(*, key: str) -> str:
     """Returns a script that only waits. A command in another channel writes its stderr to the script's stdout.
 
     The script prints the mark `sink` with its process number, and ends when it reads the line `end`. The channel
-    reports the end of the output when the command's processes have also closed it.
+    reports the end of the output when the script and all processes of the command have closed the stdout.
     """
     wait = 'while read -r _line && [ "$_line" != end ]; do :; done'
     return _script(key, f"read -r _pid _ </proc/self/stat; printf '\\036{key} sink %s\\036' $_pid; {wait}")
@@ -281,10 +278,7 @@ class StreamLostError(OSError):
 
 
 class ChannelStream(Protocol):
-    """The stdin and stdout of one running `sh`, which reads source text from its stdin.
-
-    All methods are called from one event loop. Cancelling `read` loses no data.
-    """
+    """The stdin (source text) and stdout of a running `sh`. Used on one event loop. Cancelling `read` loses no data."""
 
     async def read(self) -> bytes:
         """Returns the next bytes of the shell's stdout; `b""` at its end. Its stderr is discarded.
@@ -366,7 +360,7 @@ class Channel:
         return self.run
 
     async def send(self, script: Script) -> None:
-        """Sends text to the shell: a script, or input for the running script. `script` creates it for this channel."""
+        """Sends text to the shell. `script` creates the text: a script, or input for the script that is running."""
         with contextlib.suppress(OSError):  # the listener sees the end of the stream
             await self.stream.write(script(self._key, self.shell).encode("utf-8", "surrogateescape"))
 

@@ -27,18 +27,10 @@ class Terminal(Protocol):
     """An open terminal in a container, as seen from the host."""
 
     async def read(self) -> bytes:
-        """Waits for the next output of the terminal and returns its bytes; `b""` at its end.
-
-        Raises:
-            OSError: The terminal has ended.
-        """
+        """Waits for output and returns its bytes; `b""` at the end. Raises `OSError` if the terminal has ended."""
 
     async def write(self, data: bytes) -> None:
-        """Types `data` into the terminal.
-
-        Raises:
-            OSError: The terminal has ended.
-        """
+        """Types `data` into the terminal. Raises `OSError` if the terminal has ended."""
 
     async def close(self) -> None:
         """Hangs up the terminal, which ends its processes unless they ignore SIGHUP. Idempotent, never raises."""

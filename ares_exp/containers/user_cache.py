@@ -22,10 +22,7 @@ _POLL_SEC = 0.2
 logger = logging.getLogger(__name__)
 
 _held: dict[tuple[int, int], int] = {}
-"""Open file descriptors that hold this process's locks. The keys are the device and inode of each folder.
-
-The kernel releases the locks when the process ends.
-"""
+"""Open descriptors of this process's locks, by the folder's device and inode. They stay open until the process ends."""
 
 
 def user_cache_dir() -> Path:

@@ -132,7 +132,7 @@ class DaytonaContainer(Container):
     async def _create(
         self, connection: Connection, plan: ImagePlan, directory: Path, ttl_min: int
     ) -> tuple[ImagePlan, AsyncSandbox]:
-        """Creates the sandbox. Returns it and the plan used, which depends on whether the service accepts files."""
+        """Creates and returns the sandbox, with the image plan used. Without an object store, this is another plan."""
         spec, options = self._spec, self._options
 
         async def create(plan: ImagePlan) -> AsyncSandbox:
@@ -168,7 +168,7 @@ class DaytonaContainer(Container):
         await self.set_network(self._spec.network)
 
     async def _become(self, env: Mapping[str, str], workdir: str | None, user: User) -> None:
-        """Opens new shells for commands with this environment, directory and user. Values of the task override them."""
+        """Opens new shells with these settings and environment variables. The task's own settings override them."""
         if self._channels is not None:
             await self._channels.close()
         self._image_env = {name: value for name, value in env.items() if name not in self._spec.env}
@@ -196,7 +196,7 @@ class DaytonaContainer(Container):
         return await self._running()[2].open_shell(self._other_user(user))
 
     def _other_user(self, user: User | None) -> User | None:
-        """Returns the user of a command, which is by default the image's user. Returns `None` if this is root."""
+        """Returns the user of a command (by default, the image's user), or `None` if this user is root."""
         user = self._user if user is None else user
         return None if str(user) in ROOT_NAMES else user
 
@@ -322,7 +322,7 @@ class DaytonaContainer(Container):
 
 
 Run = Callable[..., Awaitable[ExecResult]]
-"""Function that runs a command as root with `sh -c` and a `timeout_sec`. Raises the errors of `Container.exec`."""
+"""Function that runs a command as root with `sh -c` and a time limit. Raises the errors of `Container.exec`."""
 
 _TIMEOUT_SEC = 600
 _SPOOL_BYTES = 8 * 1024 * 1024

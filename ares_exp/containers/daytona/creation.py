@@ -1,7 +1,6 @@
 """Creation and removal of sandboxes. Even if a response is lost, no sandbox is created twice or forgotten.
 
-The names of our sandboxes are unique, and the service rejects a second sandbox with the same name. So if a response is
-lost, this module asks for the sandbox by its name.
+If a response is lost, this module looks for the sandbox by its unique name, which the service accepts only once.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ APPEARS_WITHIN_SEC = 5.0
 """Seconds to wait until a sandbox appears, after the response to its creation was lost."""
 
 REMOVAL_SEC = 60.0
-"""Time limit for removing a sandbox. While a sandbox is being created, the service rejects the removal.
-
-If the limit is exceeded, the sandbox remains until its TTL ends.
-"""
+"""Time limit for removing a sandbox, including retries during its creation. Later, only its TTL removes it."""
 
 _TRIES = 6  # attempts at a creation, while failed attempts leave no sandbox
 _LOOK_SEC = 15.0

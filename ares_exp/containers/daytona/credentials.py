@@ -39,8 +39,7 @@ class Credentials:
     def from_environment(cls) -> Credentials:
         """Reads the environment variables that the SDK documents. Their secrets are then masked in all files and logs.
 
-        Raises:
-            PreflightError: A variable is missing or unusable.
+        Raises `PreflightError` if a variable is missing or unusable.
         """
         key, token, organization = _value(_API_KEY), _value(_JWT_TOKEN), _value(_ORGANIZATION_ID)
         protect(secret for secret in (key, token) if secret)
@@ -65,7 +64,7 @@ class Credentials:
 
 
 def has_credentials() -> bool:
-    """Returns whether a credential is set in the environment. Other required variables may still be missing."""
+    """Returns whether an environment variable contains a credential. Other required variables may still be missing."""
     return any(os.environ.get(name, "").strip() for name in (_API_KEY, _JWT_TOKEN))
 
 
@@ -79,7 +78,7 @@ def _value(name: str) -> str | None:
 
 
 def _checked_url(text: str) -> str:
-    """Returns the API's address without a trailing slash. Raises `PreflightError` if a key must not be sent there."""
+    """Returns the API's address without a trailing slash. Raises `PreflightError` if it is malformed or unencrypted."""
     try:
         url = urlsplit(text)
         host, _ = url.hostname, url.port

@@ -91,8 +91,8 @@ class DaytonaContainerFactory(ContainerFactoryBase):
                 task's policies.
             allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. With them,
                 `no-network` becomes an allowlist.
-            shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
-                profile files first, which reset `PATH` on Debian.
+            shell: Shell of commands. `bash -c` and `sh -c` keep the image's environment variables. `bash -lc` first
+                reads the image's profile files, which reset `PATH` on Debian.
             env: Environment variables for every sandbox. The task's variables override them.
             forwarded_port_lease_sec: Lease of a forwarded port in seconds. If the sandbox receives nothing from the run
                 for this long, for example because the run was killed, it closes the port. The run renews the lease four
@@ -127,8 +127,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
     async def preflight(self) -> None:
         """Checks that the service responds and accepts the key. Removes leftovers of this machine's dead runs.
 
-        Raises:
-            PreflightError: The key is missing or rejected, or the service does not respond.
+        Raises `PreflightError` if the key is missing or rejected, or if the service does not respond.
         """
         connection = self._connections.acquire()
         try:
@@ -152,7 +151,7 @@ class DaytonaContainerFactory(ContainerFactoryBase):
 
     @classmethod
     def find_leftovers(cls, *, images: bool = False, snapshots: bool = False) -> Iterator[Leftover]:
-        """Lists the sandboxes of runs at the service. If the environment has no credentials, lists nothing."""
+        """Lists the sandboxes of runs at the service. Lists nothing if no credential is set."""
         if has_credentials():
             try:
                 yield from find_all(snapshots=snapshots)
@@ -225,7 +224,7 @@ async def remove_stale(service: DaytonaService) -> None:
 
 
 def find_all(*, snapshots: bool) -> list[Leftover]:
-    """Lists the sandboxes of runs. With `snapshots`, also lists this machine's snapshots, all as stale. Blocking."""
+    """Lists the sandboxes of runs and, if `snapshots` is true, this machine's snapshots, all as stale. Blocking."""
     credentials = Credentials.from_environment()
 
     async def look(service: DaytonaService) -> list[Leftover]:

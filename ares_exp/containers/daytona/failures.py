@@ -175,7 +175,7 @@ def _never_connected(error: BaseException | None) -> bool:
 
 
 def _wait_sec(headers: Mapping[str, object]) -> float | None:
-    """Returns the longest wait in the headers. The service has a header for each rate limit: `Retry-After-<limit>`."""
+    """Returns the longest wait in the service's headers `Retry-After-<limit>`, one for each rate limit."""
     asked = [
         retry_after_sec({"retry-after": str(value)})
         for name, value in headers.items()
@@ -185,7 +185,7 @@ def _wait_sec(headers: Mapping[str, object]) -> float | None:
 
 
 def was_refused(error: BaseException) -> bool:
-    """Returns whether the service certainly rejected the request with this error, and will not act on it later."""
+    """Returns whether an error means that the service rejected the request and will certainly not act on it later."""
     status = getattr(error, "status_code", None)
     if has_no_object_store(error):
         return True

@@ -57,8 +57,7 @@ _logger = logging.getLogger(__name__)
 def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
     """Returns the name of the service's snapshot that contains these changes, or `None` if `changes` is `None`.
 
-    Raises:
-        SnapshotMismatchError: The changes were not captured by `keep_files`.
+    Raises `SnapshotMismatchError` if the changes were not captured by `keep_files`.
     """
     if changes is None:
         return None
@@ -76,12 +75,8 @@ def snapshot_to_start_from(changes: StoredChanges | None) -> str | None:
 async def keep_files(service: DaytonaService, sandbox: AsyncSandbox) -> Delta:
     """Creates a snapshot of a running sandbox. After an error or a cancellation, removes the snapshot if possible.
 
-    Returns a delta without entries, because the service stores the files. Its base is the snapshot's name with a
-    prefix.
-
-    Raises:
-        CaptureError: The service created no snapshot.
-        ContainerDiedError: The sandbox is gone.
+    The returned delta has no entries, because the service stores the files. Its base contains the snapshot's name.
+    Raises `CaptureError` if the service creates no snapshot, and `ContainerDiedError` if the sandbox is gone.
     """
     name = f"{_prefix_of_this_machine()}{time.strftime('%Y%m%d', time.gmtime())}-{secrets.token_hex(8)}"
     what = f"The snapshot {name} of the sandbox {sandbox.name}"
@@ -115,8 +110,7 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox) -> Delta:
 async def make_ready(service: DaytonaService, name: str) -> None:
     """Activates a snapshot of `keep_files` if it is inactive, because the service deactivates old snapshots.
 
-    Raises:
-        SnapshotMismatchError: The snapshot no longer exists, or cannot be used.
+    Raises `SnapshotMismatchError` if the snapshot no longer exists or cannot be used.
     """
     what = f"The snapshot {name}"
     try:

@@ -125,8 +125,7 @@ def create_params(
 def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
     """Returns the TTL of a sandbox in minutes: the option `ttl_min`, or the time that the task may take, with a margin.
 
-    Raises:
-        ConfigError: The option is shorter than the time that the task may take.
+    Raises `ConfigError` if the option is shorter than the time that the task may take.
     """
     needed = spec.lifetime_sec
     if options.ttl_min is None:
@@ -142,11 +141,9 @@ def ttl_minutes(spec: ContainerSpec, options: DaytonaOptions) -> int:
 
 
 def network_settings(policy: NetworkPolicy, options: DaytonaOptions) -> dict[str, Any]:
-    """Returns the arguments of the SDK's `update_network_settings` for `policy`. An empty string means no allowlist.
+    """Returns the arguments of the SDK's `update_network_settings` for `policy`. In them, `""` means no allowlist.
 
-    Raises:
-        UnsupportedTaskError: The service does not support this allowlist. The message contains the entries and the
-            reason.
+    Raises `UnsupportedTaskError` with the entries and the reason if the service does not support this allowlist.
     """
     policy = (options.network or policy).with_hosts(options.allowed_hosts)
     is_blocked = policy != PUBLIC and (policy == NO_NETWORK or not policy.allowed_hosts)

@@ -1,7 +1,6 @@
 """The connection of one event loop to the service: the SDK's client, requests with retries, and the renewal of TTLs.
 
-A TTL is the time after which the service removes a sandbox. The connection is open while at least one container needs
-it.
+A TTL is the time after which the service removes a sandbox. The connection closes when no container needs it any more.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class DaytonaService:
     """
 
     def __init__(self, credentials: Credentials, *, base_sec: float = 0.5) -> None:
-        """Creates the object without connecting. `base_sec` limits the first wait. Each retry doubles the limit."""
+        """Creates the object without connecting. `base_sec` limits the wait before a retry, and doubles each time."""
         self.credentials = credentials
         self.creating: dict[str, asyncio.Task[AsyncSandbox]] = {}
         self._client: AsyncDaytona | None = None
@@ -170,8 +169,7 @@ _connecting = threading.Lock()  # every loop has its own service and thread
 def _connect(credentials: Credentials) -> AsyncDaytona:
     """Creates the SDK's client. It allows any number of parallel requests, because every sandbox keeps some open.
 
-    The client polls instead of using an event stream. The event stream's library, `engineio`, would install a handler
-    for Ctrl-C that stops the event loop.
+    The client polls, because the library of the event stream (`engineio`) would let Ctrl-C stop the event loop.
     """
     from daytona import AsyncDaytona, DaytonaConfig
 
@@ -205,7 +203,6 @@ class KeepAlive:
     """Renews the TTL of each sandbox when a third of it has passed. If this process dies, the sandboxes expire.
 
     Attributes:
-        service: Connection to the service of the sandboxes.
         minute_sec: Length of a minute in seconds. Tests set a smaller value, so that renewals happen sooner.
     """
 

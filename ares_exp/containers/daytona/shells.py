@@ -1,9 +1,9 @@
 """Shells and terminals of a sandbox. The service provides a pseudo-terminal for each of them.
 
-The service starts a login shell on each pseudo-terminal, which we replace. For a terminal, the replacement is a login
-shell of the requested user. For commands, it is a shell between two pipes, with the environment that the service gives
-to commands. The service disconnects a client that reads too slowly. So the script around a shell for commands prints a
-mark after each chunk of output, and pauses until our client has acknowledged earlier marks.
+On each pseudo-terminal, the service starts a login shell, which this module replaces. A terminal gets a login shell of
+the requested user. Commands get a shell between two pipes, with the environment variables that the service sets for
+commands. The service disconnects clients that read too slowly. To prevent this, a script around the shell prints a mark
+after each chunk of output, and pauses until our client has acknowledged earlier marks.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class SandboxShells:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
-        """Writes scripts and the environment of commands to `directory`. Returns the start directory of commands."""
+        """Writes scripts and the commands' environment variables to `directory`. Returns where commands start."""
         script = _SET_UP.replace("SHELL", shlex.quote(_SHELL.replace("KEY", self._key)))
         script = script.replace("BECOME", shlex.quote(_BECOME)).replace("DIRECTORY", self.directory)
         command = f"exec sh -c {shlex.quote(script)}"
@@ -129,9 +129,9 @@ class SandboxShells:
 
         Args:
             user: User of the shell; `None`: root.
-            is_told: Whether the shell pauses its output until this process has acknowledged earlier output. If false,
-                the shell only sends its output more slowly. Use `False` if the protocol of the output has its own flow
-                control.
+            is_told: Whether the shell pauses its output until this process has acknowledged earlier output. Use `False`
+                if the protocol of the output has its own flow control: the shell then sends slowly, without
+                acknowledgements.
         """
         number = next(self._numbers)
         name, _, group = str(user or "").partition(":")
@@ -172,10 +172,7 @@ class SandboxShells:
         return await self._start(f" exec env -i /bin/sh {path}\r", columns=columns, lines=lines)
 
     async def has_heard(self, terminal: PseudoTerminal, mark: str) -> None:
-        """Acknowledges a shell's output up to `mark`, so that the shell can send more.
-
-        If the request fails, hangs up the terminal of the shell.
-        """
+        """Acknowledges output up to `mark`, so that the shell can send more. If that fails, hangs up the terminal."""
         path = f"{self.directory}/{mark}"
         try:
             with contextlib.suppress(ContainerNotFoundError):  # the response to an earlier attempt was lost

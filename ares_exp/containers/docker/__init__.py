@@ -9,7 +9,7 @@ __all__ = ["DockerContainerFactory"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the factory on first use, because it imports `containers.images`, which in turn imports this package."""
+    """Imports the factory on first use. An earlier import would be circular, because the factory needs this package."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ares_exp.containers.docker.factory import DockerContainerFactory

@@ -1,4 +1,4 @@
-"""Capture of the files that a container has changed relative to its image, with one of two methods.
+"""Capture of the files that a container has changed relative to its image. There are two methods.
 
 - `upper` reads the upper directory of the container's overlay file system, which contains exactly the changed files. It
   repeats this until two reads agree, so that the result is the state at one moment. A read takes tens of milliseconds.
@@ -6,10 +6,9 @@
 - `archive` gets the list of changed paths from the engine, and packs the files with GNU `tar` in the container. The
   list contains all deleted paths, but no names that are not UTF-8. It also does not show that a directory was deleted
   and created again.
-- `auto` uses `upper` if possible, otherwise `archive`.
 
-The container is not paused during the capture: if a process starts in a container while it is being paused, the engine
-hangs forever.
+The option value `auto` selects `upper` if possible, otherwise `archive`. The container is not paused during a capture:
+if a process starts in a container while it is being paused, the engine hangs forever.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ _ALL_IDS = ["0", "0", "4294967295"]
 async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> dict[str, Entry]:
     """Runs `read` in a thread, and stops it after `READ_SEC` or if the caller is cancelled.
 
-    `read` receives a function that it calls for each path. To stop `read`, this function raises `CaptureError`.
+    `read` gets a function that works like `skip`, but raises `CaptureError` to stop `read`.
     """
     given_up = threading.Event()
 
@@ -272,7 +271,7 @@ class ArchiveCapture:
         return {**old, **read}
 
     async def _signatures(self, paths: list[str]) -> dict[str, bytes]:
-        """Returns a signature of each file, from `stat` fields that change with it. Empty if `stat` lacks an option."""
+        """Returns signatures of files, made from their `stat` fields. Returns `{}` if `stat` lacks a needed option."""
         most = sum(len(path) * 4 + _STAT_BYTES for path in paths)
         answer, _ = await self._run(_STAT, paths, lambda file: file.read(most + 1))
         found = {}
@@ -294,7 +293,7 @@ class ArchiveCapture:
 
 
 def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
-    """Yields a note for each captured file that is a hard link to an unchanged file of the image: the link is lost."""
+    """Yields a note for each captured hard link to an unchanged file of the image. It becomes a separate file."""
     paths: dict[tuple[bytes, ...], list[str]] = {}
     for path, signature in signatures.items():
         inode, _, names, mode = signature.split(b" ")[:4]
@@ -306,7 +305,7 @@ def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _tells(signature: bytes) -> bool:
-    """Returns whether every later change of the file would certainly change its signature too."""
+    """Returns whether every later change of the file would certainly change its signature."""
     _, _, names, mode, _, changed = signature.split(b" ")
     is_plain = names == b"1" and int(mode, 16) & _ALL_KINDS == _REGULAR
     return is_plain and time.time() - float(changed) > YOUNG_SEC

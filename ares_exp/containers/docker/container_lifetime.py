@@ -67,7 +67,7 @@ class FirstProcess:
             reaper.cancel()
 
     async def _reap(self) -> None:
-        """Sends a line every second, which makes the first process reap zombies. Other processes may wait for that."""
+        """Sends a line every second. The first process then reaps zombies, which other processes may wait for."""
         with contextlib.suppress(OSError):
             while True:
                 await asyncio.sleep(_REAP_EVERY_SEC)
@@ -96,7 +96,7 @@ def remove(engine: Engine, container: str, image: str | None = None) -> None:
 
 
 def _remove_container(engine: Engine, container: str) -> None:
-    """Requests a container's removal, with a time limit. An engine that hangs removes it when it continues."""
+    """Requests a container's removal, with a time limit. After the limit, a hanging engine may still remove it."""
     path = f"{engine.api.base_url}/v{engine.api.api_version}/containers/{container}"
     answer = engine.api.delete(path, params={"force": "1", "v": "1"}, timeout=REMOVAL_SEC)
     if not answer.ok:
@@ -179,15 +179,12 @@ def exit_reason(engine: Engine, container: str) -> ExitReason | None:
 
 
 def out_of_reach(engine: Engine, what: str) -> ExitReason:
-    """Returns the exit reason if the engine fails. `what` says how, and follows "the engine at HOST" in the message."""
+    """Returns the exit reason for a failure of the engine. `what` is a predicate, such as "does not respond"."""
     return ExitReason(f"cannot be reached: the engine at {engine.host} {what}", is_outside=True)
 
 
 def _events(engine: Engine, container: str, now: str) -> Iterator[dict[str, Any]]:
-    """Yields the engine's events of an ended container, up to its removal.
-
-    `now` is the `Date` header of a response. Later events are not read, because the response would otherwise not end.
-    """
+    """Yields the engine's events of an ended container, up to its removal or `now` (a response's `Date` header)."""
     until = parsedate_to_datetime(now).timestamp() + 1
     parameters = {
         "since": "1",
@@ -241,9 +238,8 @@ def starts(engine: Engine) -> asyncio.Semaphore:
 def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
     """Creates a container with a unique `name`. The `Labels` of `config` must identify its owner. Blocking.
 
-    If the response is lost, the request is sent again. If the engine then reports that the name is taken, the first
-    request has succeeded (see `adopt`). Raises `AnswerLostError` if it is unknown whether the container exists or will
-    appear.
+    If the response is lost, sends the request again. If the engine then reports that the name is taken, `adopt` checks
+    that the first request has succeeded. Raises `AnswerLostError` if it is unknown whether the container exists.
     """
     from docker.errors import APIError
     from requests.exceptions import RequestException
@@ -269,8 +265,7 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
 def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
     """Waits until the container `name` exists, and checks by its `labels` that this process created it. Blocking.
 
-    The engine has reported that the name is taken. Raises `AnswerLostError` if no container appears, and `EngineError`
-    if it belongs to another owner.
+    Raises `AnswerLostError` if no container appears, and `EngineError` if it belongs to another owner.
     """
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
@@ -287,10 +282,7 @@ def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
 
 
 def remove_when_it_appears(engine: Engine, name: str) -> None:
-    """Removes a container that may still appear, because the response to its creation was lost.
-
-    Tries this for `APPEARS_WITHIN_SEC`. Blocking.
-    """
+    """Removes a container that may appear within `APPEARS_WITHIN_SEC` after a lost creation response. Blocking."""
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
         with contextlib.suppress(*engine_errors()):

@@ -72,12 +72,11 @@ class DockerContainerFactory(ContainerFactoryBase):
         Args:
             network: `public` (the engine's bridge) or `no-network` (only loopback) for all phases, instead of the
                 task's policies. `None`: the task's policies. Containers reach the `allowed_hosts` of a task through an
-                HTTP(S) proxy, which the usual environment variables name. The proxy needs root and an engine on this
-                machine.
+                HTTP(S) proxy (`HTTPS_PROXY` and similar variables). It needs root and an engine on this machine.
             allowed_hosts: Additional allowed hosts in every phase: `[pypi.org,*.pythonhosted.org]`. With them,
                 `no-network` becomes an allowlist.
-            shell: Shell of commands: `bash -c` and `sh -c` keep the image's environment; `bash -lc` reads the image's
-                profile files first, which reset `PATH` on Debian.
+            shell: Shell of commands. `bash -c` and `sh -c` keep the image's environment variables. `bash -lc` first
+                reads the image's profile files, which reset `PATH` on Debian.
             keep_image: Whether images that are built from a task's Dockerfile are kept for later runs. Otherwise, each
                 image is removed together with the last container that uses it.
             env: Environment variables for every container. The task's variables override them.
@@ -90,7 +89,7 @@ class DockerContainerFactory(ContainerFactoryBase):
                 needs root on its machine and an overlay storage driver. `archive`: from an archive made by GNU tar in
                 the container. It is slower, and may lose details such as hard links and names that are not UTF-8.
                 `auto`: `upper` if possible.
-            compose_max_containers: Maximum number of containers in a task's compose file, and also of networks.
+            compose_max_containers: Maximum number of containers, and of networks, that a task's compose file creates.
             compose_max_memory_mb: Maximum memory of each service other than `main`, in MiB. Services without a limit
                 get this limit.
             compose_trusted: Whether a task's compose file may use all features of Docker Compose, including privileged
@@ -148,8 +147,7 @@ class DockerContainerFactory(ContainerFactoryBase):
     async def preflight(self) -> None:
         """Checks that the engine responds, and removes leftovers of dead runs.
 
-        Raises:
-            PreflightError: The engine does not respond, or its address is not supported (TLS, ssh).
+        Raises `PreflightError` if the engine does not respond, or if its address is not supported (TLS, ssh).
         """
         engine = await connect(self._options.host)
         self._capabilities = engine.capabilities
@@ -195,8 +193,7 @@ class DockerContainerFactory(ContainerFactoryBase):
 class PodmanContainerFactory(DockerContainerFactory):
     """Creates containers with Podman's service: for root, the system's service, otherwise the user's own service.
 
-    The service's address is `CONTAINER_HOST`, or by default Podman's socket. All options are the same as for
-    `container=docker`.
+    The address is `CONTAINER_HOST`, or by default Podman's socket. The options are the same as for `container=docker`.
     """
 
     name = "podman"

@@ -1,10 +1,9 @@
 """Leftovers of runs on a Docker engine: containers, networks, volumes, and images that need not be kept.
 
-A container ends when the process that started it ends, because its stdin is closed (`container_lifetime`). Networks,
-volumes and images remain. A container also remains if its creator died before the start, or if its first process does
-not end when stdin is closed. All these resources have labels that name the owner, which is the process that created
-them. When a process dies, its helper process (`reaper`) removes them. Each run also removes leftovers of dead processes
-when it starts.
+A container ends with the process that started it, because its stdin is closed (`container_lifetime`). Networks, volumes
+and images remain. A container also remains if its creator died before the start, or if its first process ignores the
+end of stdin. All these resources have labels that name the owner, which is the process that created them. When a
+process dies, its helper process (`reaper`) removes them. Each new run also removes leftovers of dead processes.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ _logger = logging.getLogger(__name__)
 def image_labels(tag: str, *, keep: bool) -> dict[str, str]:
     """Returns the labels for an image that we build. If `keep` is false, they name this process as the owner.
 
-    Containers and other images that are created from an image inherit its labels. So images use another label for the
-    owner than containers. An image counts as ours only if the value of its label is the image's own name.
+    Containers and images inherit the labels of their base image. So the owner of an image has a different label than
+    the owner of a container. The image's own name is also a label, by which an inherited label is recognised.
     """
     return {_IMAGE: tag} | ({} if keep else {_BUILDER: json.dumps(owner_labels())})
 

@@ -48,8 +48,7 @@ def check_mounts(spec: ContainerSpec, host: str | None) -> None:
 def container_mounts(engine: Engine, spec: ContainerSpec, image: str) -> list[Mount]:
     """Returns docker-py's mounts for `spec`. Copies directories to a remote engine if it does not have them. Blocking.
 
-    Raises `TransferError` if a directory cannot be read, and `ContainerStartError` if the lock file of a copy cannot be
-    used.
+    Raises `TransferError` if a directory cannot be read, and `ContainerStartError` if the lock file cannot be used.
     """
     from docker.types import Mount
 
@@ -87,7 +86,7 @@ def volume_name(directory: Directory) -> str:
 
 @contextmanager
 def _reaching_into(api: APIClient, volume: str, image: str) -> Iterator[str]:
-    """Creates a container with the volume at `_AT` and yields its id. It receives files, but is never started."""
+    """Yields the id of a container, created but not started, through which files are copied to the volume."""
     from docker.types import Mount
 
     host_config = api.create_host_config(mounts=[Mount(_AT, volume, type="volume", no_copy=True)])

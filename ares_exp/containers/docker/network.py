@@ -82,7 +82,7 @@ def check_network(spec: ContainerSpec, options: NetworkOptions, host: str | None
 
 
 def namespace_obstacle(host: str | None) -> str | None:
-    """Returns why this process cannot create sockets in a container's network, as a clause, or `None`. Blocking."""
+    """Returns why this process cannot create sockets in a container's network; `None` if it can. Blocking."""
     url = urlsplit(address_of_engine(host))
     if url.scheme != "unix":
         return f"DOCKER_HOST is {url.geturl()}"

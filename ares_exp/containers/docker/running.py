@@ -179,7 +179,7 @@ class RunningContainer:
             await self.exec(script, user="root", shell="sh -c", timeout_sec=_HANG_UP_SEC)
 
     def _starts_elsewhere(self, why: str) -> bool:
-        """Returns whether an error means that the working directory is missing. If so, later shells start in `/`."""
+        """Returns whether an error reports a missing working directory. If so, sets it to `/` for later shells."""
         if _NO_WORKDIR not in why:
             return False
         self._start_dir = "/"
@@ -240,7 +240,7 @@ class RunningContainer:
             raise ContainerDiedError(f"The {self._what} has not been started, or has been stopped.")
 
     async def raise_if_dead(self, cause: Exception) -> None:
-        """Raises an error that explains `cause`, if the container has ended or the engine cannot be reached.
+        """Raises an error, chained to `cause`, if the container has ended or the engine cannot be reached.
 
         Raises:
             ContainerLostError: The container has ended or cannot be reached, for a reason outside of the container.

@@ -1,4 +1,4 @@
-"""Byte streams to processes in a Docker container, such as shells, the first process, terminals and programs."""
+"""Byte streams to processes in a Docker container."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EngineStream:
 
 
 class DockerTerminal:
-    """A `Terminal` over a connection from `Engine.hijack`. Unlike the streams of other processes, it has no frames."""
+    """A `Terminal` over a connection from `Engine.hijack`, on which the engine sends plain bytes without frames."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hang_up: Callable[[], Awaitable[None]]

@@ -28,7 +28,7 @@ def put(api: APIClient, container: str, source: Path, directory: str, file_name:
 
 
 def get(api: APIClient, container: str, source: str, target: Path) -> None:
-    """Copies the file or directory `source` from the container to `target`. Follows links inside the container.
+    """Copies the file or directory `source` from the container to `target`. Copies the target of a link, not the link.
 
     Raises `TransferError` if `source` is missing, or cannot be unpacked safely.
     """

@@ -25,7 +25,7 @@ UNKEPT_DIRECTORIES = ("/dev/", "/proc/", "/sys/")
 """Directories whose contents come from the kernel or the engine. A delta contains no paths below them."""
 
 MAX_MTIME_NS = 2**40 * 10**9
-"""Maximum distance of a file's time from 1970: 35 thousand years, more than any file system on disk can store."""
+"""Maximum absolute value of `Entry.mtime_ns`: 35 thousand years, more than any file system on disk can store."""
 
 MAX_PATH_BYTES = 4095
 MAX_NAME_BYTES = 255
@@ -115,8 +115,7 @@ def link_number(first_name: str) -> int:
 def differences(a: Delta, b: Delta) -> list[str]:
     """Returns the differences between two deltas, one line per path and field; empty if they are equivalent.
 
-    Notes are not compared. Equivalent deltas may have different link numbers, but the same paths must be hard links of
-    the same file.
+    Link numbers may differ if the same paths are hard links of the same file. Notes are not compared.
     """
     lines = [] if a.base == b.base else [f"base: {a.base} != {b.base}"]
     names = [_names_of_links(delta.entries) for delta in (a, b)]

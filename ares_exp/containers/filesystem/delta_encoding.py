@@ -106,7 +106,7 @@ def _check_integer(name: str, value: Any, lowest: int, highest: int) -> None:
 
 
 def _bytes(text: Any, what: str) -> bytes:
-    """Encodes a name as bytes. Rejects a second spelling of the same bytes, so that a file cannot have two entries."""
+    """Encodes a name as bytes. Rejects non-canonical text, because a file could then have two entries."""
     if not isinstance(text, str):
         malformed(f"expected {what}, found", text)
     try:
@@ -262,7 +262,7 @@ def _json(value: object) -> bytes:
 def _ends_object(line: bytes) -> bool:
     """Returns whether `put_lines` must end a stored object after this line.
 
-    For an entry, this depends only on the path. So if an entry changes, the other objects stay the same.
+    For an entry, only the path decides. So if another field changes, the other objects still contain the same lines.
     """
     # The first line, and each line of chunks, is a separate object.
     return not line.startswith(b'{"path":') or zlib.crc32(line[8 : line.find(b',"kind":')]) % _CUT == 0

@@ -137,7 +137,7 @@ class _Scan:
         return self._linked()
 
     def _add(self, directory: int, path: str, item: os.DirEntry[str], opaque: str) -> bool:
-        """Adds the entry of one item in a directory. Returns whether the item is a directory, to be scanned later."""
+        """Adds the entry of a directory's item, or returns true if the item is a directory, to be scanned later."""
         if not is_kept(path) or self.skip(path):
             return False
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
@@ -185,9 +185,9 @@ class _Scan:
         self._keep(path, entry)
 
     def _read(self, directory: int, path: str, name: str, opaque: str) -> tuple[os.stat_result, Entry | None]:
-        """Reads a file that may change during the read. Returns its status and its entry.
+        """Reads a file that may change during the read. Returns its `stat` result and its entry.
 
-        If the file marks a deletion, adds the entry here, and returns `None` in place of the entry.
+        If the file marks a deletion, adds the entry of the deletion, and returns `None` instead of an entry.
         """
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         file = os.open(name, flags, dir_fd=directory)

@@ -121,7 +121,7 @@ class ObjectStore:
         return digest
 
     def keep(self, digest: str) -> bool:
-        """Returns whether the object exists. If so, `sync()` includes it, and `remove_unneeded()` treats it as new."""
+        """Returns whether the object exists. If so, `sync()` and `remove_unneeded()` treat it as just stored."""
         path = self.file(digest)
         try:
             if time.time() - path.stat().st_mtime > _YOUNG_SEC:

@@ -46,7 +46,7 @@ READ_SOMETHING = (0, 1, 2)
 """Accepted exit codes of tar: all files were read, some files changed during the read, some could not be read."""
 
 YOUNG_SEC = 2.0
-"""Age in seconds below which an unchanged timestamp does not prove that a file is unchanged, so it is read again."""
+"""Seconds after a change in which a file may change again without a new timestamp, so that it is read again."""
 
 
 _MAX_HEADER_BYTES = 2**20  # for the data before one member: long names, attributes, the map of a sparse file

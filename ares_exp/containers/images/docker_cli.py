@@ -29,7 +29,7 @@ def docker_clis(name: str = "docker") -> Iterator[Path]:
 
 
 def passed_on() -> dict[str, str]:
-    """Returns the environment of Docker's programs: a few of our variables, without others such as API keys."""
+    """Returns the environment variables for Docker's programs: only a few of our variables, and no API keys."""
     return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
 
 

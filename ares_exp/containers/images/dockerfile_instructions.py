@@ -23,7 +23,7 @@ _QUOTED = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\."""
 _HEREDOC = re.compile(
     rf"""(?:{_QUOTED}|\$\(\(.*?\)\))|(?<!\S)\d*<<(?P<dash>-?)[ \t]*(?P<word>(?:{_QUOTED}|[^\s<'"\\])+)(?!\S)"""
 )
-"""Pattern for the start of a here-document (by BuildKit's rules). It also matches quoted text, to skip this text."""
+"""Pattern for the start of a here-document, as in BuildKit. It also matches quoted text, which callers ignore."""
 
 _QUOTES = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|\\(.)""")
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]\w*)\s*=\s*(\S.*?)\s*")
@@ -59,7 +59,7 @@ class Instruction(NamedTuple):
 
 
 class Syntax(NamedTuple):
-    """The `# syntax=` line of a Dockerfile: its number and the frontend that it names. Without one: 0 and `None`."""
+    """The line number and frontend of a Dockerfile's `# syntax=` line; 0 and `None` if the file has no such line."""
 
     line: int
     frontend: str | None
@@ -167,7 +167,7 @@ def split_flags(value: str) -> tuple[list[tuple[str, str]], str]:
 
 
 def json_words(value: str) -> tuple[str, ...]:
-    """Returns the words of an instruction in exec form (`["a", "b"]`); empty for the shell form, by Docker's rule."""
+    """Returns the words of an instruction in exec form (`["a", "b"]`). Returns `()` if it is in shell form."""
     try:
         words: Any = json.loads(value) if value.startswith("[") else None
     except ValueError:

@@ -37,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """A command to run, with its complete environment, its directory and its user."""
+    """A command to run, with all its environment variables, its directory and its user."""
 
     line: int
     argv: tuple[str, ...]
@@ -70,7 +70,7 @@ Step = RunStep | CopyStep | MakeDirectoryStep
 
 @dataclass(frozen=True, slots=True)
 class Dockerfile:
-    """A parsed Dockerfile: its base image, its steps in order, and the environment, directory and user of the image."""
+    """A parsed Dockerfile: its base image, its steps, and the image's environment variables, directory and user."""
 
     base: str
     steps: tuple[Step, ...]
@@ -289,8 +289,7 @@ exit $code
 def run_words(command: str, documents: Sequence[HereDocument], shell: Sequence[str]) -> tuple[str, ...]:
     """Returns the command line of a RUN in shell form, including its here-documents, by BuildKit's rules.
 
-    If there is only one here-document and no command, the here-document is a script. It is run by the interpreter in
-    its `#!` line, or by `shell`.
+    A single here-document without a command is a script, run by the interpreter in its `#!` line, or by `shell`.
     """
     if len(documents) != 1 or without_heredocs(command).strip():
         return (*shell, command + "".join(f"\n{one.body}{one.name}" for one in documents))
@@ -306,8 +305,7 @@ _TOO_COMPLEX = re.compile(r"\$\{\w*[^\w}]")
 def simplify(text: str, variables: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Replaces each `${name:-default}` and `${name:+other}` by a new variable, for a parser that lacks these forms.
 
-    Returns the new text, and `variables` with the new variables. Raises `ValueError` for any other form of
-    substitution.
+    Returns the new text, and `variables` with the new variables. Raises `ValueError` for other forms of substitution.
     """
     known = dict(variables)
 
@@ -329,8 +327,7 @@ _LAST_LINES = 20
 RunInContainer = Callable[..., Awaitable[ExecResult]]
 """Function that runs a command. It accepts the keyword arguments `env`, `cwd` and `user` of `Container.exec`.
 
-`env` is the complete environment of the command. By default, the command runs as root, in `/`, with only the
-container's PATH.
+`env` contains all variables, by default only the container's PATH. By default, `user` is root and `cwd` is `/`.
 """
 
 UploadToContainer = Callable[[Path, str], Awaitable[None]]
@@ -358,8 +355,7 @@ def find_sources(step: CopyStep, context: Path) -> list[Path]:
 def match_source(source: str, context: Path, line: int) -> list[Path]:
     """Returns the paths below `context.resolve()` that match one source of the COPY on `line`.
 
-    Raises `TaskError` if no path matches, and `UnsupportedTaskError` if a path leads out of the context, directly or
-    through a link.
+    Raises `TaskError` if no path matches, and `UnsupportedTaskError` if a path or link leads out of the context.
     """
     root = context.resolve()
     pattern = posixpath.normpath(source.lstrip("/"))

@@ -1,7 +1,7 @@
 """Images of tasks, which are pulled if they are missing, or built once for equal contents of the build context.
 
-Images are built with BuildKit if a `docker` command on this machine can use it, because docker-py cannot. Otherwise,
-they are built with the engine's classic builder. A failed classic build leaves untagged images, which are the builder's
+docker-py cannot use BuildKit. So images are built with a `docker` command if one on this machine can use BuildKit,
+otherwise with the engine's classic builder. A failed classic build leaves untagged images, which are the builder's
 cache. They have no label, so the clean-up cannot distinguish them from other users' images. They remain until you run
 `docker image prune`.
 """
@@ -184,8 +184,7 @@ def find_buildkit(engine: Engine) -> Path | None:
 def find_buildkit_feature(text: str) -> tuple[int, str] | None:
     """Returns the line and the name of the first feature of a Dockerfile that needs BuildKit; `None` if there is none.
 
-    The classic builder gets no new features. It supports no flags of RUN, and only `--from` and `--chown` of COPY and
-    ADD.
+    The classic builder supports no flags of RUN, and only `--from` and `--chown` of COPY and ADD.
     """
     if (syntax := find_syntax(text)).is_foreign:
         return syntax.line, f"the frontend {syntax.frontend}"

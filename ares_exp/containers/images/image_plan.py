@@ -125,9 +125,9 @@ class ImagePlan:
         """Returns the plan in which the service builds the whole Dockerfile with files in its object store. Blocking.
 
         The Dockerfile's files are copied to the empty `directory`, which must exist until the sandbox is created. If
-        the Dockerfile needs no files, `mounts` become the last layers of the image, except for directories that the
-        store cannot store unchanged. If it needs files, `mounts` are ignored, because `COPY .` would copy them. If the
-        store cannot store the files, does the same as `after_start`.
+        the store cannot store them, returns the plan of `after_start`. If the Dockerfile needs no files, `mounts`
+        become the last layers of the image, except for directories that the store would change. Otherwise, `mounts` are
+        ignored, because `COPY .` would copy them.
         """
         if self.dockerfile is None or (self.local is not None and self.local.not_stored is not None):
             return self.after_start()
@@ -161,7 +161,7 @@ class ImagePlan:
     async def apply(
         self, run: RunInContainer, upload: UploadToContainer, *, workdir: str, restored: bool = False
     ) -> FinishedImage:
-        """Applies the rest of the Dockerfile in the running sandbox. Returns the defaults of later commands.
+        """Applies the rest of the Dockerfile in the running sandbox. Returns the settings for later commands.
 
         `run` must run commands in a non-login shell. Its `env` is added to the sandbox's variables. `workdir` is the
         directory in which the sandbox's commands start by default. `restored` means that the sandbox already has all
@@ -286,10 +286,7 @@ def _plan_for_dockerfile(context: Path) -> ImagePlan:
 
 @dataclass(frozen=True, slots=True)
 class FinishedImage:
-    """The environment, directory and user of commands in a sandbox, after its Dockerfile has been applied.
-
-    `env` contains only variables that differ from the sandbox's own variables.
-    """
+    """The settings of commands in a sandbox after its Dockerfile: directory, user and changed environment variables."""
 
     env: Mapping[str, str]
     workdir: str
@@ -358,8 +355,7 @@ def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
     """Returns the files that `sources` match, by their names in the context. Applies `.dockerignore`. Blocking.
 
     Raises `TaskError` if a source is missing. Raises `UnsupportedTaskError` if a source leads out of the context, or if
-    the SDK cannot upload it unchanged: a link in a directory, an empty directory, a device, or a name that is not
-    UTF-8.
+    the SDK would change or lose it: a link in a directory, an empty directory, a device, or a name that is not UTF-8.
     """
     root = context.resolve()
     names = names_not_ignored(root)
@@ -424,10 +420,9 @@ def find_directory(directory: Path) -> Mapping[str, Path]:
 
 
 def copy_files(files: Mapping[str, Path], directory: Path) -> None:
-    """Copies files into `directory`: the keys are relative names. Blocking.
+    """Copies files into `directory`. The keys of `files` are relative paths in this directory. Blocking.
 
-    The files are always copied in the same order, because the SDK's hash of an upload depends on the order in which the
-    directory lists them.
+    The order is fixed, because the SDK's hash of an upload depends on the order in which the directory lists the files.
     """
     for name in sorted(files):
         target = directory / name

@@ -74,8 +74,7 @@ _in_progress: dict[str, _Shared] = {}
 async def share(key: str, work: Callable[[Demand], None]) -> None:
     """Runs `work` in a thread and waits for it. If work with the same key already runs in this process, only waits.
 
-    Callers may run on different event loops. `work` receives a `Demand`, which ends when the last waiting caller is
-    cancelled.
+    Callers may run on different event loops. `work` gets a `Demand`, which ends when the last caller is cancelled.
     """
     key = f"{os.getpid()} {key}"
     with _lock:

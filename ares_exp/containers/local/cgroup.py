@@ -153,7 +153,7 @@ def groups_of(directory: Path) -> list[Path]:
 
 
 def remove_groups(directory: Path) -> bool:
-    """Removes the cgroups of an ended container. Returns `False` if a process in them is alive; then try again."""
+    """Removes an ended container's cgroups. Returns `False` if processes in them are still alive."""
     try:
         return not [group for group in groups_of(directory) if not remove_group(group)]
     except OSError:
@@ -183,7 +183,10 @@ def oom_kills(directory: Path) -> int:
 
 
 def lack_of_memory(directory: Path, *, holds_files: bool) -> str:
-    """Returns a clause for an error message if the kernel killed processes for lack of memory, otherwise `""`."""
+    """Returns a clause for an error message if the kernel killed processes for lack of memory, otherwise `""`.
+
+    If `holds_files` is true, the clause mentions that the container's files are in this memory.
+    """
     memory = "its memory, which also contains its files," if holds_files else "its memory"
     count = oom_kills(directory)
     return f"{memory} was used up, and the kernel killed {count} of its processes" if count else ""
@@ -197,7 +200,7 @@ def lack_of_processes(directory: Path) -> str:
 
 
 def _number(directory: Path, name: str, key: str = "") -> int:
-    """Returns the number in the file `name` of a container's cgroups, in the line of `key` if set; 0 if missing."""
+    """Returns the number after `key` on a line of a cgroup file. Returns 0 if the file or the line is missing."""
     with contextlib.suppress(OSError):
         for file in (group / name for group in groups_of(directory)):
             if file.exists() and (found := re.search(rf"^{key} ?(\d+)$", file.read_text(), re.MULTILINE)):
@@ -231,7 +234,7 @@ def find_cgroup_path(controller: Controller, process: Path = Path("/proc/self"))
 
 
 def candidates(controller: Controller, process: Path = Path("/proc/self")) -> Iterator[CgroupPath]:
-    """Yields the cgroups that `find_cgroup_path` should try, nearest first. Changes no cgroups of other programs."""
+    """Yields the cgroups that `find_cgroup_path` should try, nearest first. May enable `controller` in our cgroup."""
     groups = _groups_of(process)
     if controller in groups:
         yield CgroupPath(groups[controller][0], unified=False)
@@ -263,10 +266,7 @@ def find_groups(process: Path = Path("/proc/self")) -> Iterator[Path]:
 
 
 def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
-    """Returns a process's cgroup in each hierarchy, and the hierarchy's mount point.
-
-    The keys are the controllers of version 1, and `unified` for version 2.
-    """
+    """Returns a process's cgroups with their mount points, by controller (version 1) or `unified` (version 2)."""
     paths = {}
     for line in (process / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

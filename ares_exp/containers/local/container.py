@@ -287,7 +287,7 @@ class LocalContainer(Container):
         return user
 
     async def _explained(self, error: ContainerError) -> ContainerError | None:
-        """Returns an error with the real cause if the container ended or lacks memory or processes, or `None`."""
+        """Returns an error with the real cause, such as a lack of memory or processes; `None` if there is none."""
         if self._process is None or self._directory is None or self._stopped:
             return None
         name, directory = self._spec.name, self._directory.path

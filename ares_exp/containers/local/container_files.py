@@ -1,8 +1,8 @@
 """The files that a local container writes. They are in its directory on the host, where they are captured and restored.
 
 The container's root directory is `files/`, which contains no files of the host. Each visible directory of the host is
-the lower layer of an overlay, whose upper layer `upper/N` gets the container's changes. bubblewrap mounts these
-directories. Snapshots contain only them and no other mounts.
+the lower layer of an overlay, whose upper layer `upper/N` gets the container's changes. Snapshots contain `files/` and
+the upper layers, and no other mounts.
 
 Captured changes can be restored only on a host with the same base. The base is a description of the host's system. It
 does not cover every file of the host, because reading all files would take seconds.
@@ -72,10 +72,7 @@ def _host_base(mounts: tuple[tuple[str, str], ...]) -> str:
 
 
 def _require_base(recorded: str, ours: str) -> None:
-    """Raises `SnapshotMismatchError` if changes with the base `recorded` cannot be restored on this host.
-
-    `ours` is the base of this host. The message lists the differences.
-    """
+    """Raises `SnapshotMismatchError` with the differences if `recorded` is not the base of this host (`ours`)."""
     if recorded == ours:
         return
     if not recorded.startswith(_PREFIX):
@@ -163,8 +160,7 @@ class ContainerFiles:
         """Creates the initial files of the container. `changes` are the changes of another container, from `capture`.
 
         Raises `SnapshotMismatchError` if the changes come from a host with another base, `UnsafeSnapshotError` if they
-        include paths that do not belong to the container, and other `SnapshotError`s or `OSError` if they cannot be
-        written.
+        include paths that do not belong to the container, and other `SnapshotError`s or `OSError` if a write fails.
         """
         for path in self._works.values():
             _make_directory(path)
@@ -198,7 +194,7 @@ class ContainerFiles:
         return words
 
     def capture(self, objects: ObjectStore) -> Delta:
-        """Returns all differences from a new container, also restored changes. Raises `CaptureError` if that fails."""
+        """Returns differences from a new container, including restored changes. Raises `CaptureError` if that fails."""
         notes: list[str] = []
         found = self._scan(objects, notes)
         for path, inode in self._inodes.items():

@@ -1,9 +1,9 @@
 """The processes of one local container: bubblewrap, the container's first process, and the shells that it starts.
 
-The first process is a bash that reads requests for new shells from its stdin. Only this process holds the other end.
-When this process closes it or dies, the bash ends, and the kernel kills all processes of the container. As PID 1, the
-bash cannot be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian` starts the
-bash and does these two things instead: it kills all processes and reaps orphans.
+The first process is a bash that reads requests for new shells from a pipe. Only the run's process can write to the
+pipe. When the run's process closes it or dies, the bash ends, and the kernel kills all processes of the container. As
+PID 1, the bash cannot be killed from inside, and it reaps orphaned processes. Without a PID namespace, a `guardian`
+starts the bash, kills all processes at the end, and reaps orphans.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Launch:
         bwrap: Path of bubblewrap; `None` if the process runs directly on this machine.
         arguments: Arguments of bubblewrap, from `isolation.bwrap_arguments`.
         is_guarded: Whether the container has no PID namespace, so that a guardian ends its processes.
-        env: Environment of the process. Used only without bubblewrap.
+        env: Environment variables of the process. Used only without bubblewrap.
         held: File descriptor of a lock, which the guardian keeps open until it ends. Used only without bubblewrap.
         files_in_memory: Whether the container's files are in memory and count towards its memory limit.
     """
@@ -262,9 +262,10 @@ class ContainerProcess:
         return _LocalTerminal(terminal, shell)
 
     async def open_shell(self, user: User, *, clean_env: bool = False) -> FifoStream:
-        """Starts a `/bin/sh` in the container. Returns a stream to its stdin, which it reads as source, and its stdout.
+        """Starts a `/bin/sh` in the container. Returns its stdin (for source text) and stdout as one stream.
 
-        Raises `ContainerError` if the container has no such user, and `ContainerDiedError` if it does not respond.
+        `clean_env` removes environment variables except `HOME`. Raises `ContainerError` if the container has no such
+        user, and `ContainerDiedError` if it does not respond.
         """
         name = str(user)
         if not _USER.fullmatch(name):
@@ -302,8 +303,7 @@ class ContainerProcess:
     async def reaped(self) -> None:
         """Waits after a kill until the container is no longer near its process limit, but at most `_REAP_SEC`.
 
-        Killed processes count until they are reaped. The wait is needed because bash does not always retry a failed
-        fork.
+        Killed processes count until they are reaped, and bash does not always retry a fork that fails at the limit.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REAP_SEC):
@@ -375,8 +375,7 @@ _PTMX = os.makedev(5, 2)
 def _open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoStream, str]:
     """Opens a pseudo-terminal. Returns a stream to our end, and the path of the other end in the container.
 
-    The container cannot replace its mounts `/dev` and `/dev/pts`, so the opened path is certainly a pseudo-terminal of
-    it.
+    The container cannot replace its `/dev` and `/dev/pts`, so the opened file is certainly one of its pseudo-terminals.
     """
     reader = os.open(
         Path("/proc", str(pid), "root/dev/pts/ptmx"),

@@ -59,8 +59,8 @@ class LocalContainerFactory(ContainerFactoryBase):
                 Dockerfile, and also for agents and tests if the task has a public network. The host's network includes
                 services on its loopback and abstract sockets. `public` rejects tasks with `allowed_hosts`, or with
                 different networks in their phases.
-            shell: Shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash -lc`
-                reads `/etc/profile` first, which resets `PATH` on Debian.
+            shell: Shell of commands. `bash -c` and `sh -c` keep the environment variables of the task's Dockerfile.
+                `bash -lc` first reads `/etc/profile`, which resets `PATH` on Debian.
             pids_limit: Maximum number of processes in one container, as a protection against fork bombs. Like a task's
                 cpus and memory_mb, it is enforced only if this user may create cgroups.
         """

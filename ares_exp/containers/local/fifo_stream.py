@@ -1,7 +1,6 @@
 """Byte streams over pairs of FIFOs, between this process and a process in a local container, and file transfer.
 
-Files are transferred as tar archives over the stream of a shell. Paths in the container are therefore resolved only
-inside the container.
+Files are transferred as tar archives over the stream of a shell. So paths are resolved only inside the container.
 """
 
 from __future__ import annotations
@@ -145,10 +144,7 @@ async def send(stream: FifoStream, source: Path, target: str) -> None:
 
 
 async def receive(stream: FifoStream, source: str, target: Path) -> None:
-    """Copies a file from the container to the host path `target`, or a directory's contents into `target`.
-
-    `stream` and the errors are the same as for `send`.
-    """
+    """Copies a file, or a directory's contents, to the host path `target`. See `send` for `stream` and the errors."""
     directory, name = posixpath.split(source)
     pack_file = f"echo file; tar -chf - -C {shlex.quote(directory)} -- {shlex.quote('./' + name)}"
     pack_directory = f"echo directory; tar -cf - -C {shlex.quote(source)} ."

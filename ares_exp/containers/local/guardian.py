@@ -1,10 +1,8 @@
 """The guardian: a program that ensures that no process outlives a container without a PID namespace.
 
-It starts the container's first process and adopts every process that loses its parent (`PR_SET_CHILD_SUBREAPER`),
-including daemons. When the first process or the run's process ends, the guardian kills all of its own descendants. It
-then removes the paths that the container created on this machine.
-
-It runs as a script, so it imports only the standard library.
+It starts the container's first process and adopts every process that loses its parent (`PR_SET_CHILD_SUBREAPER`). When
+the first process or the run's process ends, the guardian kills all its descendants. It then removes the paths that the
+container created on this machine. It runs as a script, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,10 +22,7 @@ from pathlib import Path
 from typing import Any
 
 MADE = "made"
-"""Name of the file that lists the paths that a guarded container created, one JSON object per line.
-
-It is in the container's directory.
-"""
+"""Name of the file in a container's directory that lists the paths that it created, one JSON object per line."""
 
 MARK = "ARES_CONTAINER"
 """Environment variable of all processes of a guarded container. Its value is the directory's name."""
@@ -106,10 +101,7 @@ def end_descendants() -> None:
 
 
 def end_marked(name: str) -> bool:
-    """Kills a container's processes after its guardian has died: all whose variable `MARK` is `name`.
-
-    Returns whether all of them are gone.
-    """
+    """Kills all processes whose variable `MARK` is `name`, after their guardian died. Returns whether all are gone."""
     mark, deadline = f"{MARK}={name}".encode(), time.monotonic() + KILL_SEC
     while time.monotonic() < deadline:
         found = set()

@@ -224,8 +224,8 @@ class HostContainerFactory(ContainerFactoryBase):
         """Validates the options.
 
         Args:
-            shell: Shell of commands: `bash -c` and `sh -c` keep the environment of the task's Dockerfile; `bash -lc`
-                reads `/etc/profile` first, which resets `PATH` on Debian.
+            shell: Shell of commands. `bash -c` and `sh -c` keep the environment variables of the task's Dockerfile.
+                `bash -lc` first reads `/etc/profile`, which resets `PATH` on Debian.
         """
         self._shell: Shell = shell
 
@@ -239,9 +239,7 @@ class HostContainerFactory(ContainerFactoryBase):
     async def preflight(self) -> None:
         """Checks that commands can run as root on this machine, and removes leftovers of killed runs.
 
-        Raises:
-            PreflightError: This user is not root, or an episode of another run is using the machine. The message
-                suggests a fix.
+        Raises `PreflightError` if this user is not root, or if an episode of another run is using the machine.
         """
         if sys.platform != "linux":
             raise PreflightError(f"container=host needs Linux, but this is {sys.platform}. Use container=docker.")
@@ -331,10 +329,7 @@ class HostContainer(LocalContainer):
 
 @asynccontextmanager
 async def _machine_lock() -> AsyncIterator[int]:
-    """Locks this machine's root directory, so that one episode runs at a time. Yields the lock's file descriptor.
-
-    The guardian inherits the descriptor and keeps the lock until it ends.
-    """
+    """Locks `/`, so that one episode runs at a time. Yields the lock's descriptor, which the guardian inherits."""
     descriptor = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:

@@ -64,8 +64,8 @@ class Part:
 def root_parts(layer: Path, *, privileged: bool) -> list[Part]:
     """Returns the parts of the container's root directory, parents first. `write_layer` must have written `layer`.
 
-    Only a `privileged` process may mount an overlay over a directory with other mounts below it. Otherwise, the entries
-    of such a directory become parts of their own.
+    Only a `privileged` process may mount an overlay over a directory with other mounts below it. Otherwise, each entry
+    of such a directory becomes a separate part.
     """
     parts = [Part("directory", path) for path in _EMPTY]
     parts += [Part("directory", path, mode=0o1777) for path in _SHARED]
@@ -119,7 +119,7 @@ def _has_python() -> bool:
 
 
 def write_layer(layer: Path, *, share_network: bool) -> None:
-    """Writes the files that hide or replace the host's files to `layer`, an empty directory only for this user."""
+    """Writes the files that hide or replace the host's files to `layer`, an empty directory of this user."""
     for name in _OURS:
         if not Path("/usr", name).is_symlink():
             _mirror(Path("/usr", name), layer / "usr" / name)
@@ -175,7 +175,7 @@ def _hide(path: Path, layer: Path) -> None:
 
 
 def _mirror(path: Path, target: Path) -> None:
-    """Creates the directory `target` with the mode of the host's `path`, because the top layer's mode is visible."""
+    """Creates `target` with the mode of the host's `path`, because an overlay shows the mode of its top layer."""
     if target.is_dir():
         return
     target.mkdir(parents=True)

@@ -1,10 +1,10 @@
 """The isolation of a local container: the arguments of bubblewrap, the seccomp filter, and a test on this machine.
 
 No other module decides what a container may ask of the kernel. The container's root may be the host's root, so the
-seccomp filter denies system calls that capabilities and namespaces still allow. They give access to new user namespaces
-(with a new set of capabilities, and cgroups to mount), kernel keyrings of the caller, sockets to the hypervisor (which
-network namespaces do not cover), and interfaces that attacks on kernels usually exploit. Docker's default profile also
-denies these calls. Their numbers are from the kernel's `unistd.h`.
+seccomp filter denies system calls that capabilities and namespaces still allow. Some of these calls create user
+namespaces (with a new set of capabilities, and cgroups to mount). Others use kernel keyrings of the caller, or sockets
+to the hypervisor, which network namespaces do not cover. Attacks on kernels often exploit the rest. Docker's default
+profile also denies all of them. Their numbers are from the kernel's `unistd.h`.
 """
 
 from __future__ import annotations
@@ -338,13 +338,7 @@ def container_note() -> str:
 
 
 def evidence(root: Path, environment: Mapping[str, str], filesystem: str) -> Iterator[str]:
-    """Yields clauses that show that a machine is a container.
-
-    Args:
-        root: Root directory of the machine.
-        environment: Environment variables.
-        filesystem: Type of the root directory's file system.
-    """
+    """Yields clauses that show that a machine is a container. `filesystem` is the type of its root file system."""
     for file in (".dockerenv", "run/.containerenv", "run/systemd/container"):
         if (root / file).exists():
             yield f"/{file} exists"

@@ -158,7 +158,7 @@ PROJECT = "com.docker.compose.project"
 """Name of the label on all resources of a project. The label's value is the project's name."""
 
 APPEARS_WITHIN_SEC = 2.0
-"""Seconds in which new resources may still appear after the compose program was killed, because of earlier requests."""
+"""Seconds in which the engine may still create resources for earlier requests of a killed compose program."""
 
 SERVICE = "com.docker.compose.service"
 """Name of the label that contains the name of a container's service."""

@@ -170,7 +170,7 @@ def _networks(service: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(value: object) -> dict[str, Any]:
-    """Converts a list of `name=value` to a dictionary; copies a dictionary. Omits names without a value."""
+    """Returns a list of `name=value`, or a dictionary, as a new dictionary. Omits names without a value."""
     if isinstance(value, list):
         value = dict(str(line).split("=", 1) for line in value if "=" in str(line))
     return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else {}

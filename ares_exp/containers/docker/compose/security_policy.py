@@ -1,9 +1,9 @@
 """The security policy for a task's compose file: its containers have no access to the host, and limited resources.
 
 The policy rejects all keys that are not known to be harmless, including new keys of later Compose versions. A user who
-trusts the file can disable the policy. It is applied twice. The first check is on the file as written: when the compose
-program reads the file, it also opens the local files that `env_file`, `extends` and `include` name. The second check is
-on the program's output, which has substituted variables and all included files.
+trusts the file can disable the policy. It is applied twice. The first check reads the original file, before the compose
+program opens the local files that `env_file`, `extends` and `include` name. The second check reads the program's
+output, which has substituted variables and all included files.
 """
 
 from __future__ import annotations
@@ -123,10 +123,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 class _Reading:
-    """Finds the keys of one document that violate the policy. Values with variables are accepted for now.
-
-    After the variables have been substituted, the document is checked again.
-    """
+    """Finds keys that violate the policy. Accepts values with variables, which the second check sees substituted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -216,7 +213,7 @@ class _Reading:
         )
 
     def _is_read_from_ours(self, path: object) -> bool:
-        """Like `_is_ours`, but rejects variables, because the compose program reads it before the second check."""
+        """Like `_is_ours`, but rejects variables: the compose program opens the file before the second check."""
         return "$" not in str(path) and self._is_ours(path)
 
     def _is_ours(self, path: object, below: str = ".") -> bool:

@@ -161,8 +161,8 @@ _OBEYED = re.compile(
 def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
     """Rejects a file that uses a task variable such as `PATH`, which would also affect programs on this machine.
 
-    The compose program does not get such variables, so it could not substitute them. In containers, they are allowed.
-    Raises `UnsupportedTaskError`. `text` is the file's text.
+    The compose program does not get such variables, so it could not substitute them. The task may still set them in its
+    containers. Raises `UnsupportedTaskError`. `text` is the file's text.
     """
     found = [name for name in spec.env if _OBEYED.fullmatch(name) and re.search(rf"\$\{{?{re.escape(name)}\b", text)]
     if found:
@@ -173,7 +173,7 @@ def refuse_obeyed(spec: ContainerSpec, text: str) -> None:
 
 
 def variables(spec: ContainerSpec, host: str) -> dict[str, str]:
-    """Returns the compose program's environment. `host` is the engine's address. Blocks to read the build context."""
+    """Returns the compose program's environment variables. `host` is the engine's address. Blocks to read files."""
     assert spec.compose_file is not None
     env = {name: value for name, value in spec.env.items() if not _OBEYED.fullmatch(name)}
     context = spec.context_dir or spec.compose_file.parent
