@@ -43,7 +43,7 @@ class AgentTerminal(AgentContainer, Protocol):
         """Types into the terminal, waits, and returns the output since the previous call.
 
         The first call opens the terminal. A later call opens a new terminal if the shell in the old terminal has ended,
-        or if the episode continues in another container. In the output of such a call, `is_new` is `True`.
+        or if the episode continues in another container. If a call opens a terminal, its output has `is_new=True`.
 
         Args:
             keys: Characters to type, as a keyboard sends them: Enter is a carriage return.
@@ -70,34 +70,23 @@ class CodeAgent(Protocol):
 
 @runtime_checkable
 class ContextualAgent(CodeAgent, Protocol):
-    """An agent that uses the instruction and further parts of a task, such as skills or MCP servers.
-
-    The attribute `supports` of its factory lists the parts.
-    """
+    """An agent that supports skills, MCP servers or messages of a task, as listed in its factory's `supports`."""
 
     def set_context(self, context: AgentContext) -> None:
-        """Receives the further parts of the task. It is called before `run` or `resume`."""
+        """Receives the task's skills, MCP servers and messages. It is called before `run` or `resume`."""
         ...
 
 
 @runtime_checkable
 class CountingAgent(CodeAgent, Protocol):
-    """An agent that counts the malformed replies of its LLM. The episode's row in the results contains the number.
-
-    Attributes:
-        format_errors: Number of malformed replies so far.
-    """
+    """An agent that counts its LLM's malformed replies in `format_errors`, for the episode's results row."""
 
     format_errors: int
 
 
 @runtime_checkable
 class AccountedAgent(CodeAgent, Protocol):
-    """An agent that runs a separate program, and reports facts about it for the episode's row in the results.
-
-    Attributes:
-        facts: Facts about the program so far, such as its number of requests.
-    """
+    """An agent that runs a separate program, and reports `facts` about it for the episode's results row."""
 
     @property
     def facts(self) -> AgentFacts: ...  # noqa: D102
@@ -142,17 +131,14 @@ class AgentFactoryBase(CodeAgentFactory):
 
     Attributes:
         harmless_options: Names of the constructor options that a restored snapshot may set, even if it comes from an
-            untrusted source. If it sets other options, the user has to pass the agent factory. Default: none.
+            untrusted source. If the snapshot sets other options, the user has to pass the agent factory. Default: none.
     """
 
     harmless_options: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def name(self) -> str:
-        """Name of the agent in records.
-
-        Default: the name of the class without `Factory`, or the name of the function.
-        """
+        """Name of the agent in records. Default: the class name without `Factory`, or the function name."""
         return name_of(self).removesuffix("Factory")
 
     @property
@@ -167,9 +153,10 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def supports(self) -> frozenset[str]:
-        """Names of the parts of `AgentContext` that the agents support, such as `skills_dir`. Default: none.
+        """Names of the attributes of `AgentContext` that the agents support, such as `skills_dir`. Default: none.
 
-        If the set is not empty, the agents have to be `ContextualAgent`s. A task with other parts is rejected.
+        If the set is not empty, the agents have to be `ContextualAgent`s. Tasks that set an unsupported attribute are
+        rejected.
         """
         return frozenset()
 
@@ -228,9 +215,9 @@ class AgentFactoryBase(CodeAgentFactory):
 
     @property
     def responds_in_background(self) -> bool:
-        """Whether the agents mark background requests, such as requests for titles. Default: no.
+        """Whether the agents set `Origin.is_background` in some requests, such as requests for titles. Default: no.
 
-        The mark is `Origin.is_background`. The policy responds to a marked request without a step of the episode.
+        The policy responds to such a request without a step of the episode.
         """
         return False
 
@@ -238,7 +225,7 @@ class AgentFactoryBase(CodeAgentFactory):
     def source_digest(self) -> str | None:
         """Digest of the agent's code, recorded in snapshots. Default: digest of the factory's Python file.
 
-        If a snapshot cannot be restored, the error compares the digests to report whether the code has changed.
+        The error message for a snapshot that cannot be restored mentions whether the digest has changed.
         """
         try:
             source = inspect.getsource(inspect.getmodule(kind_of(self)) or object)
@@ -269,8 +256,8 @@ def as_agent_factory(factory: CodeAgentFactory) -> AgentFactoryBase:
 def effective_agent(agents: AgentFactoryBase, *, runs_solutions: bool) -> AgentFactoryBase:
     """Returns the agent factory to use: `agents`, or the factory of the shell agent.
 
-    The shell agent replaces a third-party agent if the policy runs reference solutions (`runs_solutions`), because such
-    a policy only writes replies for the bundled agents.
+    A policy that runs reference solutions (`runs_solutions`) writes replies for bundled agents, not for third-party
+    agents. With such a policy, the shell agent replaces a third-party agent.
     """
     return _solver() if runs_solutions and agents.needs_forwarded_port else agents
 

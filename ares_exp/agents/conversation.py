@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 
 def as_plain_chat(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Converts messages for a chat without tools.
-
-    Tool calls become text. Tool and system messages become user messages.
-    """
+    """Converts messages for a chat without tools: tool calls to text, tool and system messages to user messages."""
     return [_plain(message) for message in messages]
 
 
@@ -81,12 +78,10 @@ class Compaction:
 
     @classmethod
     def of(cls, kind: CompactionKind, at_tokens: int, kept_outputs: int, folders: Sequence[Path]) -> Compaction:
-        """Creates settings and compiles their templates.
+        """Creates settings and compiles their templates. Raises `ConfigError` if a template does not compile.
 
-        Each template comes from the first of `folders` that contains it, otherwise from the package.
-
-        Raises:
-            ConfigError: A template does not compile.
+        Each template comes from the first of `folders` that contains it, otherwise from the default templates of
+        ares_exp.
         """
         return cls(kind, at_tokens, kept_outputs, *compile_templates([*folders, TEMPLATES], ("summarise", "handoff")))
 
@@ -133,10 +128,7 @@ class Conversation:
             self._chars_since += sum(map(_chars, messages))
 
     async def ask(self) -> LLMResponse:
-        """Shortens the conversation if it is too long, then requests and returns the next response.
-
-        The response is not appended: the caller has to `add` it.
-        """
+        """Shortens the conversation if it is too long, then returns the next response. The caller has to `add` it."""
         if self._compaction.kind != "none" and self._tokens() > self._compaction.at_tokens:
             if self._compaction.kind == "drop_outputs" or not await self._summarise():
                 self._drop_outputs()
@@ -159,7 +151,8 @@ class Conversation:
     async def _summarise(self) -> bool:
         """Asks the LLM for a summary, and replaces all messages after the task with it.
 
-        Returns `False` if the response was empty. Does nothing if there are fewer than `LEAST_MESSAGES` messages.
+        Returns `False` if the response was empty. Returns `True` without a request if the conversation has fewer than
+        `LEAST_MESSAGES` messages after the task.
         """
         if len(self._rest) < LEAST_MESSAGES:
             return True

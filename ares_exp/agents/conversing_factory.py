@@ -1,4 +1,4 @@
-"""Base classes of the bundled agents and of their factories, with prompts, compaction, format errors and skills."""
+"""Base classes of the bundled agents and their factories: shared options, prompt templates, skills, format errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ConversingAgentFactory(AgentFactoryBase):
     """A factory of agents that have a conversation with the LLM. Users can replace the prompts.
 
     Attributes:
-        templates_folder: Folder in the package with the default prompt templates.
+        templates_folder: Folder of ares_exp with the default prompt templates.
         template_names: Names of the templates, without `.j2`. Default: the templates of an agent that runs commands.
         own_options: Names of the options that a subclass adds to `SHARED_OPTIONS`.
     """
@@ -63,10 +63,10 @@ class ConversingAgentFactory(AgentFactoryBase):
         Args:
             format_errors_in_a_row: Number of consecutive malformed replies after which the episode is truncated and
                 scored; `None` for no limit.
-            templates_dir: Folder with custom templates; missing files are taken from the package.
+            templates_dir: Folder with custom templates. Default templates replace missing files.
             compaction: How to shorten a conversation that is too long. `none` keeps it unchanged. `drop_outputs`
-                removes all outputs except the most recent ones. `summarise` requests a summary from the LLM in a
-                separate step. The summary replaces everything except the task.
+                replaces all outputs except the most recent ones by their lengths. `summarise` replaces everything after
+                the task by a summary, which the agent requests from the LLM in a separate step.
             compaction_tokens: Length at which a conversation is shortened, in tokens as counted by the engine. If the
                 engine does not count them, four characters count as one token.
             compaction_keeps: Number of most recent outputs that `drop_outputs` keeps.
@@ -84,7 +84,7 @@ class ConversingAgentFactory(AgentFactoryBase):
 
     @property
     def template_folders(self) -> list[Path]:
-        """Folders to search for templates, in order: `templates_dir` if it is set, and the package's folder.
+        """Folders to search for templates, in order: `templates_dir` if it is set, then `templates_folder`.
 
         Raises `ConfigError` if `templates_dir` is not a directory.
         """
@@ -117,11 +117,7 @@ def _plain(value: Any) -> Any:
 
 
 class ConversingAgent:
-    """The base class of the bundled agents.
-
-    Attributes:
-        format_errors: Number of malformed replies of the LLM so far.
-    """
+    """The base class of the bundled agents, which count the LLM's malformed replies in `format_errors`."""
 
     _options: Any
 
@@ -134,10 +130,7 @@ class ConversingAgent:
         self.format_errors = 0
 
     def set_context(self, context: AgentContext) -> None:
-        """Stores the further parts of the task.
-
-        `run` puts the earlier messages in `context` before the task, and adds descriptions of the skills to the task.
-        """
+        """Stores the task's context. `run` puts its messages before the task, and describes its skills in the task."""
         self._context = context
 
     async def _skills(self, template: Template, timeout_sec: float) -> str:

@@ -133,11 +133,7 @@ def _text(result: ExecResult, path: str) -> str:
 
 
 def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
-    """Returns the position of `old` in the text, and the text with `new` in its place.
-
-    Raises:
-        EditError: `old` does not occur exactly once.
-    """
+    """Replaces `old`. Returns its position and the new text. Raises `EditError` unless `old` occurs exactly once."""
     count = text.count(old) if old else 0
     if count == 0:
         raise EditError(f"Nothing was changed: old_str is not in {path}. It must occur exactly, including whitespace.")
@@ -153,10 +149,9 @@ def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
 
 
 def _inserted(text: str, new: str, line: int, path: str) -> tuple[int, str]:
-    """Inserts `new` after line `line` (0 for the start), on separate lines. Returns its position and the new text.
+    """Inserts `new` as lines after line `line` (0 for the start). Returns the position of `new` and the changed text.
 
-    Raises:
-        EditError: The text has fewer lines.
+    Raises `EditError` if the text has fewer than `line` lines.
     """
     lines = _lines(text)
     if line > len(lines):

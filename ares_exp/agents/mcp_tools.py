@@ -73,11 +73,7 @@ class _Server:
 
 
 class McpTools:
-    """The tools of all MCP servers of a task. Call `open` first.
-
-    Attributes:
-        definitions: Definitions of the tools in the chat-completions format.
-    """
+    """The tools of a task's MCP servers. Call `open` first, which fills `definitions` (chat-completions format)."""
 
     def __init__(self, container: AgentContainer, servers: Sequence[McpServer], *, timeout_sec: float) -> None:
         """Stores the servers of the task, which `open` starts. `timeout_sec` is the time limit of each request."""
@@ -198,7 +194,7 @@ class McpTools:
     async def _send(self, server: _Server, message: Mapping[str, Any], number: str | None) -> str:
         """Sends a JSON-RPC message and returns the server's output.
 
-        Waits until a `stdio` server has responded, unless `number` is `None` (for a notification).
+        For a notification, `number` is `None`, and the method does not wait for a response of a `stdio` server.
         """
         line = json.dumps(message)
         if server.about.transport == "stdio":

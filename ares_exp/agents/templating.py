@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 def compile_templates(folders: Sequence[Path], names: Sequence[str]) -> list[Template]:
     """Compiles the template files `NAME.j2`, each from the first folder that contains it.
 
-    Compile templates only once per factory, because compiling takes 100 times as long as rendering.
-
-    Raises:
-        ConfigError: A template does not compile.
+    Compiling takes 100 times as long as rendering, so compile templates only once per factory. Raises `ConfigError` if
+    a template does not compile.
     """
     import jinja2
 
@@ -39,10 +37,7 @@ def compile_templates(folders: Sequence[Path], names: Sequence[str]) -> list[Tem
 
 
 def render_result(template: Template, result: ExecResult, *, timeout_sec: float, max_output_chars: int) -> str:
-    """Returns the message that shows the result of a command to the LLM.
-
-    If the output is longer than `max_output_chars`, its middle is removed.
-    """
+    """Renders a command's result for the LLM. Removes the middle of an output longer than `max_output_chars`."""
     output, half = result.output, max_output_chars // 2
     cut = len(output) > max_output_chars
     return template.render(

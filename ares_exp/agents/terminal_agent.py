@@ -45,8 +45,8 @@ class TerminalAgentFactory(ConversingAgentFactory):
             (half of the maximum each) and the number of removed bytes.
         format_errors_in_a_row: Number of consecutive malformed replies after which the episode is truncated and scored;
             `None` for no limit.
-        templates_dir: Folder with `instance.j2` and `skills.j2`, and `summarise.j2` and `handoff.j2` for summaries.
-            Missing files are taken from the package.
+        templates_dir: Folder with custom `instance.j2`, `skills.j2`, `summarise.j2` and `handoff.j2`. Default templates
+            replace missing files.
     """
 
     needs_terminal = True
@@ -173,7 +173,7 @@ class TerminalAgent(ConversingAgent):
         self._screen.feed(output.text)
 
     def _news(self) -> str:
-        """Returns the new output for the LLM, after a note if a new terminal has replaced the ended terminal."""
+        """Returns the new output for the LLM, after a note if a new terminal has replaced a terminal that ended."""
         lost, self._lost_terminal = self._lost_terminal, False
         note = "The terminal has ended, with all programs in it. This is a new terminal.\n"
         return f"{note if lost else ''}{cut_bytes(self._screen.news(), self._options.max_output_bytes)}"

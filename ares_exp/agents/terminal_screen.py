@@ -61,11 +61,7 @@ class TerminalScreen:
     """The screen of a terminal, and the last lines that have scrolled off its top."""
 
     def __init__(self, columns: int, lines: int) -> None:
-        """Creates an empty screen.
-
-        Raises:
-            PreflightError: `pyte` is not installed.
-        """
+        """Creates an empty screen. Raises `PreflightError` if `pyte` is not installed."""
         pyte = emulator()
         self._screen = _screen_class()(columns, lines, history=HISTORY_LINES, ratio=0.5)
         self._stream = pyte.Stream(self._screen)
@@ -93,7 +89,7 @@ class TerminalScreen:
         return _text([*above, *(line.rstrip() for line in self._screen.display)])
 
     def news(self) -> str:
-        """Returns the output since the previous call, after the last line of the earlier output for context.
+        """Returns the output since the previous call, preceded by the last line of the earlier output as context.
 
         Returns the visible screen if the earlier content has changed, or if there is no new output.
         """
@@ -116,11 +112,7 @@ def _line(line: Mapping[int, Any], columns: int) -> str:
 
 @cache
 def emulator() -> Any:
-    """Imports and returns the module `pyte`, which emulates the terminal.
-
-    Raises:
-        PreflightError: `pyte` is not installed.
-    """
+    """Imports and returns `pyte`, which emulates the terminal. Raises `PreflightError` if it is not installed."""
     try:
         import pyte
         import pyte.modes
@@ -133,10 +125,7 @@ def emulator() -> Any:
 
 @cache
 def _screen_class() -> Any:
-    """Returns a subclass of pyte's `HistoryScreen` with the alternate screen of full-screen programs, such as vim.
-
-    When such a program ends, the earlier content reappears.
-    """
+    """Returns a subclass of pyte's `HistoryScreen` that shows the earlier content after a program such as vim ends."""
     base: Any = emulator().HistoryScreen
 
     class Screen(base):  # type: ignore[misc]

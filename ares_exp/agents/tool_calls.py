@@ -82,7 +82,7 @@ class BashCall:
 
 @checked_dataclass(frozen=True)
 class EditCall:
-    """A valid call to `edit`. To insert text, a model may pass `new_str`, as in older versions, or `insert_text`."""
+    """A valid call to `edit`. `insert` uses `insert_text` or, as in older versions of this tool, `new_str`."""
 
     command: Literal["view", "create", "str_replace", "insert"]
     path: Annotated[str, Field(min_length=1)]
@@ -101,11 +101,7 @@ class SubmitCall:
 
 @dataclass(frozen=True, slots=True)
 class UnusableCall:
-    """A call to an unknown tool or with invalid arguments, which is not executed.
-
-    Attributes:
-        why: Explanation for the LLM.
-    """
+    """A call to an unknown tool or with invalid arguments, which is not executed. `why` explains this to the LLM."""
 
     why: str
 
@@ -144,8 +140,8 @@ def as_message(response: LLMResponse, first_number: int) -> tuple[Message, list[
     Args:
         response: Response from the LLM. The message omits the reasoning, which the policy adds if the endpoint needs
             it.
-        first_number: Number of the response's first call in the episode. A call whose id is missing or not unique in
-            the response gets its number as the id, such as `call_7`.
+        first_number: Number of the first call in the response, counted from the start of the episode. A call whose id
+            is missing or not unique in the response gets its number as the id, such as `call_7`.
     """
     calls: list[ToolCallData] = []
     for place, call in enumerate(piece for piece in response.data if isinstance(piece, ToolCallData)):

@@ -58,8 +58,8 @@ class ToolsAgentFactory(ConversingAgentFactory):
             and the tail (half of the maximum each) and the number of removed characters.
         format_errors_in_a_row: Number of consecutive replies without a usable call after which the episode is truncated
             and scored; `None` for no limit.
-        templates_dir: Folder with `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2` and `skills.j2`, and
-            `summarise.j2` and `handoff.j2` for summaries. Missing files are taken from the package.
+        templates_dir: Folder with custom `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2`, `skills.j2`,
+            `summarise.j2` and `handoff.j2`. Default templates replace missing files.
     """
 
     supports = ConversingAgentFactory.supports | {"mcp_servers"}

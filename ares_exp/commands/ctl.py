@@ -26,7 +26,7 @@ from ares_exp.trajectories.files.line_file import has_writer
 
 WAIT_SEC = 15.0
 FRESH_SEC = 3.0
-"""Maximum time in seconds that `status` waits for a new state. On request, a run writes its state every two seconds."""
+"""Maximum time in seconds that `status` waits for a new state, which a watched run writes every two seconds."""
 POLL_SEC = 0.1
 MAX_TAIL = 16 * 2**20
 SHOWN = 20
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _order(arguments: argparse.Namespace) -> Order:
-    """Creates the order from the arguments. Raises `ConfigError` if the words after the order's name do not fit it."""
+    """Creates an order to a run, such as `cancel TASK`, from the arguments. Raises `ConfigError` if it is invalid."""
     verb, words, more = arguments.order, arguments.what, dict[str, Any]()
     if verb == "cancel":
         if len(words) != 1:
@@ -230,10 +230,7 @@ def _print_status(path: Path, *, is_sweep: bool, as_json: bool) -> None:
 
 
 def _fresh_status(run: Path) -> RunStatus | None:
-    """Requests a new status of a running run, and returns it.
-
-    Returns the last recorded status, if any, if the run does not write a new one within `FRESH_SEC`.
-    """
+    """Requests and returns a new status of a run. If none arrives within `FRESH_SEC`, returns the last one, if any."""
     folder, asked = RunDir(run), time.time()
     watch(folder.control)
     status = read_status(folder.status)

@@ -171,9 +171,9 @@ def _agent(job: RecordedJob) -> dict[str, str]:
 
 
 def _environment(job: RecordedJob) -> dict[str, str]:
-    """Returns the `environment` in Harbor's config: the container backend, by Harbor's name or by its class.
+    """Returns the `environment` in Harbor's config: the container backend by its name in Harbor, or by its class.
 
-    If the run used no containers, returns the class of the environment.
+    If the run used no containers, returns the class of its environment (`env`).
     """
     target = str(job.group("container").get("_target_") or "")
     scored = [one for one in job.results if one.reward is not None]
@@ -269,7 +269,7 @@ def _step(stage: StageResult, result: EpisodeResult) -> dict[str, Any]:
 def _context(result: EpisodeResult, trajectory: Json | None) -> dict[str, Any]:
     """Returns the `agent_result` of a trial: token counts, cost and token ids.
 
-    `metadata` contains further values of ares_exp, for which Harbor has no key.
+    `metadata` contains values of ares_exp for which Harbor has no key.
     """
     names = ("episode_id", "attempt", "retry", "seed", "container_image", "num_steps")
     kept = {name: getattr(result, name) for name in names}
@@ -289,7 +289,7 @@ def _context(result: EpisodeResult, trajectory: Json | None) -> dict[str, Any]:
 def _rollout_details(document: Json) -> list[dict[str, Any]] | None:
     """Returns the token ids and log-probabilities of all LLM calls of a trajectory in ATIF.
 
-    A field is left out if any call lacks it. Returns `None` if this applies to the token ids of completions.
+    A field is left out if any call lacks it. Returns `None` if any call lacks the token ids of its completion.
     """
     turns = [step["metrics"] for step in document["steps"] if "metrics" in step]
     names = ("prompt_token_ids", "completion_token_ids", "logprobs")

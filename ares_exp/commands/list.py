@@ -135,7 +135,7 @@ def _problem_of(option: Option) -> str | None:
 
 
 def _count_tasks(option: Option, config_dirs: Sequence[Path]) -> int | None:
-    """Counts the tasks of an environment.
+    """Returns the number of tasks of an environment.
 
     Returns `None` if counting fails or takes longer than `COUNT_TIMEOUT_SEC`, or if the user has to set a key first.
     """

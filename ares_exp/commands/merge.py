@@ -268,7 +268,7 @@ def _keep_records(shard: Shard, place: Path) -> None:
 
 
 def _write_records(shards: Shards, merged: RunDir) -> None:
-    """Writes the merged run's config and other records: those of the first shard, with the tasks of all shards."""
+    """Writes the merged run's config and other records: the first shard's records, but with the tasks of all shards."""
     first, names = shards.shards[0], list(shards.tasks)
     merged.config.write_text(_yaml(_of_all(first.config, names)), encoding="utf-8")
     provenance = {

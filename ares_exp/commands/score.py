@@ -268,7 +268,7 @@ def _has(rewards: Iterable[str], name: str) -> bool:
 def _check_name(scorer: ConfiguredScorer, file: Path, own: Iterable[str]) -> None:
     """Raises `ConfigError` if the scorer's name belongs to another reward, or to a scorer with another config.
 
-    Removes an incomplete last line from the scorer's file, or everything if it has no scores.
+    Removes an incomplete last line from the scorer's file, or empties the file if it contains no scores.
     """
     if _has(own, scorer.name):
         raise ConfigError(f"The run already has rewards named `{scorer.name}` from its own scorers or tests. {RENAME}")

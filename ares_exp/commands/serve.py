@@ -1,4 +1,4 @@
-"""The command `serve`: a run for trainers in other processes, which submit its episodes over HTTP."""
+"""The command `serve`: starts a run to which trainers in other processes submit episodes over HTTP."""
 
 from __future__ import annotations
 

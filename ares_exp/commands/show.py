@@ -203,8 +203,8 @@ def paged_console(*, is_wanted: bool = True) -> Iterator[Console]:
     """Yields a console whose output the user can read page by page, with a pager such as `less`.
 
     If `is_wanted` is false, no pager exists, or stdin or stdout is not a terminal, the console writes to stdout. At the
-    end, the function waits until the user has closed the pager. If this happens earlier, the rest of the output is
-    discarded.
+    end, the function waits until the user has closed the pager. If the user closes the pager before the end of the
+    output, the rest is discarded.
     """
     command = _pager() if is_wanted and sys.stdout.isatty() and sys.stdin.isatty() else None
     if command is None:

@@ -268,7 +268,7 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _stores(paths: Sequence[Path]) -> list[SnapshotStore]:
-    """Returns the snapshot stores at the paths. If there are several (`outputs/*`), skips folders without a store.
+    """Returns the snapshot stores at the paths. With several paths (`outputs/*`), skips folders without a store.
 
     Raises `UserError` if a path is not a folder, or if the only path has no store.
     """

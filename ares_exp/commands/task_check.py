@@ -315,9 +315,9 @@ def _execute(words: Sequence[str]) -> None:
 
 @contextmanager
 def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Inside of the context, SIGTERM to this process also ends the process of a run.
+    """Makes SIGTERM to this process also end the process of a run, while the context is active.
 
-    Ctrl-C reaches both processes, and the context then waits for the end of the run.
+    Ctrl-C reaches both processes. After Ctrl-C, the context waits for the end of the run.
     """
 
     def end(*_: object) -> None:
@@ -364,7 +364,7 @@ class Problem:
     Attributes:
         fault: Kind of the problem.
         message: Description of the problem.
-        outputs: Last lines that the solution and the tests printed, by heading; may be empty texts.
+        outputs: Last lines that the solution and the tests printed: heading → lines (empty if there was no output).
         files: Folder with the files of the episode; `None` if it does not exist.
         episode: Path of the episode for `ares-exp show`; `None` if the task was not run.
     """
@@ -405,9 +405,9 @@ class TaskVerdict:
 
 
 def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: float) -> TaskVerdict:
-    """Returns the verdict on a task from its results in both runs, `ran`. Attempts with a reward of `threshold` pass.
+    """Returns the verdict on a task from its results in the two runs `ran`. A reward of at least `threshold` passes.
 
-    If `candidate.problem` is set, the task was not run, and the problem is the verdict.
+    If `candidate.problem` is set, the task was not run, and the verdict contains only this problem.
     """
     if candidate.problem is not None:
         return TaskVerdict(candidate, (), (), (Problem(Fault.INVALID, candidate.problem, {}),))
@@ -442,7 +442,7 @@ def _of_solution(reward: float | None, rewards: Sequence[float | None], threshol
 
 
 def _of_nothing(reward: float | None, _: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
-    """Returns the fault of the tests if an agent that does nothing passed or has no reward, otherwise `None`."""
+    """Returns the fault and a message if an agent that does nothing passed or has no reward, otherwise `None`."""
     if reward is None:
         return Fault.TESTS_FAIL, "the tests write no reward for an agent that does nothing (expected 0)"
     if reward >= threshold:
@@ -468,7 +468,7 @@ def _problem(fault: Fault, message: str, result: EpisodeResult, run: RunDir, *, 
 
 
 def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
-    """Returns the last lines that the solution printed in each stage, by heading. Empty if there is no trajectory."""
+    """Returns the last lines that the solution printed in each stage: heading → lines. Empty without a trajectory."""
     try:
         episode = EpisodeTrajectory.load(run.trajectories / f"{result.episode_id}.json")
     except (OSError, AresExpError):
@@ -486,7 +486,7 @@ def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
 
 
 def _printed(what: str, shown: str) -> tuple[str, str]:
-    """Returns a heading, and the last lines of the output in a message of the shell agent. `what` names the program."""
+    """Returns a heading for the program `what`, and the last lines of its output from the message `shown`."""
     found = SHOWN_OUTPUT.fullmatch(shown)
     text = _last_lines(shown if found is None else found[2])
     code = "" if found is None else f" (exit code {found[1]})"

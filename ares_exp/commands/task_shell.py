@@ -177,7 +177,7 @@ def _recorded(
 ) -> tuple[HarborTask, EpisodeParts]:
     """Returns the task of a snapshot, and `episode` with the container backend that is recorded in the snapshot.
 
-    If an override sets `container=…`, the backend in `episode` remains.
+    If an override sets `container=…`, returns `episode` unchanged.
     """
     from ares_exp.environments.recorded_setup import recorded_container_factory, recorded_task
 
@@ -193,10 +193,7 @@ def _recorded(
 async def _started(
     task: HarborTask, episode: EpisodeParts, restored: EnvironmentSnapshot | None
 ) -> AsyncIterator[Container]:
-    """Yields a task's container, started and prepared for the first stage, or restored from a snapshot.
-
-    At the end, removes the container.
-    """
+    """Yields a task's container, prepared for the first stage or restored from a snapshot. Removes it at the end."""
     from ares_exp.containers.filesystem.delta import StoredChanges
     from ares_exp.containers.filesystem.delta_encoding import get_delta
 

@@ -157,7 +157,7 @@ class _Request(BaseHTTPRequestHandler):
                 self._send(422, f"{error.filename}: {error.strerror}")
 
     def _rejected(self, *, is_first: bool) -> tuple[int, str] | None:
-        """Checks that no other site has caused the request. If one may have, returns an HTTP status and a reason."""
+        """Returns an HTTP status and a reason if another site may have caused the request, otherwise `None`."""
         hosts = [f"{name}:{self.server.port}" for name in (HOST, "localhost")]
         if self.headers.get_all("Host", []) not in [[host] for host in hosts]:
             return 421, f"Expected a request to the host {hosts[0]}."
@@ -236,7 +236,10 @@ class Shelf:
         self._lock = threading.Lock()
 
     def run(self, key: str) -> ShelvedRun | None:
-        """Returns the run with this key, its path relative to the folder; `None` if there is no such run."""
+        """Returns the run with the key `key`; `None` if there is no such run.
+
+        The key is the path of the run: relative to the folder of runs, or unchanged if the shelf contains a single run.
+        """
         if key not in self._runs:
             self._read()
         return self._runs.get(key)
@@ -289,10 +292,7 @@ class ShelvedRun:
         return self._made("", make)
 
     def episode_text(self, episode_id: str) -> tuple[str, str]:
-        """Returns the data of an episode for the page, as JSON, and the entity tag of this text.
-
-        Raises `KeyError` if the episode has no trajectory.
-        """
+        """Returns an episode's JSON data for the page and its entity tag. Raises `KeyError` without a trajectory."""
         return self._made(f"e{episode_id}", lambda shown: shown.episode(episode_id))
 
     def _made(self, name: str, make: Callable[[ShownRun], Mapping[str, Any]]) -> tuple[str, str]:

@@ -112,7 +112,7 @@ def _files(run_dir: Path) -> list[Path]:
 
 
 def _upload_run(run_dir: Path, folder: Path, *, again: bool) -> bool:
-    """Uploads what is missing of a run in W&B, or everything if `again` is set. Returns whether nothing is missing now.
+    """Uploads a run's missing records to W&B, or all records if `again` is set. Returns whether the upload is complete.
 
     `folder` is a temporary folder for W&B's logs.
     """

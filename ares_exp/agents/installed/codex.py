@@ -51,7 +51,7 @@ enabled = {subagents}
 enabled = false
 """
 _STATE = "/tmp/ares_exp-codex"
-"""Directory in the container for Codex's databases. It is not saved, because they are not used after the episode."""
+"""Directory in the container for Codex's databases. They are not saved, because they are unused after the episode."""
 
 
 class CodexRecipe(PackagedRecipe):
@@ -150,8 +150,7 @@ class CodexFactory(InstalledAgentFactory):
                 request (`stream_idle_timeout_ms`). Keepalives count as events.
             extra_args: Additional arguments of `codex exec`, such as `-c key=value`.
             env: Additional environment variables of Codex.
-            port: Port on the container's loopback at which Codex reaches the LLM. If it is in use, the next ports are
-                tried.
+            port: Port on the container's loopback for requests to the LLM. If it is in use, the next ports are tried.
             keepalive_sec: Interval in seconds between keepalives while Codex waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
         """

@@ -38,7 +38,7 @@ class FileOption(BaseModel, extra="forbid", frozen=True):
     Attributes:
         text: Contents of the file.
         path: Path on the host of a text file with the contents.
-        fill: Whether `$ARES_LLM_URL` and the other variables in the contents are replaced by their values.
+        fill: Whether `$ARES_LLM_URL` and the other `$ARES_…` variables in the contents are replaced by their values.
         mode: Octal mode of the file, such as `"600"`.
     """
 
@@ -60,7 +60,8 @@ class CommandRecipe:
     Attributes:
         version: Name, version and digest of the package, and a digest of the files and the mounted directory; `None` if
             the agent has no package, no files and no mounted directory.
-        supports: Names of the parts of a task, such as `skills_dir`, whose variables occur in the options.
+        supports: Names of supported parts of a task, such as `skills_dir`. A part is supported if an option contains
+            the part's environment variable, such as `ARES_SKILLS`.
     """
 
     version: str | None = None
@@ -144,7 +145,7 @@ class CommandRecipe:
         return await self._package.find(container) if self._package is not None else ""
 
     def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command, with the episode's values substituted in the environment variables and the files."""
+        """Returns the command of one episode. Replaces `$ARES_…` variables in the environment variables and files."""
         known = launch.variables | ({"ARES_AGENT_MOUNT": MOUNT_TARGET} if self._mounts else {})
         path = f'PATH="{launch.program}/bin:$PATH"\n' if launch.program else ""
         return LaunchedCommand(
@@ -190,25 +191,24 @@ class CommandAgentFactory(InstalledAgentFactory):
         """Validates the options.
 
         Args:
-            command: Shell source, run in the container as the agent's user. Its standard input is the instruction. Its
-                environment contains `ARES_LLM_URL`, `ARES_LLM_KEY`, `ARES_MODEL`, `ARES_INSTRUCTION_FILE`,
+            command: Shell source, run in the container as the agent's user. Its standard input is the instruction. It
+                gets the environment variables `ARES_LLM_URL`, `ARES_LLM_KEY`, `ARES_MODEL`, `ARES_INSTRUCTION_FILE`,
                 `ARES_AGENT_DIR` (saved as `files/<episode>/agent/`), `ARES_MCP_FILE` (a JSON file with the task's MCP
                 servers), `ARES_SKILLS` (the directory of the task's skills) and, with `mount`, `ARES_AGENT_MOUNT`.
             env: Additional environment variables. `$ARES_LLM_URL` and the other variables are replaced by their values.
-            files: Text files to create in the container: path in the container → path on the host, or
-                `{text, path, fill, mode}`. `text` is the content, or `path` a file on the host. With `fill: true`,
+            files: Text files to create in the container: path in the container → path on the host, or `{text, path,
+                fill, mode}`. Set either `text` to the content or `path` to a file on the host. With `fill: true`,
                 `$ARES_LLM_URL` and the other variables in the content are replaced. `mode: "600"` sets the mode.
             mount: Host directory to mount read-only at `$ARES_AGENT_MOUNT`.
             package: Name of a package (`ares-exp agents list`). It is mounted read-only, and its programs precede all
-                others on `PATH`. A package of ares_exp is packed at the start of the run if it is missing.
+                others on `PATH`. If a package that ares_exp defines is missing, it is packed at the start of the run.
             name: Name of the agent in records.
             model_name: Model name that the agent sends in its requests. With `None`, the name is `policy`.
             conversation_headers: Names of request headers whose values identify the conversation.
             ok_exit_codes: Exit codes that count as success. Default: only 0.
             normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in patterns
                 (times, process ids): `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
-            port: Port on the container's loopback at which the program reaches the LLM. If it is in use, the next ports
-                are tried.
+            port: Port on the container's loopback for requests to the LLM. If it is in use, the next ports are tried.
             keepalive_sec: Interval in seconds between keepalives while the program waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
             background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`

@@ -1,4 +1,4 @@
-"""`agent=harbor`: unmodified agent classes of the package Harbor, with the containers of ares_exp."""
+"""`agent=harbor`: unmodified agent classes of the package Harbor, which use the containers of ares_exp."""
 
 from __future__ import annotations
 
@@ -117,9 +117,9 @@ class HarborEnvironment:
         self.task_env_config = SimpleNamespace(workdir=None)
 
     async def link_programs(self, root: str, link: str | None) -> None:
-        """Creates links to the programs in `root/bin` where Harbor's classes look for them.
+        """Creates links to the programs in the container's `root/bin` where Harbor's classes look for programs.
 
-        Also sets `default_user`, the working directory and `PATH` to the values of the agent's user.
+        Also sets `default_user` to the agent's user, and the working directory and `PATH` to the values for this user.
 
         Raises:
             AgentInstallError: The user has no home directory that can be written to.
@@ -146,9 +146,10 @@ class HarborEnvironment:
         timeout_sec: float | None = None,
         user: User | None = None,
     ) -> HarborResult:
-        """Runs a command in the container. Does not pass variables of `env` that contain a secret of this machine.
+        """Runs a command with the environment variables in the argument `env` and in the attribute `env`.
 
-        The variables of the attribute `env` are always passed. They include the variables in the config.
+        The attribute contains the variables in the config, which may contain secrets of this machine. Variables of the
+        argument that contain such a secret are not passed.
         """
         from harbor.environments.base import ExecResult as HarborResult
 
@@ -195,8 +196,8 @@ class HarborEnvironment:
     async def _watched(self, call: Coroutine[Any, Any, _Result]) -> _Result:
         """Awaits a call to the container, and stores its error in `failure`.
 
-        If a call was cancelled, later calls are cancelled immediately. Otherwise, cleanup code of the class could still
-        run commands.
+        If a call was cancelled, later calls are cancelled immediately, so that cleanup code of the class runs no
+        commands.
         """
         if self._cancelled:
             call.close()
@@ -264,7 +265,7 @@ class HarborAgent(InstalledAgent):
         self._judge(ExecResult(error, 1 if error else 0, 0.0))
 
     async def _run(self, agent: BaseAgent, task: str, root: str, logs: Path) -> str:
-        """Runs the setup and the agent of the Harbor class, and saves its trajectory.
+        """Runs the setup and the agent of the Harbor class, and saves the trajectory file that the class writes.
 
         Returns the text of the error that the class raised, or `""`. An error of the container is raised.
         """
@@ -317,7 +318,8 @@ class HarborAgentFactory(InstalledAgentFactory):
             name: Name of an agent of Harbor (`harbor run --agent NAME`), or the import path of a class.
             version: Version of the agent's program, which is passed to the class.
             model_name: Model name that the agent sends in its requests, with or without its provider.
-            api_format: API of the requests. Default: Chat Completions if the class supports it, otherwise another API.
+            api_format: API of the requests. Default: Chat Completions if the class supports it, otherwise the first of
+                Responses, Messages and generateContent that the class supports.
             env: Additional environment variables of the class and of its commands.
             kwargs: Arguments of the class, as `--agent-kwarg` sets them.
             package: Name of the package with the program (`ares-exp agents list`). Default: the package of ares_exp for
@@ -325,8 +327,7 @@ class HarborAgentFactory(InstalledAgentFactory):
             mount: Host directory with the program in `bin/`, mounted read-only instead of a package.
             normalise: Patterns for the parts of requests that differ in every run, in addition to the built-in
                 patterns: `{pattern, replacement}`. Resumes, branches and replays ignore these differences.
-            port: Port on the container's loopback at which the agent reaches the LLM. If it is in use, the next ports
-                are tried.
+            port: Port on the container's loopback for requests to the LLM. If it is in use, the next ports are tried.
             keepalive_sec: Interval in seconds between keepalives while the agent waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
             background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
@@ -358,11 +359,7 @@ class HarborAgentFactory(InstalledAgentFactory):
         )
 
     async def preflight(self) -> None:
-        """Prepares the package, and checks the options by creating an instance of the Harbor class.
-
-        Raises:
-            ConfigError: The class rejects its options.
-        """
+        """Packs the package if it is missing. Raises `ConfigError` if the Harbor class rejects its options."""
         await super().preflight()
         async with working_directory("agent") as folder:
             try:

@@ -61,7 +61,7 @@ class EndpointOptions:
 class InstalledAgentFactory(AgentFactoryBase):
     """Creates agents that run the program of a recipe.
 
-    These agents cannot be replayed from a journal, because a program in the container is not deterministic.
+    A program is not deterministic, so these agents cannot be replayed from a journal.
     """
 
     deterministic = False
@@ -128,12 +128,12 @@ class InstalledAgent:
         self._version: str | None = None
 
     def set_context(self, context: AgentContext) -> None:
-        """Stores the further parts of the task, which `run` passes to the recipe."""
+        """Stores the task's context, such as skills and MCP servers, which `run` passes to the recipe."""
         self._context = context
 
     @property
     def facts(self) -> AgentFacts:
-        """Facts about the requests from the program so far."""
+        """Facts so far, such as the program's version and its number of requests."""
         report = self._line.report if self._line is not None else AgentFacts("")
         return replace(report, name=self._recipe.name, version=self._version or self._recipe.version)
 
@@ -173,10 +173,7 @@ class InstalledAgent:
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[tuple[Line, ForwardedPort]]:
-        """Opens a `Line` for the program's LLM calls, and a forwarded port through which the program reaches it.
-
-        Closes both on exit.
-        """
+        """Opens a `Line` for the program's LLM calls, and a forwarded port to it. Closes both on exit."""
         from ares_exp.agents.interception.agent_endpoint import Endpoint
 
         if not isinstance(self._container, ServingContainer):

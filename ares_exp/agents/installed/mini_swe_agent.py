@@ -104,8 +104,7 @@ class MiniSweAgentFactory(InstalledAgentFactory):
             env: Additional environment variables of `mini`.
             libc: Build to install: `glibc`, `musl` (for images without glibc), or `auto`, which uses the installed
                 builds, or installs the glibc build if there are none.
-            port: Port on the container's loopback at which `mini` reaches the LLM. If it is in use, the next ports are
-                tried.
+            port: Port on the container's loopback for requests to the LLM. If it is in use, the next ports are tried.
             keepalive_sec: Interval in seconds between keepalives while `mini` waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
         """

@@ -34,10 +34,7 @@ class OpencodeRecipe(PackagedRecipe):
         return placed.path("bin", "opencode")
 
     def check(self, placed: Placed) -> str:
-        """Returns a command that prints the version.
-
-        Even `--version` creates directories in the home directory, so the command uses a temporary one.
-        """
+        """Returns a command that prints the version. It uses a temporary home, because opencode creates directories."""
         home = " ".join(f"{name}={_HOME_OF_CHECK}" for name in ("HOME", *_XDG))
         return f"{home} {self.program(placed)} --version; code=$?; rm -rf {_HOME_OF_CHECK}; exit $code"
 

@@ -77,11 +77,7 @@ class PackagedRecipe:
         return self._mounts
 
     async def preflight(self) -> None:
-        """Installs the package if it is missing.
-
-        Raises:
-            ToolboxError: The package cannot be installed. The message contains the command to try again.
-        """
+        """Installs the package if it is missing. Raises `ToolboxError`, with a command to try again, if this fails."""
         installed = await ready_builds(self.package, libc=self._libc, pythons=self._pythons)
         self._builds = tuple(one.build for one in installed)
         self._mounts = tuple(one.mount for one in installed)
@@ -101,7 +97,7 @@ class PackagedRecipe:
         raise NotImplementedError
 
     def check(self, placed: Placed) -> str:
-        """Returns a command that prints the version if the program runs in the container."""
+        """Returns a command that prints the version if the container can run the program."""
         return f"{self.program(placed)} --version"
 
     def command(self, launch: Launch) -> LaunchedCommand:
@@ -145,8 +141,7 @@ class PackagedAgentFactory(InstalledAgentFactory):
             env: Additional environment variables of the program.
             libc: Build to install: `glibc`, `musl` (for images without glibc, if available), or `auto`, which uses the
                 installed builds, or installs the glibc build if there are none.
-            port: Port on the container's loopback at which the agent reaches the LLM. If it is in use, the next ports
-                are tried.
+            port: Port on the container's loopback for requests to the LLM. If it is in use, the next ports are tried.
             keepalive_sec: Interval in seconds between keepalives while the agent waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
             background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`

@@ -37,7 +37,7 @@ class Launch:
         directory: Directory for session files, `AGENT_DIR`. The directory exists, is writable for the agent, and is
             saved in the run directory.
         program: Return value of `AgentRecipe.find_program`.
-        context: Further parts of the task, such as skills and MCP servers.
+        context: Skills, MCP servers and earlier messages of the task.
     """
 
     url: str
@@ -163,11 +163,7 @@ class AgentRecipe(Protocol):
         ...
 
     async def preflight(self) -> None:
-        """Prepares the program on this machine, before the first episode.
-
-        Raises:
-            PreflightError: The program cannot be prepared. The message suggests a fix.
-        """
+        """Reads or installs what the program needs. Raises `PreflightError`, with a suggested fix, if this fails."""
         ...
 
     async def find_program(self, container: AgentContainer) -> str:

@@ -61,7 +61,7 @@ class Connection(web.RequestHandler):
         line: `Line` that connects the agent to its LLM.
         request: HTTP request that is being handled; `None` between requests.
         is_half_closed: Whether the client has closed its sending side, but may still read the response.
-        served: Call whose complete response was written for the last request; `None` if there was none.
+        served: Call whose complete response was sent to the last HTTP request; `None` if no response was sent.
         waits_for: Call whose response the client waits for; `None` if it does not wait.
     """
 
@@ -105,7 +105,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Rejects a malformed HTTP request, with an error in the format of the first wire (the client's is unknown).
+        """Rejects a malformed HTTP request. Its wire format is unknown, so the error has the first format in `WIRES`.
 
         Unlike the base class, logs no traceback, unless the error is on the side of the server.
         """
@@ -272,7 +272,7 @@ class Endpoint:
 
 
 class _RefusedError(Exception):
-    """A request is rejected with the HTTP status `status` and this message."""
+    """A rejected request. The client gets the HTTP status `status` and the error's message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -311,10 +311,7 @@ class _Exchange:
         return out
 
     async def whole(self, starts_sec: float, keepalive_sec: float) -> web.StreamResponse:
-        """Sends the response as one JSON body, after keepalives if it takes longer than `starts_sec`.
-
-        Raises the same errors as `stream`.
-        """
+        """Sends the response as one JSON body, with keepalives after `starts_sec`. Raises the errors of `stream`."""
         out = web.StreamResponse(headers={"Content-Type": "application/json"})
         response = await self._turn.respond(starts_sec)
         if response is None:
@@ -336,7 +333,7 @@ class _Exchange:
         await out.write(data)
 
     async def _end(self, out: web.StreamResponse) -> None:
-        """Ends the HTTP response, and marks it as delivered. If the connection breaks later, the mark is removed."""
+        """Ends the HTTP response and marks the call as delivered. If the connection breaks, the mark is removed."""
         await out.write_eof()
         if self._request.transport is not None and not self._connection.is_half_closed:
             self._turn.is_delivered = True
@@ -364,10 +361,7 @@ def client_keys(headers: Mapping[str, str], query: Mapping[str, str]) -> list[st
 
 
 def _route(request: web.BaseRequest) -> tuple[str, dict[str, Any]]:
-    """Returns the path of a request in the form of `Wire.path`, and additional body fields from the path.
-
-    If the client left out `/v1`, it is added. Only Google's clients send fields in the path; see `split_path`.
-    """
+    """Returns the path, with a missing `/v1` added, and the body fields that Google's clients put in the path."""
     path = request.path.rstrip("/") or "/"
     if path != "/" and not path.startswith("/v1"):
         path = f"/v1{path}"
@@ -405,7 +399,7 @@ def _json(body: bytes, *, status: int = 200) -> web.Response:
 def _models(name: str | None) -> bytes:
     """Returns the JSON description of the model `name`, or a list with the model `policy` if `name` is `None`.
 
-    The fields are a combination that the clients of all wires accept.
+    A description contains the fields of all wire formats, so that the clients of all formats accept it.
     """
     created = int(time.time())
     model = {

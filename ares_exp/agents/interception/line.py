@@ -86,9 +86,9 @@ class Conversation:
             `side-…` for a background conversation, which offers no tools. `…` is the start of the first request's
             fingerprint (digest), so the name does not depend on the order in which conversations start. If no request
             of an episode offers tools, the records name the first conversation `main`.
-        key: Name of the conversation in a header, or `MAIN_KEY` if the request has no such header. Empty if the agent
-            does not use headers for this purpose.
-        has_tools: Whether any of its requests offers tools.
+        key: Value of the header that identifies the conversation, or `MAIN_KEY` if its requests have no such header.
+            Empty if the agent does not identify conversations by a header.
+        has_tools: Whether any request of the conversation offers tools.
         last: Digests of the conversation's last request.
         turns: Calls that may be retried, by the fingerprints of their requests.
     """
@@ -100,7 +100,7 @@ class Conversation:
     turns: dict[str, Turn] = field(default_factory=dict)
 
     def is_repeated_by(self, request: LLMRequest) -> bool:
-        """Returns whether a request contains the last response, and neither it nor the conversation has tools."""
+        """Returns whether a request without tools repeats the last response of this conversation without tools."""
         turn = self.turns.get(self.last.fingerprint)
         if self.has_tools or request.tools or turn is None or not turn.call.done() or turn.call.cancelled():
             return False
@@ -123,8 +123,8 @@ class Conversations:
     def find(self, request: LLMRequest, key: str, asked: Canonical) -> Conversation:
         """Returns the conversation to which a request belongs, after starting a new one if necessary.
 
-        `key` is the value for `Conversation.key`, and `asked` contains the digests of the request, which become
-        `Conversation.last`.
+        `key` identifies the conversation, as in `Conversation.key`. `asked` contains the digests of the request, which
+        are stored as `Conversation.last`.
         """
         if key:  # one name may have two conversations: with tools, and without
             named = [conversation for conversation in self._conversations if conversation.key == key]
@@ -164,11 +164,11 @@ def _longest(conversations: Sequence[Conversation], asked: Canonical) -> Convers
 
 KEEPALIVE_SEC = 10.0
 BackgroundRequests = Literal["observe", "answer"]
-"""Handling of background requests: with `observe`, each is an observation; with `answer`, it is not a step."""
+"""Whether a background request is an observation (`observe`) or gets a response without a step (`answer`)."""
 
 RETRY_HEADER = "x-stainless-retry-count"
 MAIN_KEY = "main"
-"""Conversation key of a request without a conversation name, if the agent uses headers with such names."""
+"""Conversation key of requests without a header that identifies the conversation. See `Conversation.key`."""
 _FORWARDED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -180,7 +180,7 @@ _FORWARDED = {
     "top_k": "top_k",
     "topK": "top_k",
 }
-"""Names of sampling parameters in the wire formats, and the fields of `LLMRequest` for them."""
+"""Names of sampling parameters in the wire formats (keys), and the equivalent fields of `LLMRequest` (values)."""
 
 _logger = logging.getLogger(__name__)
 

@@ -19,10 +19,7 @@ from ares_exp.llms.responses_tools import ToolForm
 from ares_exp.llms.wire import shorten, typed
 
 MAX_DEPTH = 100
-"""Maximum depth of nested lists and objects in a body.
-
-In real requests, tool schemas are nested the deepest, with fewer than 20 levels.
-"""
+"""Maximum depth of nested lists and objects in a body. Tool schemas of real requests have fewer than 20 levels."""
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NAME = re.compile(r"`([^`]+)`")
@@ -89,7 +86,7 @@ class Losses:
 
 
 def take(body: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a body in two: the fields that are not in `names`, and the fields in `names` that are not empty."""
+    """Splits a body into the fields outside of `names` and the non-empty fields in `names`."""
     wanted = frozenset(names)
     rest = {key: value for key, value in body.items() if key not in wanted}
     return rest, {key: body[key] for key in body if key in wanted and body[key] not in (None, [], {}, "")}
@@ -106,7 +103,7 @@ def make_asked(
     wants_usage: bool = True,
     forms: Mapping[str, ToolForm] | None = None,
 ) -> Asked:
-    """Creates an `Asked` from the request and the values that a wire has read. `prefix` starts the response's id.
+    """Creates an `Asked` from a request and the values that a wire has read. The response's id starts with `prefix`.
 
     Raises:
         WireFormatError: The request contains only the URL of some media, not their bytes.
@@ -128,10 +125,7 @@ def make_asked(
 
 
 def _refuse_remote_media(request: LLMRequest) -> None:
-    """Rejects media with a remote URL.
-
-    The policy's endpoint would fetch the URL, so the agent could bypass the network policy of its container.
-    """
+    """Rejects media with a remote URL, because fetching it would bypass the network policy of the agent's container."""
     for message in request.messages:
         for part in parts_of(message):
             kind = part.get("type")

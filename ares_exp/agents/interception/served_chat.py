@@ -12,7 +12,7 @@
 | other tools, `response_format`, `metadata`, and all other fields | listed in `origin.dropped` |
 
 The response contains the reasoning as text in `reasoning_content`. If the reasoning consists of several texts,
-`reasoning_details` also contains it. Token ids, log-probabilities, costs and times are not sent to agents.
+`reasoning_details` also contains these texts. Token ids, log-probabilities, costs and times are not sent to agents.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ChatCompletionsWire:
     count_path: str | None = None
 
     def read(self, body: Any) -> Asked:
-        """Converts the body of a request."""
+        """Converts the body of a request to an `Asked`."""
         losses = Losses()
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
         if sampling.get("n", 1) != 1:
@@ -134,10 +134,7 @@ class ChatCompletionsWire:
 
 
 def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
-    """Returns the fields `tools` and `tool_choice` of a request. Drops tools that are not functions.
-
-    If no tool remains, both fields are `None`.
-    """
+    """Returns the functions in `tools`, and `tool_choice`; `None` for both without functions. Drops other tools."""
     tools = []
     for tool in optional(body, "tools", list) or ():
         kind = optional(typed(tool, "tools[]", Mapping), "type", str) or "function"
@@ -163,7 +160,7 @@ def _unmarked(message: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
 
 
 def _completion(asked: Asked, response: LLMResponse) -> dict[str, Any]:
-    """Returns the response as a `chat.completion`, which cannot represent the order and boundaries of the parts."""
+    """Returns the response as a `chat.completion`. This format loses the order of reasoning, texts and tool calls."""
     shown = LLMResponse(
         with_call_ids(asked, response).data,
         usage=response.usage,

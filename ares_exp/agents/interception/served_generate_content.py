@@ -8,7 +8,7 @@
 schema become types of a JSON schema |
 | `functionCall`, `functionResponse` without `id` | matched by name and order |
 | `inlineData` in messages and function responses | supported |
-| `thoughtSignature` of this package, parts with `thought` | reasoning of the message, verbatim |
+| `thoughtSignature` created by ares_exp, parts with `thought` | reasoning of the message, verbatim |
 | `maxOutputTokens`, `temperature`, `thinkingConfig` and similar fields (`SAMPLING`) | `origin.sampling` |
 | `fileData`, `cachedContent`, `candidateCount` above 1 | rejected |
 | tools of the provider (`googleSearch`), `responseSchema`, `safetySettings`, other signatures, and all other fields | \
@@ -111,7 +111,7 @@ class GenerateContentWire:
     count_path: str | None = _COUNT
 
     def read(self, body: Any) -> Asked:
-        """Converts the body of a request, with the fields from `split_path`."""
+        """Converts the body of a request, with the fields from `split_path`, to an `Asked`."""
         losses = Losses()
         lose = on_loss(False, losses)
         body = _fields(body, "the request")
@@ -218,7 +218,7 @@ def _messages(contents: Sequence[Any], lose: Report) -> Iterator[dict[str, Any]]
 
 
 def _pieces(parts: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[Piece]:
-    """Yields the pieces of an earlier response, converted from the parts that the client sends back."""
+    """Yields the texts, thoughts and tool calls of an earlier response, from the `parts` that the client sends back."""
     thoughts: list[ThinkingData] = []
     for part in parts:
         signature = optional(part, "thoughtSignature", str)
@@ -246,7 +246,7 @@ def _pieces(parts: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[Piece]
 
 
 def _tool_message(part: Mapping[str, Any], open_calls: list[ToolCallData], lose: Report) -> dict[str, Any]:
-    """Converts a function response to a tool message. Finds its call in `open_calls` by id or name, and removes it."""
+    """Converts a function response to a tool message. Removes the matching call (by id or name) from `open_calls`."""
     answer = _fields(part["functionResponse"], "functionResponse")
     check_keys(answer, {"id", "name", "response", "parts"}, "function response", lose)
     name, call_id = required(answer, "name", str), optional(answer, "id", str)
@@ -410,7 +410,7 @@ def _sealed(thoughts: Sequence[ThinkingData]) -> str:
 
 
 def _unsealed(signature: str) -> list[ThinkingData] | None:
-    """Decodes the thoughts from a signature. Returns `None` if this package did not create the signature."""
+    """Decodes the thoughts from a signature. Returns `None` if ares_exp did not create the signature."""
     try:
         seal, *pieces = parse_body(urlsafe_b64decode(signature.replace("+", "-").replace("/", "_")))
         thoughts = [piece_from_dict(piece) for piece in pieces]

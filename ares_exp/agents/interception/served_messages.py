@@ -49,7 +49,7 @@ class MessagesWire:
     count_path: str | None = "/v1/messages/count_tokens"
 
     def read(self, body: Any) -> Asked:
-        """Converts the body of a request."""
+        """Converts the body of a request to an `Asked`."""
         losses = Losses()
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
         if (optional(sampling, "output_config", Mapping) or {}).get("format"):

@@ -61,7 +61,7 @@ class ResponsesWire:
     count_path: str | None = "/v1/responses/input_tokens"
 
     def read(self, body: Any) -> Asked:
-        """Converts the body of a request."""
+        """Converts the body of a request to an `Asked`."""
         losses = Losses()
         rest, sampling = take(typed(body, "the request", Mapping), SAMPLING)
         rest, options = take(rest, ["stream_options", "background"])

@@ -18,7 +18,7 @@ class Asked:
     """One request as sent by an agent's client.
 
     Attributes:
-        request: Request. Its `origin` is complete except for the conversation.
+        request: Converted request. Its `origin` is complete except for the conversation.
         streamed: Whether to send the response as a stream of server-sent events.
         model: Requested model name, which the response repeats.
         response_id: Id of the response, created when the request was read.
@@ -26,8 +26,7 @@ class Asked:
         wants_usage: Whether the client wants token counts at the end of a stream. Always `True`, except in the
             chat-completions format.
         is_list: Whether a response that is not streamed is sent as a list with one item.
-        forms: Formats in which the client expects calls to special tools, by the tools' names in the request to the
-            policy.
+        forms: Formats of calls to special tools in the response: name of the tool in `request` → format.
     """
 
     request: LLMRequest
@@ -56,7 +55,7 @@ class Wire(Protocol):
     count_path: str | None
 
     def read(self, body: Any) -> Asked:
-        """Converts a JSON body. `request.origin.dropped` lists the fields that an `LLMRequest` cannot represent.
+        """Converts a JSON body to an `Asked`. `request.origin.dropped` lists fields that `LLMRequest` does not support.
 
         Raises:
             WireFormatError: The body is malformed, or has an unsupported field that cannot be dropped.
@@ -72,7 +71,7 @@ class Wire(Protocol):
         ...
 
     def keepalive(self, asked: Asked, number: int) -> bytes:
-        """Returns the bytes of a stream's keepalive, which prevents a timeout of the client. Numbers start at 1."""
+        """Returns a stream's keepalive, which prevents a timeout of the client. The first keepalive has `number` 1."""
         ...
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:

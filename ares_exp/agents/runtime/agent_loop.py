@@ -28,7 +28,7 @@ _Ts = TypeVarTuple("_Ts")
 
 
 MAX_CALLBACKS = 200_000
-"""Maximum number of callbacks in one call of `pump`, which take a few tenths of a second. Stops an endless loop."""
+"""Maximum number of callbacks in one call of `pump` (a few tenths of a second), so that an endless loop is stopped."""
 
 
 class AgentLoop(asyncio.AbstractEventLoop):
@@ -42,7 +42,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
     """
 
     def __init__(self, owner: AgentRuntime) -> None:
-        """Creates a loop. `owner` performs the operations that leave the loop, such as timers and threads."""
+        """Creates a loop. `owner` performs operations outside of the loop, such as timers and threads."""
         self.now = 0.0
         self.is_pumping = False
         self.ran_away = False
@@ -51,7 +51,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
 
     def pump(self, clock_and_random: AbstractContextManager[object]) -> None:
-        """Runs callbacks until none is ready. After `MAX_CALLBACKS`, drops the others and sets `ran_away`.
+        """Runs callbacks until none is ready. After `MAX_CALLBACKS`, drops the remaining ones and sets `ran_away`.
 
         The callbacks run inside of the context manager `clock_and_random`.
         """
@@ -88,14 +88,11 @@ class AgentLoop(asyncio.AbstractEventLoop):
                 asyncio._enter_task(outer, outer_task)
 
     def let_go(self) -> None:
-        """Drops the reference to the owner after the agent has ended, so that their memory is freed immediately.
-
-        Later timers and reports do nothing.
-        """
+        """Drops the owner after the agent has ended, to free memory. Later timers and error reports have no effect."""
         self._owner = None
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Closes an unfinished asynchronous generator on this loop. Otherwise, the outer loop would close it."""
+        """Closes an unfinished asynchronous generator on this loop. By default, asyncio would use the outer loop."""
         self.call_soon(lambda: self.create_task(generator.aclose()))
 
     def run_soon(self, handle: asyncio.Handle) -> None:
@@ -152,10 +149,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """Runs a function in a thread. A replay calls the function again, so it must not have side effects.
-
-        `executor` is ignored.
-        """
+        """Runs `func` in a thread. A replay calls `func` again, so it must have no side effects. Ignores `executor`."""
         if self._owner is None:
             raise EpisodeStateError("The agent's part of the episode has ended, so no more threads can start.")
         return self._owner.run_in_thread(func, args)

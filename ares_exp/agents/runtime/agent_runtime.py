@@ -126,11 +126,7 @@ class AgentRuntime:
         perform: Callable[[], Awaitable[Any]] | None = None,
         again: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Executes a call of the agent and returns its value. See `Call` for the arguments.
-
-        Raises:
-            EpisodeStateError: The agent phase has ended, but a task of the agent still tries to make a call.
-        """
+        """Executes a `Call` and returns its value. Raises `EpisodeStateError` if the agent phase has ended."""
         if self._closed:
             await asyncio.sleep(0)  # yields, so that a loop of calls does not block other tasks
             raise EpisodeStateError(f"The agent's part of the episode has ended, so no more {kind} calls are allowed.")
@@ -197,7 +193,7 @@ class AgentRuntime:
         Args:
             agent: Function that returns the agent's coroutine.
             elapsed_sec: Value of `elapsed_sec` when the journal ended.
-            originals: Recorded requests; see `JournalReplay`.
+            originals: Recorded requests by call number, to quote them in errors.
 
         Raises:
             DivergenceError: The agent does not make the recorded calls.
@@ -284,7 +280,8 @@ class AgentRuntime:
     ) -> Call:
         """Adds a call to the journal. In a replay, finds the call in the journal instead.
 
-        If the journal does not contain the call, the call never completes, so that the agent cannot continue.
+        If a replayed agent makes a call that is not in the journal, the call never completes, so the agent cannot
+        continue.
         """
         future = None if kind == "timer" else self._loop.create_future()
         if self._replay is None:
@@ -338,7 +335,7 @@ class AgentRuntime:
             self._works.discard(call.work)
 
     def deliver(self, call: Call, value: Any, error: BaseException | None = None) -> None:
-        """Records the result of a call, and runs the agent with it, unless the agent has cancelled the call."""
+        """Records the result of a call, and runs the agent with it. Ignores the result of a call that was cancelled."""
         if self._held is not None:
             self._held.append(functools.partial(self.deliver, call, value, error))
             return
@@ -402,7 +399,7 @@ class AgentRuntime:
         return call.future
 
     def report(self, context: dict[str, Any]) -> None:
-        """Passes an exception that no task of the agent awaits to the outer loop. Ignores it after a cancellation."""
+        """Passes an unhandled exception of the agent's tasks to the outer loop, unless the agent was cancelled."""
         if not self._closed:
             self._outer.call_exception_handler(context)
 

@@ -67,7 +67,7 @@ class HostFiles:
 
     @classmethod
     def read(cls, path: Path) -> HostFiles:
-        """Reads the files at `path`, unless they are larger than `MAX_BYTES` in total. Blocks."""
+        """Reads the files at `path`. Sets `files` to `None` if they are larger than `MAX_BYTES` in total. Blocks."""
         total, found = 0, []
         for one in [path] if path.is_file() else sorted(path.rglob("*")):
             if one.is_symlink() or not one.is_file():
@@ -102,10 +102,9 @@ class HostFiles:
         return self.files
 
     def write(self, path: Path) -> None:
-        """Writes the files to `path`.
+        """Writes the files to `path`. Raises `SnapshotUnsupportedError` if a file would be outside of `path`.
 
-        Raises:
-            SnapshotUnsupportedError: The name of a file is a path outside of `path`.
+        Also raises the errors of `to_keep`.
         """
         for name, mode, data in self.to_keep():
             target = path / name if name else path
@@ -143,7 +142,7 @@ _PYTHONS: tuple[type[Exception], ...] = (
 )
 _OURS = (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AresExpError))
 _RAISABLE = {kind.__name__: kind for kind in (*_PYTHONS, *_OURS)}
-"""Exceptions that a journal may contain as results of calls: common Python exceptions, and those of this package."""
+"""Exceptions that a journal may contain as results of calls: common Python exceptions, and ares_exp's exceptions."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -158,11 +157,7 @@ class JournalEncoder:
     _encoded: int = 0
 
     def update(self, journal: Journal) -> list[bytes]:
-        """Returns all entries so far, one line per entry.
-
-        Raises:
-            SnapshotUnsupportedError: The agent received a value that cannot be encoded.
-        """
+        """Returns all entries, one per line. Raises `SnapshotUnsupportedError` if a value cannot be encoded."""
         for entry in journal.entries[self._encoded :]:
             self.lines.append(dump_json(self._encode(entry)).encode())
             self._encoded += 1

@@ -72,23 +72,14 @@ class StepEntry:
 
 @dataclass(frozen=True, slots=True)
 class SeedEntry:
-    """A change of the agent's random seed. It marks the point at which a branch of the episode starts.
-
-    Attributes:
-        seed: New seed.
-    """
+    """A change of the agent's random seed to `seed`. It marks the point at which a branch of the episode starts."""
 
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class UnheardEntry:
-    """A response from the policy that the agent did not get, because it had cancelled the call or its time was up.
-
-    Attributes:
-        call_id: Number of the call.
-        response: Response from the policy.
-    """
+    """A response from the policy that the agent did not get, because it had cancelled the call or its time was up."""
 
     call_id: int
     response: LLMResponse

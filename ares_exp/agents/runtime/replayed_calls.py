@@ -197,7 +197,7 @@ class JournalReplay:
         return event
 
     def given_up(self, entry: DoneEntry) -> DivergenceError:
-        """Returns the error for a recorded result whose call the replayed agent has already cancelled."""
+        """Returns the error for a replayed agent that has cancelled a call whose result is recorded in the journal."""
         self._fail(self._position - 1, f"it cancelled call {entry.call_id}, but waited for it in the recording")
         assert self.error is not None
         return self.error

@@ -65,7 +65,7 @@ class VirtualClockAndRandom:
                 one.names.update(one.ours)
 
     def __exit__(self, *_: object) -> None:
-        """Restores the functions that the outermost `__enter__` has replaced."""
+        """Restores the original functions, unless an outer context still needs the replacements."""
         if self._around is None:
             for one in _exchanges:
                 one.names.update(one.before)
@@ -83,8 +83,9 @@ _here = _Here()
 class _Exchange:
     """The functions of one module that are replaced while agent code runs.
 
-    `names` is the namespace of the module, from which `read` gets the functions. `ours` contains the replacements by
-    name. `theirs` (a tuple) and `before` (by name) contain the original functions at the last replacement.
+    `names` is the `__dict__` of the module, in which the functions are replaced. `ours` contains the replacements by
+    name, and `before` the original functions by name. `read` returns the functions in `names` as a tuple, and `theirs`
+    is this tuple before the replacement.
     """
 
     __slots__ = ("before", "names", "ours", "read", "theirs")

@@ -1,6 +1,6 @@
 """Installation of an agent's build: download of its parts, check of their digests, and addition to the store.
 
-npm and Node.js are not required, except for packs, and no code of a package is run.
+npm and Node.js are required only for a `Pack`. No code of a package is run.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class Wheels:
     """Wheels of a Python package index, unpacked into one directory.
 
     Attributes:
-        lock: Requirements with digests: lines of a requirements file, or the name of such a file in this folder
-            (`….lock`).
+        lock: Requirements with digests: lines of a requirements file, or the name of a requirements file (`….lock`) in
+            the directory of this module.
         size: Approximate size of the downloads in bytes.
         into: Directory in the build into which the wheels are unpacked.
         left_out: Files and directories to delete after unpacking.

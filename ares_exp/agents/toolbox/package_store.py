@@ -1,8 +1,8 @@
 """The cache of installed agents on this machine. Builds are added and removed atomically.
 
 A build is in `<folder>/<key>/`, with its manifest in `ares_exp.json`. The installing process creates the build in a
-temporary directory, and then renames this directory. If another process is installing the same build, a process waits
-for it. A build that a running process uses cannot be removed.
+temporary directory, and then renames this directory. Other processes that need the same build wait for the installing
+process. A build that a running process uses cannot be removed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class AgentStore:
         return self.folder / build.key
 
     def find(self, build: Build, *, thoroughly: bool = False) -> Installed | None:
-        """Returns an installed build, or `None` if it is missing, has no valid manifest, or consists of other parts.
+        """Returns an installed build; `None` if it is missing, has no valid manifest, or has other parts than `build`.
 
         With `thoroughly`, also returns `None` if the files do not have the digest in the manifest.
         """
@@ -154,10 +154,7 @@ class AgentStore:
         return found
 
     def use(self, build: Build) -> Installed | None:
-        """Returns an installed build or `None`, like `find`, and marks the build as used.
-
-        No process can remove the build while this process runs. Also updates `last_used`.
-        """
+        """Finds a build like `find`, updates `last_used`, and prevents its removal until the end of this process."""
         if not self.place(build).is_dir():
             return None
         hold(self.folder)
@@ -167,11 +164,7 @@ class AgentStore:
         return self.find(build)  # another process may just have removed it
 
     def remove(self, build: Build) -> bool:
-        """Removes a build. Returns whether it existed.
-
-        Raises:
-            ToolboxError: A running process uses the build, or its files cannot be deleted.
-        """
+        """Removes a build. Returns whether it existed. Raises `ToolboxError` if it is in use or cannot be deleted."""
         place = self.place(build)
         try:
             with locked(place, os.O_RDONLY | os.O_DIRECTORY), workspace(self.folder, _PURPOSE) as folder:
@@ -201,7 +194,7 @@ def _seal(made: Path, build: Build, facts: dict[str, Any]) -> None:
 
 
 def digest_and_size(folder: Path, left_out: str = "") -> tuple[str, int]:
-    """Returns a digest of the names, modes and contents of the files in a folder, and their total size in bytes.
+    """Returns a digest of the names, modes and contents of a folder's files, and their total size in bytes.
 
     The file `left_out` is not included.
     """

@@ -102,10 +102,7 @@ def make_pack(pack: Pack, build: Build, target: Path, stop: threading.Event) -> 
 
 
 def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop: threading.Event) -> list[str]:
-    """Installs Node.js and npm packages, and creates launchers for their programs.
-
-    Returns the installed packages, such as `npm:@github/copilot@1.0.102`.
-    """
+    """Installs Node.js, npm packages and launchers. Returns the packages, such as `npm:@github/copilot@1.0.102`."""
     npm = shutil.which("npm")
     if npm is None:
         raise ToolboxError(
@@ -143,10 +140,7 @@ def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop:
 
 
 def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop: threading.Event) -> list[str]:
-    """Copies a Python, installs packages into it, and creates launchers for their programs.
-
-    Returns the installed packages, such as `pip:aider-chat==0.86.2`.
-    """
+    """Installs a copy of Python, packages and launchers. Returns the packages, such as `pip:aider-chat==0.86.2`."""
     what = ", ".join(specs)
     if (uv := find_uv()) is None:
         raise ToolboxError(f"The program uv, which installs {what}, is not on PATH. Run `pip install uv`.")
@@ -196,7 +190,7 @@ def compile_modules(python: Sequence[str], folder: Path, target: str, what: str,
 
 
 def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Event) -> str:
-    """Copies a Python that uv has installed, or else another Python of this machine. Returns its minor version."""
+    """Copies a Python that uv installs, or a local Python if uv fails. Returns its minor version, such as `3.12`."""
     what = f"Python {version}"
     find, managed = [*uv, "python", "find", "--no-project"], "/" not in version
     pyenv = ":".join(str(path) for path in Path.home().glob(f".pyenv/versions/{version}*/bin")) if managed else ""
@@ -250,7 +244,7 @@ def _facts(python: Path, stop: threading.Event) -> dict[str, str]:
 
 
 def _add_program(target: Path, name: str, file: Path, interpreter: str) -> None:
-    """Creates the launcher `bin/<name>`, which starts a program of a package (a script with `interpreter`)."""
+    """Creates the launcher `bin/<name>` for a package's program `file`. If it is a script, `interpreter` runs it."""
     if not file.is_relative_to(target.resolve()) or "/" in name:
         raise ToolboxError(f"Expected the program {name!r} to be a file inside its package, got {file}.")
     with file.open("rb") as stream:

@@ -65,9 +65,10 @@ def package_for(name: str) -> AgentPackage:
 
 
 def default_builds(package: AgentPackage, *, libc: str | None = None, pythons: Sequence[str] = ()) -> list[Build]:
-    """Returns the builds to install: by default for glibc, and for the Python version of this process if supported.
+    """Returns the builds to install for a C library (default: glibc) and for Python versions.
 
-    `libc` and `pythons` select other builds.
+    By default, the Python version is the version of this process, or the newest supported version if the former is not
+    supported.
 
     Raises:
         ToolboxError: The package has no build for this machine and C library.
@@ -89,8 +90,8 @@ async def ready_builds(
 ) -> list[Installed]:
     """Installs missing builds of a package, and returns all its installed builds.
 
-    If `libc` or `pythons` is given, the builds for them are installed if they are missing. Otherwise, the default build
-    is installed if the package has no installed build.
+    If `libc` or `pythons` is given, installs the missing builds for these values. Otherwise, installs the default
+    build, but only if no build of the package is installed.
 
     Raises:
         ToolboxError: A build cannot be installed.

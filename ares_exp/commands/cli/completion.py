@@ -1,8 +1,8 @@
 """Tab completion of commands, flags, paths, runs and tasks. Hydra completes config options and keys.
 
 When the user presses Tab, the shell runs the program with `-sc query=SHELL`, and with the typed line in the environment
-variable `COMP_LINE`. The program prints candidates, of which the shell offers those that start with the last word. If
-there are none, the shell completes file names.
+variable `COMP_LINE`. The program prints candidates, and the shell offers the candidates that start with the last word.
+If there are none, the shell completes file names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def candidates() -> tuple[list[str], bool]:
 
 
 def _tasks(typed: Sequence[str]) -> list[str]:
-    """Returns the task names for `env.tasks=`: of the tasks in the typed `env.path=`, or of the bundled tasks."""
+    """Returns the task names for `env.tasks=`, from the typed `env.path=` folder or, by default, the bundled tasks."""
     from ares_exp.tasks.task_set import SAMPLES
 
     folders = [Path(word.partition("=")[2]).expanduser() for word in typed if word.startswith("env.path=")]

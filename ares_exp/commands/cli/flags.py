@@ -64,10 +64,11 @@ def _answer(flag: str, value: str) -> str:
 
 @contextmanager
 def unchecked_help() -> Iterator[None]:
-    """Works around an error of Hydra on Python 3.14: inside of the context, argparse accepts any object as a help text.
+    """Makes argparse accept any object as a help text while the context is active.
 
-    For `--shell-completion`, Hydra up to 1.3.8 passes a help object that is not a string, but Python 3.14 requires a
-    string. Remove this function when the lower bound of `hydra-core` includes the fix.
+    This works around an error of Hydra on Python 3.14. For `--shell-completion`, Hydra up to 1.3.8 passes a help object
+    that is not a string, but Python 3.14 requires a string. Remove this function when the lower bound of `hydra-core`
+    includes the fix.
     """
     if sys.version_info[:2] != (3, 14):
         yield

@@ -30,10 +30,7 @@ BASIC_LAUNCHER = "BasicLauncher"
 
 
 class SweepRefused(BaseException):
-    """The sweep cannot start because of a user error.
-
-    It is a `BaseException`, because Hydra would only log an `Exception` and continue.
-    """
+    """A user error that prevents the sweep. It is a `BaseException`, because Hydra would only log an `Exception`."""
 
 
 class SweepCallback(Callback):
@@ -84,7 +81,7 @@ class SweepCallback(Callback):
             SweepCallback.interruption = Interruption(folder)
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """Restores the sweep's `multirun.yaml`, because the sweeper has overwritten it, including secrets."""
+        """Restores the sweep's `multirun.yaml`. The sweeper has overwritten it with a text that includes secrets."""
         if self._record:
             self._keep_record(Path(config.hydra.sweep.dir))
 
@@ -150,7 +147,7 @@ def end_sweep(exit_code: int) -> int:
 
 
 def _run_in(folder: Path) -> Path | None:
-    """Returns an existing run in the folder of a new sweep, if any, because the sweep would take it for its own job."""
+    """Returns a run that already exists in a new sweep's folder, if any. The sweep would take it for its own job."""
     from ares_exp.runs.sweeps.job_folder import job_folders
 
     return folder if RunDir(folder).has_run else next(job_folders(folder), None)

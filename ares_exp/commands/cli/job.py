@@ -106,7 +106,8 @@ class JobFunction:
     def _end_command(self, hydra: Any) -> None:
         """Ends the command after an interruption, by raising `KeyboardInterrupt`.
 
-        In a launcher's process, returns to end only this job, unless the sweeper would then start more jobs.
+        In a launcher's process, ends only this job: returns with Hydra's basic sweeper, and raises `SweepInterrupted`
+        with other sweepers, which would otherwise start more jobs.
         """
         from ares_exp.errors import SweepInterrupted
         from ares_exp.runs.sweeps.plan import BASIC_SWEEPER
@@ -139,7 +140,7 @@ def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
 
 
 def _arrive(arguments: Sequence[str], first_process: tuple[tuple[str, str], ...]) -> JobFunction:
-    """Unpickles a `JobFunction`. In a process that a launcher has started for jobs, prepares the process first."""
+    """Unpickles a `JobFunction`. In a process that a launcher has started, first registers the config's resolvers."""
     from ares_exp.containers.ownership import owner_labels
 
     if owner_labels() == dict(first_process):

@@ -101,10 +101,7 @@ class CommandModule:
     module: str
 
     def main(self, argv: Sequence[str], program: str) -> int:
-        """Runs the command with the arguments `argv`; returns the exit code.
-
-        Messages use `program`, the start of the command line, such as `ares-exp show`.
-        """
+        """Runs the command with `argv` and returns the exit code. `program` is the command's name in messages."""
         return run_module(self.module, argv, program)
 
     def candidates(self, typed: Sequence[str], last: str) -> Sequence[str]:
