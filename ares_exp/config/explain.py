@@ -23,7 +23,7 @@ EXTRAS = {
     **dict.fromkeys([f"hydra/launcher={name}" for name in ("joblib", "submitit_local", "submitit_slurm")], "sweep"),
     "hydra/sweeper=optuna": "optuna",
 }
-"""For each option of Hydra that needs a further package, the extra of ares_exp that installs this package."""
+"""For each option of Hydra that needs a plugin of Hydra, the extra of ares_exp that installs this plugin."""
 NO_PACKAGE = (
     "Expected `# @package _global_` as the first line of {name}.yaml. Add this line. Without it, the keys of the file "
     "are set below `experiment` instead of at the top level."
@@ -96,7 +96,7 @@ def _resolved(error: BaseException) -> BaseException:
 
 
 def _explain_no_option(argv: Sequence[str]) -> str:
-    """Explains an override that sets a group to null, a number or a boolean instead of an option."""
+    """Returns the error message for an override that sets a group to null, a number or a boolean."""
     no_choice = re.compile(rf"(?:{'|'.join(OPTION_GROUPS)})=(?:null|[-+.\d_]+|true|false)")
     chosen = next(filter(no_choice.fullmatch, argv), "GROUP=null")
     group, _, value = chosen.partition("=")
@@ -149,8 +149,7 @@ def _first_quoted(text: str) -> str:
 def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> str:
     """Returns a sentence that suggests a key instead of the unknown key `word`; empty if no key is similar.
 
-    Searches the keys of the options that `argv` selects first, and then the arguments of other options. The sentence
-    starts with a space.
+    First searches the config that `argv` selects, then the other options. The sentence starts with a space.
     """
     known = keys_of(argv, root_config)
     above, _, last = word.rpartition(".")
@@ -234,7 +233,7 @@ def _last(key: str) -> str:
 
 
 def _owners(key: str, elsewhere: Mapping[Option, Collection[str]]) -> str:
-    """Returns a text with the first options that have the argument `key`; empty if no option has it."""
+    """Lists at most `_SHOWN_OPTIONS` options with the argument `key` as a text, joined by `or`; empty if none."""
     owners = [option for option, keys in elsewhere.items() if key in keys]
     chosen = " or ".join(f"`{option.group}={option.name}`" for option in owners[:_SHOWN_OPTIONS])
     return f"{chosen} or another option" if len(owners) > _SHOWN_OPTIONS else chosen

@@ -26,7 +26,7 @@ class Argument:
 
 
 def arguments_of(option: Option) -> list[Argument]:
-    """Reads the arguments of an option. The list is empty for an experiment, which sets top-level keys instead.
+    """Reads the arguments of an option; an empty list for an experiment, which sets top-level keys instead.
 
     Raises `OSError` or `yaml.YAMLError` if the option's file cannot be read.
     """
@@ -67,7 +67,7 @@ def _arguments(
 
 
 def _settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Reads a file and the files in its defaults list. Returns values by name, and comments by dotted name."""
+    """Reads a file and the files in its defaults list. Returns the file's content, and its comments by dotted key."""
     import yaml
 
     text = path.read_text(encoding="utf-8")

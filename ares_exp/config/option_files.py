@@ -40,7 +40,7 @@ class OptionSearchPath(SearchPathPlugin):
     """The folders that the user names with `--config-dir`."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Makes Hydra read the config tree with `OptionFiles`, and appends the other folders of options."""
+        """Makes Hydra read `conf/` with `OptionFiles`, and appends the folders of plugins and of the user."""
         for element in search_path.get_path():
             if element.path in (str(conf_dir()), f"file://{conf_dir()}"):
                 element.path = folder_url(conf_dir())
@@ -51,10 +51,10 @@ class OptionSearchPath(SearchPathPlugin):
 
 
 class OptionFiles(ConfigSource):
-    """A folder of option files, which Hydra reads through this class.
+    """A folder of option files, as a source of configs for Hydra.
 
     Attributes:
-        looked_at: The `file_stamp` of every file that was read or searched for since the mapping was last cleared. A
+        looked_at: The `file_stamp` of every file that Hydra has read or looked for since the composition started. A
             cached config is valid until one of these stamps changes.
     """
 
@@ -112,15 +112,12 @@ class OptionFiles(ConfigSource):
 
 @functools.lru_cache
 def _read_our_own(path: Path, group: str, stamp: object) -> bytes:
-    """Reads a file of ares_exp itself. Returns the pickled result of `_read`.
-
-    The cache saves a third of the time for composing a config.
-    """
+    """Returns the pickled result of `_read` for a file of ares_exp. Cached, which makes composing a third faster."""
     return pickle.dumps(_read(path, group))
 
 
 def _read(path: Path, group: str) -> tuple[Any, str | None]:
-    """Returns the content of a file, with the arguments that it omits, and its Hydra package (`# @package`), if any."""
+    """Returns the content of a file with the defaults of omitted arguments, and its `# @package`; `None` without it."""
     from omegaconf import DictConfig, OmegaConf
 
     if (size := path.stat().st_size) > MAX_YAML_BYTES:
@@ -155,7 +152,6 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _completed(option: DictConfig, *, group: str) -> DictConfig:
-    """Returns the option with defaults for the arguments that it omits."""
     from omegaconf import OmegaConf
 
     target = option.get("_target_")

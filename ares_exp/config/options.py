@@ -74,10 +74,7 @@ def folder_url(folder: Path) -> str:
 
 
 def find_options(group: str, config_dirs: Sequence[Path] = ()) -> list[Option]:
-    """Lists the options of a group, first the options of ares_exp.
-
-    If several options have the same name, lists only the option that takes precedence.
-    """
+    """Lists the options of a group in order of precedence. If several have the same name, lists only the first."""
     found: dict[str, Option] = {}
     for option in _every_option(group, config_dirs):
         found.setdefault(option.name, option)
@@ -107,8 +104,7 @@ def refuse_unreadable(config_dirs: Sequence[Path]) -> str | None:
 def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
     """Describes each broken plugin, each root config in `config_dirs`, and each option that is ignored.
 
-    An option is ignored if an earlier folder has an option with the same name. If both files have the same content,
-    this is not a problem.
+    An option is ignored if an earlier folder has an option with this name. An identical copy is not a problem.
     """
     problems = [*installed_plugins().problems]
     for group in OPTION_GROUPS:
@@ -186,7 +182,7 @@ def _first_comment(path: Path) -> str:
 
 ENTRY_POINTS = "ares_exp.plugins"
 PROVIDER = "ares_exp plugin"
-"""Prefix of a plugin's name in Hydra's list of the sources of configs, which Hydra records."""
+"""Prefix of a plugin's name in Hydra's list of config sources. Hydra records this list for each run."""
 OPTION_GROUPS = (*GROUPS, "experiment")
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")

@@ -15,10 +15,7 @@ _HOME = re.compile(r"(?:(?<=^)|(?<=[\[,]))~(/[^,\]\s]*|)(?=[,\]]|$)")
 
 
 def dotted_items(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the dotted key and the value of every innermost item of a nested mapping.
-
-    Lists and empty mappings count as values.
-    """
+    """Yields the dotted key and the value of every leaf of a nested mapping, including lists and empty mappings."""
     if isinstance(config, Mapping) and config:
         for key, item in config.items():
             yield from dotted_items(item, f"{prefix}.{key}" if prefix else str(key))
@@ -39,7 +36,7 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the flags and the overrides of a command line, because Hydra's parser requires flags first."""
+    """Separates the flags of a command line from the overrides. Hydra's parser requires all flags first."""
     overrides = [one for one in arguments if one.startswith("~") or ("=" in one and not one.startswith("-"))]
     return [one for one in arguments if one not in overrides], overrides
 

@@ -1,7 +1,6 @@
 """Defaults for the parts of a run, such as its policy or its container factory.
 
-A part need not inherit from its contract, for example `Policy`. `completed` adds the contract's default for each member
-that the part lacks.
+A part need not inherit from its contract, such as the class `Policy`. `completed` then adds the contract's defaults.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ def has_members(part: object, contract: type[C]) -> TypeIs[C]:
 
 @functools.lru_cache(maxsize=1024)
 def _lacking(kind: type, contract: Any) -> tuple[str, ...]:
-    """Returns the names of the members of a Protocol that a class does not have."""
     if contract in kind.__mro__:
         return ()
     found = {
@@ -56,7 +54,7 @@ def _lacking(kind: type, contract: Any) -> tuple[str, ...]:
 
 
 def _counts(member: object, name: str, contract: Any) -> bool:
-    """Returns whether `member` exists. `None` does not count if the contract defines a method of this name."""
+    """Returns whether a part has `member`. `None` in place of a method of the contract means that it is missing."""
     return member is not _ABSENT and (member is not None or not callable(getattr(contract, name, None)))
 
 

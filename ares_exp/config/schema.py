@@ -62,7 +62,7 @@ class Timeouts:
 
 @dataclass
 class Branch:
-    """Settings for the first step of each branch (`branch`), if `branch_from` is set."""
+    """Changes of the request or response at the first step of each branch (`branch`), if `branch_from` is set."""
 
     inject: str | None = _key(None, "a user message to append to the pending request")
     edit: str | None = _key(None, "new text for the last message of the pending request")

@@ -1,8 +1,8 @@
 """The classes that options name in `_target_`: their import, their arguments, and their instances.
 
-There is no registry of backends and agents other than the options, including the options of plugins. Code that looks up
-a backend or agent by name uses this module. A name that no option contains, for example a name from a record, is never
-imported. No other module inspects constructors. Error messages about arguments contain the arguments' config keys.
+The options of ares_exp and of plugins are the only registry of backends and agents. Code that looks up a class by name
+uses this module. It imports a name, for example from a record, only if an option contains the name. No other module
+inspects constructors. Error messages about arguments contain the arguments' config keys.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def import_target(target: str) -> Any:
 
 
 def explain_target(target: str) -> str | None:
-    """Explains why a dotted name cannot be imported. Returns `None` if the name can be imported."""
+    """Returns the reason why a dotted name cannot be imported; `None` if it can be imported."""
     *path, _ = parts = target.split(".")
     if not path or not all(part.isidentifier() for part in parts):
         return None
@@ -127,10 +127,7 @@ def explain_target(target: str) -> str | None:
 
 
 def find_part(group: str, name: str) -> Any:
-    """Imports the class or function that a record names, by its `import_name` or `_target_`.
-
-    Returns `None` if no option of the group uses it.
-    """
+    """Imports a class or function by its `import_name` or `_target_`; `None` if no option of the group uses it."""
     targets = option_targets(group).values()
     if name in targets:
         return import_target(name)
@@ -145,8 +142,8 @@ def find_part(group: str, name: str) -> Any:
 def option_defaults(group: str, target: str, *, is_partial: bool = False) -> dict[str, Any]:
     """Returns the defaults of an option's arguments: the defaults of the constructor and of `ADDED_ARGUMENTS`.
 
-    If the option has `_partial_: true`, the run passes further arguments later. For an agent, the result then contains
-    only arguments with a default. For other groups, it is empty, because it is unknown which arguments are passed.
+    If the option has `_partial_: true`, the run passes further arguments later. In this case, the result for an agent
+    contains only arguments with a default. For other groups, it is empty, because the passed arguments are unknown.
     """
     if is_partial:
         known = constructor_defaults(target) if group == AGENT else {}
@@ -328,7 +325,7 @@ def _unknown_argument(group: str, node: DictConfig) -> str | None:
 
 
 _TYPE = re.compile(r"[\[(]|^(str|int|float|bool|dict|list)$")
-"""Matches items in the location of a pydantic error that are a type of a union, and not a part of the key."""
+"""Matches the names of union members, which pydantic adds to the location of an error although they are not keys."""
 
 
 def _explain(group: str, cause: BaseException) -> str:

@@ -55,7 +55,7 @@ class Canonical:
 
 
 def canonical(request: LLMRequest, normalise: Normalise | None = None) -> Canonical:
-    """Returns the digests of a request's canonical form. Before that, `normalise` (if set) changes each message."""
+    """Returns the digests of a request's canonical form. If set, `normalise` changes each message before hashing."""
     messages = canonical_messages(request)
     settings = {
         "tools": sorted((_value(tool) for tool in request.tools or ()), key=_tool_name),

@@ -70,7 +70,7 @@ def calls_of(message: Mapping[str, Any]) -> list[ToolCallData]:
 def split_system(request: LLMRequest) -> tuple[str | None, list[Mapping[str, Any]]]:
     """Returns the system prompt and the messages. System and developer messages at the start become part of the prompt.
 
-    Codex, for example, sends several developer messages first. The chat templates of many models do not support this.
+    Many chat templates do not support several such messages, which Codex, for example, sends.
     """
     texts = [request.system_prompt or ""]
     messages = list(request.messages)
@@ -156,10 +156,7 @@ def tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def arguments_object(arguments: str) -> dict[str, Any] | None:
-    """Parses the arguments of a tool call, which are a JSON text.
-
-    Returns `None` if the text is not a JSON object, and an empty object if the text is empty.
-    """
+    """Parses the arguments of a tool call: `None` for text that is not a JSON object, `{}` for an empty text."""
     if not arguments.strip():
         return {}
     try:
@@ -175,10 +172,7 @@ _INVALID_ARGUMENTS = "invalid_arguments"
 
 
 def input_of_arguments(arguments: str) -> dict[str, Any]:
-    """Converts the arguments of a tool call to an object, for APIs that accept only objects.
-
-    If the arguments are not a JSON object, the result is `{"invalid_arguments": TEXT}`.
-    """
+    """Parses a call's arguments for APIs that accept only objects. Other text becomes `{"invalid_arguments": TEXT}`."""
     given = arguments_object(arguments)
     return {_INVALID_ARGUMENTS: arguments} if given is None else given
 

@@ -266,7 +266,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _detail(usage: Mapping[str, Any], table: str, name: str) -> int:
-    """Returns the token count `usage[table][name]`; 0 if it is missing or invalid, as the response is still usable."""
+    """Returns the token count `usage[table][name]`; 0 if missing or invalid, so that the response remains usable."""
     details = usage.get(table)
     count = details.get(name) if isinstance(details, Mapping) else None
     return count if type(count) is int and 0 <= count < MAX_COUNT else 0

@@ -51,7 +51,7 @@ class StreamedCompletion(ResponseStream):
 
 
 class _Choice:
-    """One choice of a streamed completion. `fields` contains fields that are not merged: the last value counts."""
+    """One choice of a streamed completion. `fields` contains the last value of each field that is not merged."""
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}

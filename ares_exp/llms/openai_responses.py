@@ -128,7 +128,7 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
 def request_to_body(
     request: LLMRequest, *, model: str, strict: bool = True, report: Report | None = None
 ) -> dict[str, Any]:
-    """Converts `request` to a body for `model`. The body asks to store nothing, and to return encrypted reasoning.
+    """Converts `request` to a body for `model`, which asks the endpoint to store nothing and to encrypt reasoning.
 
     Raises:
         UnsendableRequestError: `request` is malformed, or has unsupported content and `strict` is set.
@@ -401,8 +401,7 @@ def _wire_parts(content: Any, text_type: str, lose: Report) -> list[dict[str, An
 def _reasoning_item(piece: ThinkingData) -> dict[str, Any]:
     """Converts a piece of reasoning to an item of a request.
 
-    Encrypted or signed reasoning is sent back unchanged. Other reasoning comes from an endpoint without encryption,
-    which reads the text.
+    Encrypted or signed reasoning is sent back unchanged. Endpoints that do not encrypt reasoning get the text.
     """
     if piece.redacted:
         return {"type": "reasoning", "summary": [], "encrypted_content": piece.content}

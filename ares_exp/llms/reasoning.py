@@ -118,8 +118,8 @@ def _to_detail(piece: ThinkingData) -> dict[str, Any]:
 class KnownReasoning:
     """Stores the reasoning of earlier responses, and adds it to messages that repeat these responses.
 
-    A message repeats a response if it has the same text and tool calls. If several responses are equal, the last
-    message is matched with the last response, and so on backwards.
+    A message repeats a response if it has the same text and tool calls. If several responses are equal, the
+    last of them is matched with the last such message, and so on in reverse order.
     """
 
     def __init__(self) -> None:
@@ -141,8 +141,7 @@ class KnownReasoning:
     ) -> list[Mapping[str, Any]]:
         """Returns the messages, with reasoning added to each message that repeats a response.
 
-        `write` receives such a message and its reasoning, and returns the new message. Messages that already have
-        reasoning are not changed.
+        `write` gets a message and its reasoning, and returns the new message. Skips messages that have reasoning.
         """
         seen: dict[str, int] = defaultdict(int)
         made: list[Mapping[str, Any]] = []
@@ -180,16 +179,13 @@ _PREFIX = "ares-exp."
 
 
 def seal(piece: ThinkingData) -> str:
-    """Encodes the signature and the encrypted content of a piece of reasoning as an opaque text, the *seal*.
-
-    Agents send the seal back in later requests, where `unsealed` decodes it.
-    """
+    """Encodes the signature and encrypted content of reasoning as a *seal*: opaque text that agents send back."""
     said = {"signature": piece.signature, "redacted": piece.content if piece.redacted else None}
     return _PREFIX + urlsafe_b64encode(json.dumps(said).encode()).decode()
 
 
 def unsealed(opaque: str, text: str) -> ThinkingData | None:
-    """Restores a piece of reasoning from its seal and its readable text. Returns `None` for text that is no seal."""
+    """Restores a piece of reasoning from its seal `opaque` and its readable text; `None` if `opaque` is not a seal."""
     if not opaque.startswith(_PREFIX):
         return None
     try:

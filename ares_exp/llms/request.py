@@ -37,7 +37,7 @@ class Message(dict[str, Any]):
 
 
 class FrozenList(tuple[Any, ...]):
-    """A list that `freeze` has made immutable, with all its items. `freeze` returns it unchanged."""
+    """An immutable list of immutable items, created by `freeze`. `freeze` returns such a list unchanged."""
 
     __slots__ = ()
 
@@ -64,12 +64,11 @@ def freeze(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The data of a third-party agent's HTTP request that its `LLMRequest` does not contain.
+    """Data from a third-party agent's HTTP request that is not part of the converted `LLMRequest`.
 
     Attributes:
         wire: Wire format of the request: `"chat_completions"`, `"responses"`, `"messages"` or `"generate_content"`.
-        conversation: Name of the conversation: `"main"`, or the name of a subagent's or a background request's
-            conversation.
+        conversation: Name of the conversation: `"main"`, or the conversation of a subagent or a background request.
         model: Requested model name.
         sampling: Sampling parameters of the HTTP request (token limit, temperature, …), by their names in its API. The
             fields of the `LLMRequest` contain them only if the agent's `forward_sampling` is set.

@@ -204,7 +204,7 @@ def _tool(tool: Mapping[str, Any], namespace: Mapping[str, Any] | None, lose: Re
 
 
 def _action(arguments: str) -> dict[str, Any]:
-    """Returns the action of a `local_shell` call. Malformed arguments become a command that the agent cannot find."""
+    """Returns the action of a `local_shell` call. Malformed arguments become the command, which then fails."""
     given = arguments_object(arguments) or {}
     command = given.get("command")
     is_list = isinstance(command, list) and all(isinstance(word, str) for word in command)

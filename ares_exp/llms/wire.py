@@ -59,7 +59,7 @@ def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = 
 
 @contextmanager
 def errors_as(kind: type[WireFormatError]) -> Iterator[None]:
-    """Converts wire format errors to the class `kind`, to distinguish errors in requests from errors in responses."""
+    """Raises wire format errors of the `with` block as `kind`, to distinguish errors in requests and responses."""
     try:
         yield
     except WireFormatError as error:

@@ -24,9 +24,8 @@ CACHED_MESSAGES = 2
 class AnthropicPolicy(EndpointPolicy):
     """Responds to requests with `POST {base_url}/messages`.
 
-    The endpoint returns thinking with a signature. The agent's later requests contain the earlier responses as
-    messages. The policy adds the signed thinking to these messages, because the endpoint requires it between tool
-    calls.
+    The endpoint returns thinking with a signature. The agent's later requests repeat earlier responses as messages.
+    The policy adds the signed thinking to these messages, because the endpoint requires it between tool calls.
 
     Attributes:
         base_url: URL of the endpoint, including the version. For a local server, use `http://127.0.0.1:8000/v1`. If the

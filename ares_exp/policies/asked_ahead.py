@@ -60,7 +60,7 @@ class ForesightedClient(LLMClient, Protocol):
     def expect(self, pending: Sequence[PendingRequest]) -> None:
         """Receives all requests that wait for a response, in order. The episode sends the first one itself.
 
-        If a request of an earlier call is missing from `pending`, the agent no longer needs its response.
+        The agent no longer needs responses to earlier requests that are missing from `pending`.
         """
         ...
 
@@ -84,10 +84,7 @@ _ahead: ContextVar[_Ask | None] = ContextVar("asked ahead", default=None)
 
 
 def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], None]:
-    """Wraps an `on_wait` callback, so that the wait of a request counts only while the episode waits for its response.
-
-    Without the wrapper, one second in which five requests of the episode wait at once would count as five seconds.
-    """
+    """Wraps `on_wait` to count a wait only while the episode awaits the request. Parallel waits are not added up."""
 
     def waited(seconds: float) -> None:
         ask = _ahead.get()
@@ -121,9 +118,10 @@ class AskedAhead(Generic[T]):
             ask: Function that requests one response from the policy, and raises the policy's errors. Its second
                 argument is whether the request is sent ahead of time.
             concurrency: Maximum number of concurrent requests. With 1, no request is sent ahead of time.
-            has_room: Function that receives a number of responses. It returns whether the episode's limits allow
-                another response after that many further responses.
-            on_wait: Callback that receives the seconds for which an awaited request still has to wait for its endpoint.
+            has_room: Function that returns whether the episode's limits allow more than the given number of further
+                responses.
+            on_wait: Callback that receives the remaining wait of a request for its endpoint, in seconds. It is called
+                when the episode starts to wait for the response.
         """
         self._ask = ask
         self.looks_ahead = concurrency > 1
@@ -217,10 +215,10 @@ async def _ask_no_more(call: PendingRequest, is_ahead: bool) -> NoReturn:
 
 
 class PaidBackgroundRequests:
-    """The client of an episode without a response log. It reports responses to background requests, to count costs."""
+    """A client for episodes without a response log. Passes each background response to `pay`, to count its cost."""
 
     def __init__(self, client: LLMClient, pay: Callable[[LLMResponse], None]) -> None:
-        """Stores the client, and the function `pay`, which is called with each response to a background request."""
+        """Stores the client, and the function `pay`, which receives each response to a background request."""
         self.max_concurrency_per_episode = concurrency_of(client)
         self._client = client
         self._pay = pay

@@ -55,19 +55,13 @@ class OpenAIPolicy(EndpointPolicy):
         return self._reasoning_field is not None
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Responds to one request; see `EndpointPolicy.__call__`.
-
-        Warns if `send_reasoning` is set, because it has no effect outside of episodes.
-        """
+        """Responds to one request. Warns if `send_reasoning` is set, which has no effect outside of episodes."""
         if self._reasoning_field is not None:
             self._warn_once("policy.send_reasoning has no effect outside of episodes: use for_episode().")
         return await super().__call__(request)
 
     def body_of(self, request: LLMRequest, model: str, episode: EpisodeSpec | None) -> dict[str, Any]:
-        """Returns the body of a request; see `EndpointPolicy.body_of`.
-
-        Only the low 31 bits of an episode's seed are sent.
-        """
+        """Returns a request's body; see `EndpointPolicy.body_of`. Sends only the low 31 bits of an episode's seed."""
         body = request_to_body(
             request,
             model=model,

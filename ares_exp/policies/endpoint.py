@@ -1,8 +1,8 @@
 """One OpenAI-compatible HTTP endpoint. Each kind of failure has its own error class.
 
-Requests are not retried here. The retries of the official client are disabled, because it retries even if the account
-has no credit. The client uses aiohttp, because its default connection pool becomes slower with the number of parallel
-requests.
+Requests are not retried here. The retries of the official `openai` client are disabled, because it retries even if the
+account has no credit. The client's default HTTP library, which becomes slower with the number of parallel requests, is
+replaced by aiohttp.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class EndpointWire:
     Attributes:
         policy: Option `policy=…` that uses the API. Error messages contain it.
         path: Path relative to the base URL.
-        answered_in: Name of a field that only successful responses have. It shows that a body with status 200 is not
-            an error.
+        answered_in: Name of a field that only successful responses have. A body without it is searched for an error.
         streamed: Class that assembles streamed responses.
         stream_fields: Request fields that enable streaming, and make the stream contain token counts.
         key_header: Header for the API key; `None` for `Authorization: Bearer`.
@@ -83,7 +82,7 @@ class _Connection:
 
 
 class Endpoint:
-    """An HTTP endpoint of an LLM. The first request opens the client, which then belongs to the current event loop.
+    """An HTTP endpoint of an LLM. The first request connects, and ties this object to the current event loop.
 
     Attributes:
         base_url: URL including the version.
@@ -146,7 +145,7 @@ class Endpoint:
             EndpointError: The endpoint sent no complete, successful response within `timeout_sec`.
             MalformedResponseError: The response is too large, or is neither JSON nor a valid stream.
             UnsendableRequestError: `body` cannot be sent.
-            PreflightError: The client is not installed, or the key is missing.
+            PreflightError: The package `openai` is not installed, or the key is missing.
         """
         client = self._connect().client
         try:
@@ -224,10 +223,7 @@ class Endpoint:
         return self._connection
 
     def missing(self) -> list[str]:
-        """Returns an error message for a missing or invalid key, and one if the official client is not installed.
-
-        Each message includes a suggested fix. The list is empty if the endpoint can be used.
-        """
+        """Returns error messages for an unusable key and a missing `openai` package, each with a suggested fix."""
         problems = []
         for open_part in (self._key, self._transport):
             try:
@@ -366,10 +362,7 @@ class Endpoint:
         return self._refused(f"POST {self.base_url}/{self._wire.path}", status, error, {})
 
     def _failure(self, error: Exception, method: str, path: str, timeout_sec: float) -> PolicyError | None:
-        """Converts an exception of the HTTP client to an error class of this package.
-
-        Returns `None` if neither the endpoint nor the request caused `error`. The caller then raises `error` unchanged.
-        """
+        """Converts an exception to a `PolicyError`; `None` if neither the endpoint nor the request caused `error`."""
         from aiohttp import ClientConnectorError, ClientError
         from openai import APIConnectionError, APIStatusError
 
@@ -408,7 +401,7 @@ class Endpoint:
 
 
 def _http_library() -> Any:
-    """Returns the HTTP module that the installed client uses. Version 3 and later of the client use `httpx2`."""
+    """Returns the HTTP module that the installed version of `openai` uses: `httpx2` since version 3, else `httpx`."""
     import openai
 
     return importlib.import_module("httpx" if int(openai.__version__.partition(".")[0]) < 3 else "httpx2")
@@ -422,10 +415,7 @@ def _model_names(body: bytes) -> list[str]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception and its causes, the innermost cause last.
-
-    The client reports only "Connection error". The innermost cause explains what happened.
-    """
+    """Yields an exception and its causes, the innermost last, because the first is often only a "Connection error"."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -9,8 +9,7 @@ differ between servers:
 | no credit | 402 (OpenRouter, DeepSeek, Together); 429 with `type: insufficient_quota` and several codes (OpenAI, https://platform.openai.com/docs/guides/error-codes); `type: billing_error`, or only in the message (Anthropic) |
 | refusal | 400 with `code: content_filter` (Azure) or `content_policy_violation` (OpenAI); 403 with `metadata.flagged_input` (OpenRouter, https://openrouter.ai/docs/errors) |
 
-The text of the message is the last resort. It is searched only in 4xx responses, and only if `code` and `type` do not
-contain a known name.
+The text of the message is searched only in 4xx responses, and only if `code` and `type` do not contain a known name.
 """
 
 # ruff: noqa: E501  # the table
@@ -80,10 +79,7 @@ _NOT_FOUND = "Check policy.model and policy.base_url."
 
 
 def status_of(error: Mapping[Any, Any]) -> int | None:
-    """Returns the HTTP status that fits an error object, for a response that was sent with status 200.
-
-    Returns `None` if the object does not describe an error.
-    """
+    """Returns the HTTP status for an error object that was sent with status 200; `None` if it describes no error."""
     named = [name for name in (error.get("code"), error.get("type")) if name is not None]
     for name in named:
         if isinstance(name, int):  # OpenRouter
@@ -104,7 +100,7 @@ def refused(
         error: Error object of the server.
         shown: Text of the server's error, without secrets, for the message.
         key_name: Environment variable with the API key; `None` if no variable is set.
-        retry_after_sec: Wait before a retry that the server demands, in seconds.
+        retry_after_sec: Seconds to wait before a retry, as demanded by the server; `None` if it demands no wait.
     """
     fields = error if isinstance(error, Mapping) else {}
     kind = _class_of(status, fields)

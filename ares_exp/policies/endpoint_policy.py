@@ -57,8 +57,7 @@ class ModelPrice:
     Attributes:
         input_per_million_usd: Price of prompt tokens.
         output_per_million_usd: Price of generated tokens.
-        cached_per_million_usd: Price of prompt tokens read from the endpoint's cache. Default: the price of prompt
-            tokens.
+        cached_per_million_usd: Price of prompt tokens read from the cache. Default: the price of prompt tokens.
         cache_write_per_million_usd: Price of prompt tokens written to the cache. Default: the price of prompt tokens.
     """
 
@@ -122,8 +121,7 @@ class EndpointPolicy(Policy):
     The key is read from the environment when it is first needed, not when the policy is created.
 
     Attributes:
-        model: Name of the model at the endpoint. Required: `preflight` rejects `None`, and reports it together with
-            other problems.
+        model: Name of the model at the endpoint. Required: `preflight` rejects `None`.
         base_url: URL of the endpoint, including the version. For a local server, use `http://127.0.0.1:8000/v1`. The
             default of the option is the environment variable OPENAI_BASE_URL, if it is set.
         api_key_env: Environment variable with the key; `None` for an endpoint without a key.
@@ -227,10 +225,10 @@ class EndpointPolicy(Policy):
         self._endpoint.key = key
 
     def check_settings(self) -> None:
-        """Checks that the model, the client and the key are set.
+        """Checks that the model and the key are set, and that the package `openai` is installed.
 
         Raises:
-            PreflightError: A setting is missing. The message lists all missing settings and suggests fixes.
+            PreflightError: Something is missing. The message lists all problems and suggests fixes.
         """
         model = (
             [] if self.model is not None else ["`policy.model` is required and has no default. Set `policy.model=…`."]
@@ -239,11 +237,10 @@ class EndpointPolicy(Policy):
             raise PreflightError("\n".join(missing))
 
     async def preflight(self) -> None:
-        """Checks that the model, the client and the key are set, and that the endpoint responds and accepts the key.
+        """Runs `check_settings`, and checks the endpoint and the key. Warns if the endpoint does not list the model.
 
         Raises:
-            PreflightError: A setting is missing, or the endpoint cannot be used. The message lists all missing settings
-                and suggests fixes.
+            PreflightError: A setting is missing, or the endpoint cannot be used. The message suggests fixes.
         """
         self.check_settings()
         listed = await self._endpoint.check(timeout_sec=self.preflight_timeout_sec)
@@ -258,8 +255,7 @@ class EndpointPolicy(Policy):
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns a client for one episode.
 
-        The client reports waits to the episode. If reasoning is sent, it adds the reasoning of earlier responses to
-        the requests.
+        The client reports waits to the episode. It adds the reasoning of earlier responses if `_sends_reasoning`.
         """
         if not self._sends_reasoning:
             return _Bound(self, episode)
@@ -371,10 +367,7 @@ class EndpointPolicy(Policy):
         await self._endpoint.close()
 
     def _with_own_settings(self, request: LLMRequest) -> LLMRequest:
-        """Returns the request with the policy's sampling parameters, and with `stream` unset.
-
-        The policy's option `stream` decides whether the response is streamed.
-        """
+        """Returns the request with the policy's sampling parameters, and without the agent's choice of streaming."""
         ours: dict[str, Any] = {name: value for name in OWN_SAMPLING if (value := getattr(self, name)) is not None}
         if "top_k" in self._extra_body:
             ours["top_k"] = None
@@ -459,10 +452,7 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """The waits between retries: exponential backoff with jitter, or the wait that the endpoint demands.
-
-    `EndpointPolicy` describes the first three fields.
-    """
+    """The waits between retries, set by `EndpointPolicy`: exponential with jitter, or as the endpoint demands."""
 
     max_retries: int
     base_sec: float

@@ -28,10 +28,7 @@ class ResponseDeadline:
     """
 
     def __init__(self, limit_sec: float | None, left_sec: float | None) -> None:
-        """Starts the runner's limit `limit_sec` and the environment's limit `left_sec`, in seconds from now.
-
-        `None` means no limit.
-        """
+        """Starts the runner's limit `limit_sec` and the environment's `left_sec`, in seconds; `None` for no limit."""
         now = asyncio.get_running_loop().time()
         self._given_up_at = now + limit_sec if limit_sec is not None else math.inf
         self._time_is_up_at = now + left_sec if left_sec is not None else math.inf
@@ -68,8 +65,7 @@ class EpisodeEvents:
     Subclasses override the hooks, for example to record each paid response, or the episode at its LAST step.
 
     Attributes:
-        usage: Tokens and cost of all responses that were paid for, and the number of responses that the episode
-            received.
+        usage: Tokens and cost of all paid responses, and the number of responses that the episode received.
         policy_sec: Time in seconds for which the episode waited for responses from the policy.
         waited_sec: Part of `policy_sec` in which the policy waited for its endpoint's rate limit.
         held_sec: Part of `policy_sec` in which the run was paused and sent no requests.
@@ -119,7 +115,7 @@ class EpisodeEvents:
         return 0
 
     def has_room(self, responses: int) -> bool:
-        """Returns whether the episode's limits allow one more response after `responses` further responses."""
+        """Returns whether the episode's limits allow more than `responses` further responses."""
         return True
 
     def pay(self, response: LLMResponse) -> None:

@@ -142,7 +142,7 @@ class Keystrokes(BashBlock):
     def wait(self, request: LLMRequest) -> list[Piece]:
         """Returns a reply that types nothing and waits, each time longer, up to 60 s.
 
-        Returns an empty list if the terminal shows the marker, because the command has then ended.
+        Returns an empty list if the terminal shows the marker that `run` prints at the end of the command.
         """
         if any(_ENDED.search(str(message["content"])) for message in request.messages):
             return []

@@ -41,18 +41,15 @@ class EpisodeSpec:
         seed: Seed of the episode, derived from the run's seed, the task's name, the attempt and the retry.
         retry: Number of earlier episodes of the attempt.
         on_wait: Callback that receives the seconds for which a request waits for anything except its response (a retry,
-            a slot). If the length of a wait is known, the callback is called before the wait, so that no time limit of
-            the episode passes.
+            a slot). It extends the time limits of the episode, and is called before a wait whose length is known.
         may_ask: Function that a policy with retries awaits before each attempt to send a request. It does not return
             while the run is paused (`ares-exp ctl RUN pause --now`).
         until_reachable: Function that the policy awaits after a failed connection. Its arguments are the error and a
             function that checks the endpoint. It waits until the check passes, and no episode starts meanwhile. It
-            returns `False` if the first check passed, so that there was no outage. With `None`, the policy does not
-            wait.
+            returns `False` if the first check passed, so that there was no outage. `None` disables this wait.
         normalisers: Patterns for the parts of the agent's requests that differ in every run, so that a replay can
             ignore them: name → (pattern, replacement).
-        earlier: Responses of the parent episode before the branching point, in order; empty if the episode is not a
-            branch.
+        earlier: Responses of a branch's parent episode before the branching point, in order; empty without a parent.
         headers: HTTP headers to add to each request to an endpoint.
         version: Function that returns the current version of the weights, or `None` if it is unknown. The version is
             recorded in responses that contain no version.
@@ -82,8 +79,7 @@ class Policy(LLMClient):
         needs_solution: Whether the environment has to copy the task's solution into the container, because the policy
             runs it. Known after `preflight`.
         model_name: Name of the model for the records; `None` if it is unknown or varies.
-        unpriced: Names of models that have responded although their prices are unknown. The cost of these responses
-            counts as 0.0.
+        unpriced: Names of models that have responded without a known price. Their responses count as costing 0.0.
         recorded_tasks: Names of the tasks for which the policy has recorded responses. Known after `preflight`. `None`
             for a policy that responds for every task.
         knows_prices: Whether the prices of responses are configured, so that cost limits can be set.
@@ -120,17 +116,13 @@ class Policy(LLMClient):
         return self
 
     def seed_of(self, task_name: str, attempt: int) -> int | None:
-        """Returns the seed that an episode has to use, if the policy replays an episode that used this seed.
-
-        Default: `None`, so that the run chooses the seed.
-        """
+        """Returns the seed of the recorded episode that an attempt replays; `None` (default) lets the run choose."""
         return None
 
     def recorded_files(self, task_name: str, attempt: int) -> Path | None:
         """Returns the directory with the files of the recorded episode that an attempt replays. Default: `None`.
 
-        If a judge (a scorer that uses a model) repeats a recorded request, it gets the recorded response from these
-        files.
+        If a judge (a scorer that uses a model) repeats a recorded request, these files contain its response.
         """
         return None
 
@@ -154,10 +146,7 @@ class Policy(LLMClient):
 
 @runtime_checkable
 class AdvancingClient(LLMClient, Protocol):
-    """A client from `Policy.for_episode` whose next response depends on the earlier requests of the episode.
-
-    For example, it has a position in a script or a recording.
-    """
+    """A client whose next response depends on the episode's earlier requests, for example by a position in a script."""
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
         """Notes a request whose response came from another source, such as a log. Never raises an exception.
@@ -200,7 +189,7 @@ class UpdatablePolicy(Protocol):
         Args:
             version: Name of the new weights, recorded in responses from now on.
             weights: New weights. `None` if the engine already uses them, for example because it received them
-                separately. In this case, no response may have been generated while the engine changed its weights.
+                separately. The caller must then ensure that no response was generated during the change of weights.
 
         Raises:
             ConfigError: The policy does not support weights in this form. It continues to use the old weights.

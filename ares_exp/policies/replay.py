@@ -66,10 +66,8 @@ class ReplayPolicy(Policy):
         """Stores the settings. `preflight` reads the recording.
 
         Args:
-            trajectory: Run directory, or a file or folder with episodes in any supported format; see
-                `trajectories.load`.
-            episode: Id of a single episode to replay. The episode may be incomplete. `None` replays all finished
-                episodes.
+            trajectory: Run directory, or a file or folder with episodes in any format of `trajectories.load`.
+            episode: Id of a single episode to replay, even if incomplete. `None` replays all finished episodes.
             strict: Whether a request that differs from the recorded request ends the episode. `"normalised"` allows
                 differences that the normalisers remove. With `False`, the policy responds despite differences.
             normalise: Normalisers, which replace varying parts of requests before these are compared. Each is the name
@@ -142,8 +140,7 @@ class ReplayPolicy(Policy):
     def report(self, results: Sequence[EpisodeResult]) -> ReplayReport | None:
         """Returns a comparison of the replayed episodes with the recorded episodes.
 
-        The report omits episodes that ended in an earlier session of a resumed run. Returns `None` if this applies to
-        all episodes.
+        Omits episodes that ended in an earlier session of a resumed run. Returns `None` if no episode remains.
         """
         episodes = []
         final = final_results(results)
@@ -163,10 +160,7 @@ class ReplayPolicy(Policy):
 
 
 def _last_tries(stored: Iterable[StoredEpisode]) -> list[StoredEpisode]:
-    """Returns the last episode of each attempt, because a retry replaces the earlier episodes of its attempt.
-
-    Also returns all episodes without an attempt number. Sorts the episodes by run and attempt.
-    """
+    """Returns the last episode of each attempt, and all without an attempt number, sorted by run and attempt."""
     runs: dict[Path, int] = {}
     last: dict[tuple[int, str, int | str], StoredEpisode] = {}
     for found in stored:
@@ -224,7 +218,7 @@ class _Replayed:
             self._compare(request)
 
     def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Returns the recorded response to a background request. Differences are allowed, as the request is no step."""
+        """Returns the recorded response to a background request. The request may differ, because it is not a step."""
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:
             raise ReplayDivergenceError(

@@ -79,10 +79,7 @@ class ReplayedEpisode:
 
     @classmethod
     def of(cls, recorded: EpisodeTrajectory, result: EpisodeResult, compared: Sequence[StepComparison]) -> Self:
-        """Creates an instance. `compared` has one comparison for each step that the replay reached.
-
-        Adds a comparison for each recorded step that the replay did not reach.
-        """
+        """Creates an instance from comparisons of the reached steps. Adds a comparison for each step not reached."""
         count = sum(step.observation is not None for step in recorded.steps)
         missing = (StepComparison(step, Match.NOT_REACHED) for step in range(len(compared), count))
         return cls(

@@ -26,8 +26,7 @@ class OpenAIResponsesPolicy(EndpointPolicy):
     the policy adds the encrypted reasoning to these messages.
 
     Attributes:
-        stop_sequences: Not supported by this API. A value causes an error. With `strict=False`, it causes a warning and
-            is ignored.
+        stop_sequences: Not supported by this API. A value is an error, or is ignored with a warning if `strict=False`.
         reasoning_effort: Reasoning effort, for example `low` or `high`. The model determines the valid values. `None`
             uses the model's default.
     """

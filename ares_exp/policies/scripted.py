@@ -46,10 +46,7 @@ class ScriptedReply:
     text: str = ""
 
     def pieces(self, request: LLMRequest) -> list[Piece]:
-        """Returns the reply as the pieces of a response: its text, if it is not empty, and its tool calls.
-
-        The ids of the tool calls are unique within the conversation of `request`.
-        """
+        """Returns the text, if not empty, and the tool calls, whose ids are unique in the conversation of `request`."""
         calls = [
             ToolCallData(
                 f"call_{len(request.messages)}_{number}",
@@ -94,10 +91,7 @@ class ScriptedPolicy(Policy):
         return _Script(episode.task_name, self._replies_for(episode.task_name), self._repeat_last)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Returns the next reply for requests outside of a run, where the task is unknown.
-
-        If `replies` is a mapping, uses its entry `*`.
-        """
+        """Returns the next reply outside of a run. Uses the entry `*` of a mapping, because the task is unknown."""
         self._without_episode = self._without_episode or self.for_episode(EpisodeSpec("*"))
         return await self._without_episode(request)
 

@@ -226,9 +226,9 @@ class TokenEndpointPolicy(OpenAIPolicy):
 
 
 def _as_chat(body: Any) -> Any:
-    """Returns the body of a chat completion without the fields that only engines send.
+    """Converts the body of an engine's response, so that the chat-completions parser can read it.
 
-    Engines use different names and places for token ids. Their fields are renamed, so that one parser reads them all.
+    Renames the fields with token ids, whose names differ between engines. Removes other fields that only engines send.
     """
     choices = body.get("choices") if isinstance(body, Mapping) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):

@@ -28,7 +28,7 @@ _REPORT_EVERY_SEC = 1.0
 
 @contextmanager
 def reported(on_wait: OnWait) -> Iterator[None]:
-    """Reports the time spent in the block to `on_wait` at regular intervals, so that waiting causes no timeout."""
+    """Reports the time spent in the block to `on_wait` every second, so that time limits do not include it."""
     loop = asyncio.get_running_loop()
     since = loop.time()
     timer: asyncio.TimerHandle

@@ -67,7 +67,7 @@ class Episode(bodies.Episode):
 
     @property
     def report(self) -> SequenceReport:
-        """The rows, in the form that the modules for trainers use. Rows of an untrainable episode have no reward."""
+        """The rows, for functions such as `verl.agent_loop_outputs`. Rows of an untrainable episode have no reward."""
         rows = tuple(self._sequence(row) for row in self.rows or ())
         return SequenceReport(rows, calls=sum(len(row.steps) for row in rows))
 
@@ -206,7 +206,7 @@ class Client:
             submission: Other fields of the submission, such as `policy`, `want`, `limits` and `max_staleness`.
 
         Raises:
-            ServiceError: The service rejected the submission, is full, or cannot be reached.
+            ServiceError: The service rejected the submission, or remained full or unreachable during all retries.
         """
         ids = [uuid.uuid4().hex for _ in range(len(tasks) * n)] if rollout_ids is None else list(rollout_ids)
         body = {"tasks": [{"name": name} for name in tasks], "n": n, "rollout_ids": ids, "encoding": "packed"}
@@ -287,7 +287,7 @@ class Client:
             submission: Other arguments of `submit`.
 
         Raises:
-            ServiceError: The service rejected the submission, is full, or cannot be reached.
+            ServiceError: The service rejected the submission, or remained full or unreachable during all retries.
         """
         made = await self.submit(tasks, n, **submission)
         try:

@@ -45,8 +45,7 @@ class DrivenEpisode:
         result: The episode's recorded result.
         trajectory: Steps of the episode; `None` if they were not recorded.
         versions: Versions of the weights that generated the responses, without repetitions, in order of first use.
-        staleness: Number of weight updates after the version that generated the oldest response, until the end of the
-            episode.
+        staleness: Number of versions by which the oldest response was behind the weights at the episode's end.
     """
 
     result: EpisodeResult
@@ -102,8 +101,8 @@ class Staleness:
 class Submission(AsyncIterator[DrivenEpisode]):
     """Attempts that were submitted together. Iterate over it to receive their episodes in the order they finish.
 
-    At most `concurrency` attempts of a submission are running, or have an episode that the consumer has not yet
-    received. A slow consumer therefore slows down its own submission, but no other submission.
+    At most `concurrency` attempts are in progress: running, or finished but not yet received by the consumer. A slow
+    consumer therefore slows down its own submission, but no other submission.
 
     Attributes:
         slots: Task and number of every attempt, in the order in which they start. Replacements of stale attempts are

@@ -48,10 +48,7 @@ class EpisodeSessions:
 
 
 class EpisodeSession:
-    """A session of one episode. The service runs the agent, so the trainer only waits for the result.
-
-    Another thread may close the session.
-    """
+    """A session of one episode. The trainer only waits for the service's result. Any thread may close the session."""
 
     def __init__(self, client: BlockingClient, submitted: Submitted) -> None:
         self._client, self._submitted = client, submitted

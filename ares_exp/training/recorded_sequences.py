@@ -62,9 +62,9 @@ class RecordedSequences:
         temperature: float | None = 1.0,
         altered_sampling: bool = False,
     ) -> None:
-        """Stores the arguments, without reading the record.
+        """Stores the arguments, without reading `place`: a run directory, a folder of runs, or a file of episodes.
 
-        `place` is a run directory, a folder of runs, or a file of episodes. `sequences_of` describes the options.
+        `sequences_of` describes the other arguments.
         """
         self._place = Path(place)
         self._make_rows = partial(
@@ -116,10 +116,7 @@ class RecordedSequences:
         return [*self.counts.sentences(), *left_out_sentences(self.left_out), *refused]
 
     def add(self, episode: EpisodeTrajectory) -> SequenceReport | None:
-        """Creates and counts the rows of an episode.
-
-        Returns `None`, and counts the episode as skipped, if it has no reward or cannot be trained on.
-        """
+        """Creates and counts the rows of an episode; `None` if it is skipped (no reward, or cannot be trained on)."""
         if episode.total_reward is None:
             self.left_out["episodes without a reward"] += 1
             return None

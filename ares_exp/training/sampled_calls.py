@@ -45,7 +45,7 @@ class SampledCall:
     """One LLM call of an episode, as token ids.
 
     Attributes:
-        step: `step_index` of the step whose action is this response, or during which this background request was sent.
+        step: `step_index` of the call's step. For a background request, the step during which it was sent.
         conversation: Conversation of the call.
         prompt: Token ids of the prompt.
         completion: Sampled token ids.
@@ -53,7 +53,7 @@ class SampledCall:
         policy_version: Version of the weights; `None` if unknown.
         finish_reason: Reason why the response ended; `None` if unknown.
         states_sampling: Whether the record shows how the tokens were sampled: it contains the temperature, and no
-            sampling parameter is `null`. For `null`, the engine chooses an unknown value.
+            sampling parameter is `null`, which means that the engine chose an unknown value.
     """
 
     step: int

@@ -33,10 +33,7 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode
 
 Made = Literal["clean", "realigned", "forked"]
 Lost = Literal["mask", "group"]
-"""Treatment of an episode without a reward. `mask` trains on none of its tokens, and `group` on none of its group.
-
-The group consists of all episodes of the same prompt.
-"""
+"""Treatment of an episode without a reward: `mask` excludes it from training, `group` all episodes of its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +124,7 @@ class SequenceReport:
         calls: Number of LLM calls in the rows.
         untrained_tokens: Number of sampled tokens that are not trained on because of re-alignments.
         other_conversations: Number of calls in each conversation that was not selected, by its name.
-        unstated_sampling: Number of calls whose record has no temperature, or a parameter that the engine chose.
+        unstated_sampling: Number of calls whose record lacks the temperature, or contains a `null` parameter.
     """
 
     rows: tuple[TrainingSequence, ...]
@@ -214,8 +211,7 @@ def sequences_of(
     """Creates the training sequences of an episode.
 
     Args:
-        episode: A trajectory in memory, a stored episode (from `ares_exp.trajectories.load`), or the dict of a
-            trajectory.
+        episode: A trajectory in memory or as a dict, or a stored episode from `ares_exp.trajectories.load`.
         conversations: Names or patterns of the conversations to train on. `["*"]` selects all conversations, including
             sub-agents and background requests.
         realign_tokens: Maximum number of sampled tokens at the end of a row that the next prompt may replace. If more
@@ -338,8 +334,7 @@ class _ConversationRows:
     def _realigned(self, prompt: Sequence[int]) -> _Row | None:
         """Removes the tokens at the end of a row that differ from the prompt, and returns the row.
 
-        Returns `None`, without a change, if this would remove more than `realign_tokens`, or all tokens of the last
-        response.
+        Changes nothing and returns `None` if more than `realign_tokens`, or the whole last response, would be removed.
         """
         shared = [(len(row.ids) - _shared(row.ids, prompt), row) for row in self.rows]
         lost, row = min(shared, key=lambda item: item[0], default=(0, None))

@@ -82,7 +82,7 @@ class EpisodeAgentLoop:
 
 
 def agent_loop_output(report: SequenceReport, *, lost: Lost = "mask", global_step: int | None = None) -> dict[str, Any]:
-    """Returns the fields of an `AgentLoopOutput` for an episode with one row, whose history was not rewritten.
+    """Returns the fields of an `AgentLoopOutput` for an episode with one row.
 
     `agent_loop_outputs` describes the arguments and further errors.
 
@@ -110,12 +110,12 @@ def agent_loop_outputs(
         lost: Treatment of an episode without a reward. `mask` returns its rows with a mask of zeros, but their reward
             of 0.0 still counts in the mean of verl's prompt group. `group` raises an error, so that verl drops the
             whole group.
-        global_step: The trainer's step, which is used if a row has no policy version. verl computes the age of a row
-            from it.
+        global_step: Number of the current training step, from which verl computes the age of rows without a policy
+            version.
 
     Raises:
-        UntrainableError: The episode has no reward and `lost` is `group`, or a policy version is not an integer. Also
-            if a trained row has no policy version and `global_step` is `None`.
+        UntrainableError: The episode has no reward and `lost` is `group`, a policy version is not an integer, or a
+            trained row has neither a policy version nor a `global_step`.
     """
     if report.is_lost and lost == "group":
         name = f"Episode {report.rows[0].episode_id} ({report.rows[0].task})" if report.rows else "The episode"

@@ -1,11 +1,9 @@
 """Hidden states of a model during generation. They can be saved to files, or changed by the user's functions.
 
 A state is the output of a module at one position of the token sequence. The option `positions: generated` saves, for
-each token of a response, the state from which the token was sampled. The first of these states is therefore at the last
-position of the prompt.
+each token of a response, the state from which the token was sampled: first the state at the prompt's last position.
 
-Each state is a row of a float32 `.npy` file, which numpy can map into memory. A file gets its final name when it is
-complete.
+Each state is a row of a float32 `.npy` file, which numpy can memory-map. Complete files get their final names.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ class KeptStates:
     positions: Positions | list[Annotated[int, Field(ge=0)]] = "generated"
 
     def __post_init__(self) -> None:
-        """Checks that either `layer` or `module` is set."""
+        """Raises `ValueError` unless exactly one of `layer` and `module` is set."""
         if (self.layer is None) == (self.module is None):
             raise ValueError("expected either `layer` or `module`")
 
@@ -78,7 +76,7 @@ class Hook:
     module: str | None = None
 
     def __post_init__(self) -> None:
-        """Checks that either `layer` or `module` is set."""
+        """Raises `ValueError` unless exactly one of `layer` and `module` is set."""
         if (self.layer is None) == (self.module is None):
             raise ValueError("expected either `layer` or `module`")
 
@@ -128,10 +126,7 @@ class StateWatcher:
     def __init__(
         self, kept: Sequence[KeptStates], hooks: Sequence[Hook], output_dir: Path | None, max_bytes: int
     ) -> None:
-        """Stores the arguments, and imports the functions of the hooks.
-
-        `max_bytes` is the maximum total size of the saved states of a run.
-        """
+        """Imports the functions of the hooks. `max_bytes` is the maximum total size of the saved states of a run."""
         if kept and output_dir is None:
             raise ConfigError("policy.activations needs a directory for the states: set policy.output_dir.")
         self._kept = kept
@@ -179,10 +174,7 @@ class StateWatcher:
                 self._give_back(self._states.drop())
 
     def links(self) -> Mapping[str, Any] | None:
-        """Completes the files of the last response. Returns the file and the positions for each module name.
-
-        Returns `None` if no states were saved.
-        """
+        """Completes the files of the last response. Returns `LLMResponse.activations`; `None` without saved states."""
         states, self._states = self._states, None
         return None if states is None or states.is_dropped else states.complete()
 

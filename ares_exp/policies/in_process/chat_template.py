@@ -78,10 +78,7 @@ class ChatTemplate:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """Ids of the tokens that end a response.
-
-        These are the special token that the template adds after a response, and the tokenizer's end-of-sequence token.
-        """
+        """Ids of tokens that end a response: the tokenizer's end-of-sequence token and the template's special token."""
         conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = _after_mark(self._render(conversation, LLMRequest([])))
         first = [*(self._ids(after) if after else []), None][0]
@@ -176,7 +173,7 @@ def load_tokenizer(name: str, *, chat_template: Path | None, trust_remote_code: 
 
 
 def with_template(tokenizer: Any, name: str | None, chat_template: Path | None) -> Any:
-    """Returns the tokenizer, which keeps its own template, or gets the template in the file `chat_template`.
+    """Replaces the tokenizer's template by the file `chat_template`, if it is set. Returns the tokenizer.
 
     Raises:
         PreflightError: The tokenizer has no chat template, or the file cannot be read.
@@ -219,10 +216,7 @@ def prompt_of(
 def response_pieces(
     template: ChatTemplate, request: LLMRequest, *, prompt: Sequence[int], text: str, call_id: str
 ) -> list[Piece]:
-    """Parses the `text` of a response to `prompt` into reasoning, text and tool calls. Removes special tokens.
-
-    The ids of tool calls start with `call_id`.
-    """
+    """Parses the `text` of a response to `prompt` into pieces without special tokens. Call ids start with `call_id`."""
     pieces = pieces_of(
         text,
         template.text,
@@ -259,10 +253,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tool call with parsed arguments, because most templates convert the arguments to JSON themselves.
-
-    Arguments that are not valid JSON remain a text.
-    """
+    """Parses a tool call's arguments if they are a JSON object, because most templates convert objects to JSON."""
     function = call.get("function") or {}
     given = function.get("arguments")
     arguments = arguments_object(given) if isinstance(given, str) else given
@@ -300,7 +291,7 @@ class Conversations:
         del self.turns[:-MAX_TURNS]
 
     def of(self, request: LLMRequest) -> Turn | None:
-        """Returns the longest turn whose messages and response the request starts with; `None` if there is none."""
+        """Returns the longest turn that is a prefix of the request's messages; `None` if there is no such turn."""
         asked = canonical(request)
         fitting = [
             turn

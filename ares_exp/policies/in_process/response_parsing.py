@@ -170,10 +170,7 @@ def _kinds(name: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _typed(value: str, kind: Any) -> Any:
-    """Converts the text of a parameter to the type `kind` of its JSON Schema.
-
-    A string remains unchanged. Any other value is parsed as JSON, and remains a text if it is not valid JSON.
-    """
+    """Parses a parameter as JSON, unless its schema has the type string. A value that is not JSON remains a text."""
     if kind == "string":
         return value
     try:

@@ -78,7 +78,6 @@ class Row:
     _draws: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        """Creates the random generator from the seed."""
         self._draws = random.Random(self.sampling.seed)
 
     def draw(self) -> float:
@@ -101,8 +100,8 @@ class Row:
     def _has_stop(self, decode: Callable[[Sequence[int]], str]) -> bool:
         """Returns whether the last tokens contain a stop string.
 
-        Decodes only as many tokens as the longest stop string has bytes, and a few more. This assumes that each token
-        has at least one byte.
+        Decodes only as many tokens as the longest stop string has bytes, and a few more, because each token has at
+        least one byte.
         """
         if not self.sampling.stop:
             return False
@@ -112,10 +111,7 @@ class Row:
 
 
 def choose(logits: Any, row: Row) -> tuple[int, float]:
-    """Returns the next token of a row and its log-probability, which is NaN if the logits contain NaN.
-
-    The logits are float32, one per token of the vocabulary.
-    """
+    """Returns the next token and its log-probability (NaN if a logit is NaN). `logits` has one float32 per token."""
     import torch
 
     temperature = row.sampling.temperature

@@ -22,7 +22,7 @@ from ares_exp.policies.in_process.sampling import DEFAULT_MAX_OUTPUT_TOKENS, NEU
 from ares_exp.policies.policy import EpisodeSpec
 
 ABORT, MAX_ABORTED = "abort", 16
-"""Finish reason of a response that the engine aborted. Maximum number of consecutive aborts without a new token."""
+"""The finish reason of an aborted response, and the maximum number of consecutive aborts without a new token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,7 @@ class TokenClient:
         warn: Callback for warnings.
         strict: Whether a forced tool call is an error instead of a warning.
         continues: Whether to continue conversations with the token ids of earlier responses.
-        continues_aborted: Whether to continue aborted responses, with the token ids that were sampled before the engine
-            aborted them.
+        continues_aborted: Whether to continue responses that the engine aborts, from the token ids sampled so far.
         max_concurrency_per_episode: Maximum number of concurrent requests of the episode.
     """
 
@@ -74,8 +73,7 @@ class TokenClient:
         """Responds to one request.
 
         Raises:
-            UnsendableRequestError: The chat template cannot represent the request, or the request forces a tool call
-                and `strict` is set.
+            UnsendableRequestError: The template cannot represent the request, or `strict` forbids a forced tool call.
         """
         request = self._without_forced_call(self.prepare(request))
         template = await self.load()
@@ -95,10 +93,7 @@ class TokenClient:
         return response
 
     async def _sampled(self, template: ChatTemplate, asked: TokenRequest) -> LLMResponse:
-        """Samples a response. If the engine aborts it, and `continues_aborted` is set, samples the missing rest.
-
-        The rest may be sampled from newer weights.
-        """
+        """Samples a response. With `continues_aborted`, completes an aborted response, perhaps with newer weights."""
         parts, finish = [await self.sample(asked)], None
         limit = asked.request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS
         while self.continues_aborted and parts[-1].finish_reason == ABORT:
@@ -170,10 +165,7 @@ def _joined(parts: Sequence[LLMResponse], finish: str | None) -> LLMResponse:
 
 
 def sampling_of(request: LLMRequest) -> dict[str, Any]:
-    """Returns a value for every sampling parameter of a request.
-
-    Parameters that the request does not set get neutral values, because engines would use the model's defaults.
-    """
+    """Returns all sampling parameters, with neutral values if unset, because engines would use the model's defaults."""
     asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     return {**NEUTRAL_SAMPLING, **{name: value for name, value in asked.items() if value is not None}}
 

@@ -86,10 +86,7 @@ def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature:
 
 
 def _content(trajectory: EpisodeTrajectory | None, body: SubmissionBody, temperature: float | None) -> dict[str, Any]:
-    """Returns the content that `body.want` requests: rows, calls or the trajectory.
-
-    Raises `UntrainableError` if the calls cannot be trained on, or were not recorded.
-    """
+    """Returns the content that `body.want` requests. Raises `UntrainableError` for missing or untrainable calls."""
     if trajectory is None:
         raise UntrainableError("The episode has no trajectory.")
     if body.want == "trajectory":

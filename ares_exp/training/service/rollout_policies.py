@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ENV = "env:"
 FIELDS = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "stop": "stop_sequences"}
-"""For sampling parameters in submissions that policies name differently, the argument of the policies."""
+"""Maps names of sampling parameters in a submission to names of policy arguments, where the two names differ."""
 
 
 def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:

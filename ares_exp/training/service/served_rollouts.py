@@ -61,7 +61,7 @@ class FullError(Exception):
 
 
 class ConflictError(Exception):
-    """Some ids of a submission already belong to rollouts with other tasks or ids."""
+    """A submission reuses rollout ids of an earlier submission, but its other ids or its tasks are different."""
 
 
 class UnknownError(Exception):
@@ -178,7 +178,7 @@ class ServedRollouts:
 
         Raises:
             FullError: The queue is full, or too many episodes are not acknowledged.
-            ConflictError: Some of the ids belong to another submission.
+            ConflictError: Some of the ids belong to a different submission.
             UserError: The submission is invalid.
         """
         async with self._submitting:
@@ -404,7 +404,7 @@ class ServedRollouts:
         return running, left - running, sum(len(one.ready) for one in self.submissions.values())
 
     async def close(self) -> None:
-        """Cancels running episodes, and waits until ended episodes are stored. A resumed run continues the others."""
+        """Cancels running episodes, which a resumed run continues. Waits until all ended episodes are stored."""
         self._is_closing = True
         for rollout in [one for one in self.rollouts.values() if one.is_given]:
             self._driver.run.cancel(rollout.slot)
@@ -484,7 +484,7 @@ class ServedRollouts:
         return replace(limits, steps=steps, time=time_limits)
 
     async def _settle(self, rollout: Rollout, episode: DrivenEpisode | None) -> None:
-        """Handles the end of an attempt. Starts an attempt that replaces it if necessary, else stores the episode."""
+        """Stores an attempt's episode, or starts a replacement. Does neither if a resumed run continues the attempt."""
         try:
             rollout.submission.given -= rollout.is_given
             rollout.is_given = False

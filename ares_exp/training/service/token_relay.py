@@ -44,7 +44,7 @@ class _Limits:
 
 @dataclass(eq=False, slots=True)
 class _OpenRequest:
-    """A request without a response. Until `lease_end`, on the event loop's clock, it is not handed out again."""
+    """A request without a response. The trainer cannot fetch it before `lease_end`, in the event loop's time."""
 
     rollout_id: str
     prompt: Sequence[int]
