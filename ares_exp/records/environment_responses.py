@@ -1,9 +1,9 @@
 """The record of calls to an environment's own models, such as a judge: `oracle.jsonl` in an episode's directory.
 
-It has one line per question. A line is written before the environment uses the response. If an episode is lost, the run
-reads its usage from this record. The run also copies the responses to the record of the next episode of the attempt.
-They are marked there as `taken_over` and are not requested again. The record is untrusted and is read up to the first
-invalid line.
+Each question is one line, which is written before the environment uses the response. If an episode is lost, the run
+reads its usage from this record. If the attempt is run again, the run copies the responses to the new episode's record,
+and marks them as `taken_over`. These responses are not requested again. The record is untrusted, so lines after an
+invalid line are ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class Asked:
     """One question to an environment's own model, and the model's responses to it.
 
     Attributes:
-        task: Name of the task.
         question: The question, such as a question from the policy to the oracle in twenty questions.
         said: Texts of the model's responses. There are several if the first ones could not be parsed.
         answer: The answer that was parsed from the last response; `None` if no response could be parsed.
@@ -64,7 +63,7 @@ class Asked:
 
     @property
     def usage(self) -> EnvironmentUsage:
-        """Tokens and cost of the question."""
+        """The tokens and cost of the responses."""
         return EnvironmentUsage(self.prompt_tokens, self.generated_tokens, self.cost)
 
 
@@ -74,7 +73,7 @@ _ASKED = TypeAdapter(Asked)
 def append_asked(files: Path, asked: Iterable[Asked]) -> None:
     """Appends questions to the record in the episode's directory `files`. Blocking.
 
-    After this function has returned, they are not lost if the process is killed (`kill -9`).
+    When this function returns, the questions are stored even if the process is then killed (`kill -9`).
 
     Raises:
         OSError: The disk is full, or another write error occurred. The record is unchanged.
@@ -112,7 +111,8 @@ def read_asked(files: Path) -> list[Asked] | None:
 def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> None:
     """Copies answered questions from the record of an episode to the record of a new episode. Blocking.
 
-    With `of_scorers`, copies only the questions of scorers, because the other answers affect the episode's steps.
+    If `of_scorers` is set, copies only the questions of scorers. The environment's own questions are asked again,
+    because their answers affect the episode's steps.
     """
     asked = [one for one in read_asked(earlier) or () if one.answer is not None and (one.scorer or not of_scorers)]
     if asked:
@@ -120,10 +120,7 @@ def copy_responses(earlier: Path, own: Path, *, of_scorers: bool = False) -> Non
 
 
 def recorded_usage(files: Path) -> EnvironmentUsage | None:
-    """Sums the tokens and cost in a record without responses that were taken over; `None` if there is no record.
-
-    Blocking.
-    """
+    """Sums tokens and cost of the responses that were not taken over; `None` if there is no record. Blocking."""
     asked = read_asked(files)
     if asked is None:
         return None

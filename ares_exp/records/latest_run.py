@@ -28,7 +28,7 @@ MAX_LINE = 1 << 20
 
 
 def run_path(text: str | Path) -> Path:
-    """Returns the path that a user means by `text`: if it starts with `latest`, the latest run replaces this word.
+    """Returns the path that a user means by `text`. A leading `latest` stands for the path of the latest run or sweep.
 
     Prints the replacement to stderr. If a file or directory with the name `latest` exists, returns the path unchanged.
 
@@ -51,7 +51,7 @@ def run_path(text: str | Path) -> Path:
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
-    """Yields the runs and sweeps in `folder` and its subfolders, down to `depth`. Does not search inside of them."""
+    """Yields the runs and sweeps in `folder` and its subfolders, down to `depth`, but not the runs inside a sweep."""
     try:
         folders = [folder / entry.name for entry in os.scandir(folder) if entry.name[0] != "." and entry.is_dir()]
     except OSError:  # the folder is missing or not readable

@@ -62,15 +62,13 @@ def read_sessions(run_dir: RunDir) -> Iterator[dict[str, Any]]:
 
 
 def last_attempts(run_dir: RunDir) -> int | None:
-    """Returns the number of attempts per task in the last session that recorded it; `None` if none did."""
+    """Returns `attempts` (per task) from the last session that recorded this setting; `None` if no session did."""
     planned = [line.get("attempts") for line in read_sessions(run_dir)]
     return next((one for one in reversed(planned) if isinstance(one, int) and one > 0), None)
 
 
 def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
-    """Reads the scores that `ares-exp score` added to a finished run.
-
-    Returns them by episode id, and for each episode by the name of the score.
+    """Reads the scores that `ares-exp score` added to a finished run, by episode id and then by name of the score.
 
     Raises:
         ConfigError: A file cannot be read, or a complete line is not a valid score. The message has the line number.
@@ -100,7 +98,8 @@ def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int,
         The number of bytes of the complete lines, and whether an incomplete line follows them.
 
     Raises:
-        ConfigError: The file cannot be read, or a line is invalid. In the message, `what` describes a valid line.
+        ConfigError: The file cannot be read, or a line is invalid. The message contains `what`, which describes a line,
+            such as `the scores of an episode`.
     """
     whole_bytes, number = 0, 0
     try:
@@ -129,10 +128,7 @@ _COUNTS = tuple(field.name for field in fields(Usage))
 
 
 def is_countable(response: LLMResponse) -> bool:
-    """Returns whether a response's cost and token counts are valid numbers, which can be added to the totals.
-
-    Responses are untrusted, because any policy or endpoint can create them.
-    """
+    """Returns whether the cost and token counts of an untrusted response are valid and can be added to totals."""
     counts = [getattr(response.usage, name) for name in _COUNTS]
     if not all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts):
         return False
@@ -140,7 +136,7 @@ def is_countable(response: LLMResponse) -> bool:
 
 
 def checked_result(data: Any) -> EpisodeResult:
-    """Creates a result from a row of `episodes.jsonl`. Raises `ValueError` for invalid fields and huge numbers."""
+    """Creates a result from a row of `episodes.jsonl`. Raises `ValueError` if a field is invalid or too large."""
     result = EpisodeResult.from_dict(data)
     times = (result.started_at, result.finished_at, result.duration_sec, *result.phase_sec.values())
     used = result.environment_usage or EnvironmentUsage()

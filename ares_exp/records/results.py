@@ -49,7 +49,7 @@ class EpisodeUsage:
 
     @property
     def step_count(self) -> int:
-        """The number of time steps after the first one, including steps without a response."""
+        """The number of steps, including steps without a response."""
         return self.num_steps + self.unanswered
 
     @property
@@ -58,10 +58,7 @@ class EpisodeUsage:
         return self.prompt_tokens + self.generated_tokens
 
     def add(self, action: LLMResponse | object | None) -> None:
-        """Counts one step. `action` is the response, or `None` if the step got no response.
-
-        Tokens and cost are counted only if the action is an `LLMResponse`.
-        """
+        """Counts a step. `action` is `None` if there was no response. Only an `LLMResponse` adds tokens and cost."""
         if action is None:
             self.unanswered += 1
             return
@@ -112,14 +109,14 @@ UNFINISHED = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.ABANDONED, Outc
 """Outcomes of episodes that were interrupted. After such an outcome, the attempt still has no result."""
 
 RESPONSES_USED_UP = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.ABANDONED})
-"""Outcomes after which the response log is not needed, because no later episode replays its responses."""
+"""Outcomes after which the response log can be deleted, because no later episode replays its responses."""
 
 
 HOST_IMAGE = "host"
 """Value of `container_image` for a container that uses this machine's own files instead of an image."""
 
 MAX_MESSAGE = 20_000
-"""Maximum length of a recorded error message, in characters. It ensures that every row can be read again."""
+"""Maximum length of a recorded error message, in characters. It keeps rows below the size limit of their readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +124,8 @@ class ErrorInfo:
     """The record of an error that ended an episode, or of a limit that truncated it.
 
     Attributes:
-        type: Class name of the exception; `limit` for a limit. For the limit `agent_exit`, the class name of the
-            exception that the agent raised.
+        type: Class name of the exception, or `limit`. For the limit `agent_exit`, the class name of the agent's
+            exception.
         message: Human-readable message.
         limit: Limit that was reached: `steps`, `time`, `tokens`, `cost`, `unknown`, or a name that the environment
             defines; `None` for an error.
@@ -140,7 +137,7 @@ class ErrorInfo:
 
     @classmethod
     def of_limit(cls, limit: str | None, note: str | None = None) -> Self:
-        """Creates the record of the limit with this name (`unknown` for `None`). `note` is added to the message."""
+        """Creates the record of a limit from its name (`None` means `unknown`). `note` is added to the message."""
         name = limit or "unknown"
         if name == "agent_exit" and note:
             return cls(AgentExitError.__name__, _bounded(note), name)
@@ -184,7 +181,7 @@ class Replayed:
 
     @classmethod
     def of(cls, episode_id: str, responses: Sequence[LLMResponse]) -> Self:
-        """Creates the record from the responses that were replayed."""
+        """Creates the record from the replayed responses."""
         return cls(
             episode_id,
             len(responses),
@@ -226,8 +223,8 @@ class AgentFacts:
 
     Attributes:
         name: Name of the agent.
-        version: Version of the agent that was configured. For `agent=command`, the digest of the files in the
-            container. `None` if no version was configured.
+        version: Configured version of the agent; `None` if no version was configured. For `agent=command`, the digest
+            of the files in the container.
         requests: Number of HTTP requests for responses, including retries.
         retries: Number of requests that the agent repeated for the same response. They do not cause additional costs.
         conversations: Names of the agent's conversations, in order of their first requests.
@@ -420,10 +417,7 @@ def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]
 
 
 def reward_names(results: Iterable[EpisodeResult]) -> list[str]:
-    """Returns the names of all rewards in some results, in order of first appearance.
-
-    Omits the name `reward` if it would only repeat the episode's reward in every result.
-    """
+    """Returns the names of all rewards in order of appearance. Omits `reward` if it equals each result's reward."""
     given = [(name, value != result.reward) for result in results for name, value in result.rewards.items()]
     names = dict.fromkeys(name for name, _ in given)
     return [name for name in names if name != "reward" or ("reward", True) in given]

@@ -68,7 +68,7 @@ def _finite(value: Any) -> Any:
 def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Opens a file for atomic writing. The file at `path` is replaced only if the block raises no exception.
 
-    If `sync` is set, the new content also survives a power cut after the block. The directory of the file must exist.
+    If `sync` is true, the new content survives a power cut after the block. The directory of the file must exist.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -95,9 +95,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def append_lines(path: Path, *lines: Mapping[str, Any]) -> None:
-    """Appends `lines` to a file as JSON: either all of them or none. They then survive a power cut.
+    """Appends all `lines` to a file as JSON, or none of them after an error. The appended lines survive a power cut.
 
-    Only a crash of the machine during the call can leave an incomplete last line.
+    If the machine crashes during the call, the file can end with an incomplete line.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged.
@@ -109,7 +109,7 @@ def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
     """Appends `text` to a file in a single write. The text survives if this process is killed, but not a power cut.
 
     Concurrent writes are not interleaved. Symbolic links are not followed. `flags` are additional flags for `os.open`.
-    With `os.O_CREAT`, missing folders are also created.
+    If they contain `os.O_CREAT`, the function creates a missing file and its folders.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged.
@@ -124,7 +124,7 @@ def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
 def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool = False) -> None:
     """Appends `text` like `append_text`, and syncs the file, so that the text also survives a power cut. Blocking.
 
-    Set `is_new` if the file may be new. Then its entry in the directory also survives.
+    If `is_new` is set, also syncs the directory, without which a new file could disappear.
 
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged, unless another writer
@@ -176,8 +176,8 @@ def syncing_together() -> Iterator[None]:
 class GatheredCalls(Generic[T]):
     """Collects items, and passes them in batches to a blocking function, which is called in threads.
 
-    At most `at_once` calls run at the same time. Items that are added meanwhile are collected for the next call. All
-    methods must be called on the same event loop.
+    At most `at_once` calls run at the same time. Items that are added during these calls are passed to the next call.
+    All methods must be called on the same event loop.
     """
 
     def __init__(self, take: Callable[[Sequence[T]], None], *, at_once: int = 1) -> None:
@@ -189,7 +189,7 @@ class GatheredCalls(Generic[T]):
     def put(self, item: T) -> asyncio.Future[None]:
         """Adds an item. Returns a future that is done when the call with this item has ended.
 
-        Do not cancel the future, because the same call may also have other items.
+        Do not cancel the future, because other items can be part of the same call.
         """
         self._items.append(item)
         if self._call is None or self._call.done():  # a done call was cancelled before it took items
@@ -203,10 +203,7 @@ class GatheredCalls(Generic[T]):
 
 
 def _sync_appended(descriptor: int, size: int) -> None:
-    """Syncs a file to disk. If the sync fails, removes the last `size` bytes, which were just appended.
-
-    Does not remove them if other text was appended after them.
-    """
+    """Syncs a file. If this fails, removes the `size` bytes that were just appended, unless other text follows them."""
     try:
         os.fsync(descriptor)
     except OSError:
@@ -414,9 +411,9 @@ class RunDir:
             )
 
     def discard(self) -> None:
-        """Removes the directory of a run that was rejected before it started, with Hydra's files and the log.
+        """Removes the directory of a run that was rejected before it started, including Hydra's files and the log.
 
-        If the directory contains a run, or other files, these are kept.
+        Keeps the directory if it contains a run or other files.
         """
         if self.episodes.exists() or self.config.exists():
             return
@@ -481,7 +478,7 @@ def appearing(out: Path) -> Iterator[Path]:
 class RunLogHandler(logging.FileHandler):
     """The log handler for `run.log`. It ignores write errors, so that a full disk does not make an episode fail.
 
-    It does not follow links, because the directory of a resumed run is untrusted.
+    The handler does not follow links, because the directory of a resumed run is untrusted.
     """
 
     def _open(self) -> TextIOWrapper:
@@ -491,7 +488,7 @@ class RunLogHandler(logging.FileHandler):
         return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=open_itself)  # type: ignore[return-value]
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes the record. `handleError` handles write errors."""
+        """Writes a log record. Passes write errors to `handleError` instead of raising them."""
         try:
             super().emit(record)
         except OSError:

@@ -17,13 +17,14 @@ from ares_exp.records.run_dir import RunDir, resume_command
 RESERVE_BYTES = 2**20
 """Disk space in bytes that a run reserves for its summary files."""
 RESERVE_BYTES_PER_EPISODE = 2**16
-"""Disk space in bytes that a run reserves per concurrent episode, for its last response, row and end of trajectory."""
+"""Additional disk space, in bytes, per concurrent episode for its last response, its row and the end of its trajectory.
+"""
 PROBE_BYTES = 2**16
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LOST_MOUNT = (errno.EIO, errno.ENODEV, errno.ENOTCONN, errno.ENXIO, errno.ESTALE)
 _STORAGE_ERRORS = (*_DISK_FULL, *_LOST_MOUNT, errno.EFBIG, errno.EROFS)
-"""Error numbers that show a problem with the disk or mount, not with a single file."""
+"""Error numbers that indicate a problem with the disk or mount instead of a single file."""
 
 T = TypeVar("T")
 
@@ -31,9 +32,9 @@ T = TypeVar("T")
 class RunStorage:
     """Writes records of a run, and ends the run when its disk fails. Thread-safe.
 
-    After the first failed write, no request is sent and no episode is started. When a run starts, it reserves disk
-    space with an open file without a name, which the kernel deletes if the process is killed. The first failed write
-    frees this space, so that late responses, rows and totals can still be written to a full disk.
+    After the first failed write, the run sends no more requests and starts no more episodes. Disk space that the run
+    reserved at its start is then freed. Late responses, rows and totals can therefore still be written to a full disk.
+    The reserve is an open file without a name, which the kernel deletes if the process is killed.
 
     Attributes:
         failure: The error that ended the run; `None` while the run can be recorded.
@@ -48,7 +49,7 @@ class RunStorage:
         self._failing = threading.Lock()
 
     def open(self, *, concurrency: int) -> None:
-        """Reserves disk space, and notes which file `episodes.jsonl` is, so that its removal is detected. Blocking.
+        """Reserves disk space, and stores the identity of `episodes.jsonl` to detect its removal. Blocking.
 
         Raises:
             ConfigError: The disk has no space for the reserve, or the directory cannot be written.
@@ -77,21 +78,17 @@ class RunStorage:
                 reserve.close()
 
     def check(self) -> None:
-        """Raises an error if the run cannot be recorded any more.
-
-        Raises:
-            StorageError: A write has failed, or the run directory is missing.
-        """
+        """Raises `StorageError` if a write of the run has failed, or if the run directory is missing."""
         if self.failure is None and (missing := self._missing()) is not None:
             self.fail(missing, self._run_dir.path)
         if self.failure is not None:
             raise self.failure
 
     def write(self, write: Callable[[], T], path: Path | str) -> T:
-        """Calls `write`, which writes a record of the run. After a failure, ends the run and tries again.
+        """Calls `write`, which writes a record atomically. If this fails, ends the run and calls `write` once more.
 
-        `write` must write everything or nothing. The second try has more space, because the reserve was freed. `path`
-        is for the error message.
+        The second call has more disk space, because the end of the run frees the reserve. `path` is for the error
+        message.
 
         Raises:
             StorageError: The record could not be written.
@@ -143,7 +140,7 @@ class RunStorage:
         return failure
 
     def _missing(self) -> OSError | None:
-        """Returns an error if `episodes.jsonl` is no longer the file that `open` found, for example after an unmount.
+        """Returns an error if `episodes.jsonl` is not the file that `open` found, as after an unmount.
 
         Returns `None` if it is still the same file.
         """

@@ -44,12 +44,12 @@ class RunSummary:
 
     @property
     def final(self) -> tuple[EpisodeResult, ...]:
-        """The result of each attempt, which is the result of its last episode if it was retried."""
+        """The result of the last episode of each attempt."""
         return final_results(self.results)
 
     @property
     def finished(self) -> tuple[EpisodeResult, ...]:
-        """The results of all attempts that ended, including errors, but without interrupted attempts."""
+        """The results of all attempts that ended without an interruption, including attempts with an error."""
         return tuple(result for result in self.final if result.outcome not in UNFINISHED)
 
     @property
@@ -65,7 +65,7 @@ class RunSummary:
 
     @property
     def broken(self) -> tuple[EpisodeResult, ...]:
-        """The results of reference solutions (see `must_pass`) with a reward below the threshold; otherwise empty."""
+        """The results of reference solutions (see `must_pass`) below the threshold; empty if other policies ran."""
         scored = self.scored if self.must_pass else ()
         return tuple(one for one in scored if one.reward is not None and one.reward < self.threshold)
 
@@ -106,7 +106,7 @@ class RunSummary:
         return sum(used, EnvironmentUsage()) if used else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the totals in JSON-ready form, as in `summary.json`. They do not include the single results."""
+        """Returns the totals in JSON-ready form, as in `summary.json`, without the results of the episodes."""
         return {
             "planned": self.planned,
             "finished": len(self.finished),

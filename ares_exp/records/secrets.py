@@ -1,8 +1,8 @@
 """Functions that mask secrets in texts and configs before they are written to disk or to logs.
 
 A value is masked if its key is sensitive (such as `api_key`), if it contains the value of a sensitive environment
-variable, or if it is the user part of a URL. Names of places that contain secrets (`api_key_env`), token counts
-(`max_output_tokens`) and plain references (`${OPENAI_API_KEY}`) are not secrets and are not masked.
+variable, or if it is the user part of a URL. Values of keys such as `api_key_env` (the location of a secret) and
+`max_output_tokens` (a count) are not secrets. References such as `${OPENAI_API_KEY}` are also not masked.
 """
 
 from __future__ import annotations
@@ -45,16 +45,17 @@ class RepeatedWarnings(logging.Filter):
         return False
 
     def told(self) -> list[str]:
-        """Returns a line for each kind of warning of which some were hidden, with their number. Resets the numbers."""
+        """Returns one line per kind of hidden warning, with the number of hidden warnings. Resets these numbers."""
         more, self._more = self._more, Counter()
         first = {kind: one_line(self._first[kind], SHOWN_CHARS) for kind in more}
         return [f"{count:,} more warnings like this in run.log: {first[kind]}" for kind, count in more.items()]
 
 
 def kind_of(record: logging.LogRecord) -> str:
-    """Returns a text that is the same for all records of a kind: the message format without its values.
+    """Returns a text that is the same for all records of a kind, which is the message format without the values.
 
-    If the format starts with `%`, it says little, so the first value is added, with all numbers replaced by 0.
+    If the format starts with `%`, formats of different kinds look alike. The text then also contains the first value,
+    in which all numbers are replaced by 0.
     """
     template = str(record.msg)
     if not template.startswith("%"):
@@ -94,7 +95,7 @@ _INLINE_KEY = re.compile(r"(?<![\w-])([\w-]+)['\"]?\s*[:=]")
 
 @functools.lru_cache(maxsize=4096)  # called for every environment variable whenever the environment changes
 def is_sensitive(key: str) -> bool:
-    """Returns whether the name `key`, such as `api_key` or `password`, names a secret."""
+    """Returns whether `key` is the name of a secret, such as `api_key` or `password`."""
     words = [word.lower() for word in _WORD.findall(key)]
     if not words or words[-1] in _PLACES:
         return False
@@ -113,7 +114,7 @@ def scrub(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mask_known_secrets(text: str) -> str:
-    """Masks all known secrets in a text: API keys of episodes, and values from sensitive variables and `protect`.
+    """Masks episodes' API keys, values of sensitive environment variables, and values passed to `protect` in a text.
 
     Also finds values that are encoded as JSON strings.
     """
@@ -149,16 +150,17 @@ class KnownSecrets:
 
 
 class SecretFilter(logging.Filter):
-    """A log filter that masks secrets in messages and tracebacks: known secrets, and those in `typed`."""
+    """A log filter that masks the known secrets, and the secrets in `typed`, in messages and tracebacks."""
 
     def __init__(self, typed: Iterable[str] = ()) -> None:
         super().__init__()
         self._typed = tuple(typed)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Masks the secrets in a record, and returns `True`, because every record is shown.
+        """Masks the secrets in a log record. Returns `True`, because every record is shown.
 
-        Before that, stores the record's kind in `record.kind`, because it cannot be computed from the masked record.
+        Before that, stores the result of `kind_of` in `record.kind`, because the masked record no longer has the
+        message format.
         """
         record.__dict__.setdefault("kind", kind_of(record))  # computed before the values become part of the text
         record.msg, record.args = self._mask(record.getMessage()), None
@@ -216,11 +218,7 @@ def _in_json(secret: str) -> str:
 
 _protected: set[str] = set()
 _known: tuple[tuple[int, Mapping[Any, Any]], tuple[str, ...]] = ((-1, {}), ())
-"""Cache for `_known_secrets`.
-
-The first part is the state in which the secrets were found: the number of protected values and the environment
-variables.
-"""
+"""Cache for `_known_secrets`: the number of protected values with the environment variables, and their secrets."""
 
 
 def protect(values: Iterable[str]) -> None:
@@ -229,7 +227,7 @@ def protect(values: Iterable[str]) -> None:
 
 
 def _known_secrets() -> tuple[str, ...]:
-    """Returns the values from `protect` and of sensitive environment variables, longest first. Omits short values.
+    """Returns protected values and values of sensitive environment variables, longest first. Omits short values.
 
     The result is cached until these values change, because this function is called for every written line.
     """

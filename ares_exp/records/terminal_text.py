@@ -21,15 +21,12 @@ HEAD_CHARS, TAIL_CHARS = 400, 100
 JOINERS = "\u200c\u200d"
 """Invisible characters that occur in words and emojis. They are harmless, so they are not escaped."""
 _UNBROKEN = re.compile(r" (?=[·|] )|(?<=ares-exp) |(?<=\d) (?=\[)|(?<=,) (?=[-\d.e+]+\])")
-"""Pattern of spaces without line breaks: before a separator, after the command's name, and around or in an interval."""
+"""Pattern of spaces at which no line is broken: before `·` and `|`, after `ares-exp`, and before or in an interval."""
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
 
 def make_console(pager: IO[str] | None = None) -> Console:
-    """Creates a rich console that writes to stdout, or to `pager` if given.
-
-    If stdout is not a terminal, the console has 120 columns and no colours.
-    """
+    """Creates a rich console for stdout or `pager`. Uses 120 columns without colours if stdout is not a terminal."""
     from rich.console import Console
 
     class OurConsole(Console):
@@ -56,7 +53,7 @@ def shown_path(path: Path) -> Path:
 
 
 def one_line(text: str, limit: int = 100) -> str:
-    """Formats `text` as one printable line. If it is longer than `limit` characters, the rest is cut off."""
+    """Formats `text` as one printable line. Shortens it to `limit` characters, with an ellipsis at the end."""
     flat = printable(" ".join(text[: 4 * limit].split()))
     return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
 
@@ -126,7 +123,7 @@ def count_of(number: int, thing: str, things: str | None = None) -> str:
 
 
 def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:
-    """Renders a table as text that fits the width and colours of `stream`. The variable NO_COLOR disables colours."""
+    """Renders a table as text for the width and colours of `stream`. Uses no colours if NO_COLOR is set."""
     from rich.console import Console
 
     color_system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
@@ -137,19 +134,19 @@ def draw(table: Table, stream: TextIO, *, width: int | None = None) -> str:
 
 
 def width_of(stream: TextIO) -> int:
-    """Returns the width of `stream` in columns: of its terminal, from the variable COLUMNS, or 80."""
+    """Returns the width for output to `stream`: the environment variable COLUMNS, the terminal's width, or 80."""
     from rich.console import Console
 
     return Console(file=stream).width
 
 
 def wrapped(text: str, stream: TextIO) -> str:
-    """Wraps the lines of `text` at spaces, without splitting long words, if `stream` is a terminal."""
+    """Wraps `text` to the width of `stream`, as `wrap` does. Returns it unchanged if `stream` is not a terminal."""
     return "\n".join(wrap(text, width_of(stream))) if stream.isatty() else text
 
 
 def wrap(text: str, width: int, *, max_lines: int | None = None) -> list[str]:
-    """Wraps each line of `text` to `width` characters at spaces. Continuation lines are indented by two more."""
+    """Wraps each line of `text` to `width` characters at spaces. Continuation lines are indented by two more spaces."""
     parts = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip(" "))] + "  "
@@ -197,7 +194,7 @@ def columns_that_fit(
 
 
 def make_table(columns: Mapping[str, Sequence[str]], *, texts: Collection[str]) -> Table:
-    """Creates a table of printable cells. Columns in `texts` are wrapped, the others are right-aligned."""
+    """Creates a table of printable cells. Wraps the columns whose names are in `texts`, and right-aligns the others."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -20,7 +20,7 @@ MAX_INTEGER = 2**53
 
 
 class Exact:
-    """An annotation for a field that accepts only values of its JSON type. Pydantic does not convert other values."""
+    """A field annotation that makes pydantic reject values of another JSON type instead of converting them."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Returns the schema with which pydantic validates the field."""

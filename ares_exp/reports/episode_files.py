@@ -59,7 +59,7 @@ def episode_files(run_dir: Path, episode_id: str) -> list[dict[str, Any]]:
 
 
 def _files(root: int, episode_id: str) -> Iterator[tuple[str, int, str]]:
-    """Yields all files of an episode: the path in its folder, a descriptor of the parent folder, and the name."""
+    """Yields each file of an episode: its path in the episode's folder, a descriptor of its parent folder, its name."""
     try:
         with open_beneath(root, f"/{episode_id}") as folder:
             for path, folders, names, inner in os.fwalk(".", dir_fd=folder, follow_symlinks=False):
@@ -118,10 +118,9 @@ def file_changes(run_dir: Path, episode_id: str) -> dict[int, dict[str, Any]]:
     Each snapshot is compared with the previous one. The first is compared with the container's initial files.
 
     Returns:
-        A mapping per step with a snapshot. `paths` lists the changed paths, each with `path`, `change` (added, changed,
-        removed, permissions), `kind`, `size` and, for text files, `diff`. `more` is the number of omitted paths, and
-        `since` is the step of the previous snapshot. If the snapshot cannot be read, the mapping only has `problem`,
-        which is the reason.
+        A dictionary from step to changes. `paths` lists the changed paths, each with `path`, `change` (see `_change`),
+        `kind`, `size` and, for text files, `diff`. `more` is the number of omitted paths, and `since` is the step of
+        the previous snapshot. For an unreadable snapshot, the only key is `problem`, an error message.
     """
     store = SnapshotStore(RunDir(run_dir).snapshots)
     try:
@@ -149,10 +148,7 @@ def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry], diffs: _Diff
 
 
 def _change(old: Entry | None, new: Entry | None) -> str | None:
-    """Returns how a path changed: `added`, `changed`, `removed` or `permissions`.
-
-    Returns `None` if nothing relevant changed, for example only the time of a directory.
-    """
+    """Returns `added`, `changed`, `removed` or `permissions`; `None` if at most the time of a directory changed."""
     if new is None or new.kind == "whiteout":
         return "removed" if old is None or old.kind != "whiteout" else None
     if old is None or old.kind == "whiteout":
@@ -181,10 +177,7 @@ class _Diffs:
         self._left = MAX_DIFFS
 
     def between(self, old: Entry | None, new: Entry | None) -> str | None:
-        """Returns the diff between two versions of a file.
-
-        Returns `None` if they are equal, if a version is too long or not text, or after `MAX_DIFFS` diffs.
-        """
+        """Returns a diff of two versions; `None` if they are equal, long or binary, or if `MAX_DIFFS` is reached."""
         files = [entry for entry in (old, new) if entry is not None and entry.kind == "file"]
         if not files or self._left <= 0:
             return None

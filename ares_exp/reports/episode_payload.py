@@ -1,7 +1,7 @@
 """The payload of an episode, which is the JSON data that its page shows: steps, messages, commands, times and files.
 
-A step contains only what has changed in its request since an earlier step, and each message is stored once. Strings are
-complete, because the page shortens them. Times are seconds since the episode started.
+A step contains only the differences between its request and an earlier request, and each message is stored once.
+Strings are not shortened, because the page does this. Times are seconds since the episode started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, command
 from ares_exp.trajectories.request_diff import is_request, request_change
 
 NOT_SHOWN = ("origin", "metadata")
-"""Fields of a request that the page does not list among the request's settings."""
+"""Fields of a request that the payload omits, because they are not settings of the model."""
 TOLD_OF_REPLIES = ("finish_reason", "model", "policy_version", "cost", "latency_sec")
 
 
@@ -57,7 +57,7 @@ def episode_payload(
 
 
 class _Steps:
-    """Creates the payloads of steps. They refer to messages by their numbers in the list `messages`."""
+    """Creates the payloads of steps. Steps refer to messages by index in the list `messages`."""
 
     def __init__(self, trajectory: EpisodeTrajectory) -> None:
         self._trajectory = trajectory

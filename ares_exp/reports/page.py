@@ -46,7 +46,7 @@ def style() -> str:
 
 
 def policy(*, connect: str = "'none'") -> str:
-    """Returns the page's content security policy. `connect` names the source from which the script may load data."""
+    """Returns the page's content security policy. It allows the script to load data only from `connect`."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -74,7 +74,7 @@ def page_head(title: str, *, connect: str = "'none'") -> str:
 
 
 def page_foot(payload: Mapping[str, Any]) -> str:
-    """Returns the end of a page, which contains the payload and the script that shows it."""
+    """Returns the end of a page: the payload as JSON, and the script that displays it."""
     data = in_html(json_text(payload))
     return f'<script type="application/json" id="payload">{data}</script>\n<script>{script()}</script></body></html>\n'
 

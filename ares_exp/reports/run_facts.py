@@ -16,7 +16,7 @@ PROGRAM = "ares-exp"
 
 
 def run_facts(run: RunDir) -> dict[str, str]:
-    """Returns the config values that describe a run, by the keys that users type. Omits unknown values."""
+    """Returns the main settings of a run by config key, such as `env`, `model` and `seed`. Omits unknown values."""
     choices = object_or_empty(run.provenance).get("choices")
     try:
         config = read_yaml(run.config)

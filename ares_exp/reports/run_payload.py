@@ -44,7 +44,7 @@ OF_THE_ROW = (
     *("num_steps", "prompt_tokens", "generated_tokens", "cost", "length_stops", "format_errors", "phase_sec"),
     *("container_image", "snapshots", "snapshot_failures", "stages", "replayed"),
 )
-"""Fields of a row of `episodes.jsonl` that the payload contains."""
+"""Fields of `episodes.jsonl` that the payload contains."""
 OF_THE_METADATA = ("model", "policy", "agent", "lineage")
 
 
@@ -55,7 +55,7 @@ class RunState:
     Attributes:
         name: `finished`, `incomplete` (it ended early), `interrupted`, `killed` or `running`.
         started: Start of the first session, in epoch seconds; `None` if not recorded.
-        ended: End of the last session, in epoch seconds; `None` if the session has not ended or was killed.
+        ended: End of the last session, in epoch seconds; `None` if the last session is still running or was killed.
         sessions: Number of sessions of the run so far.
     """
 
@@ -126,7 +126,8 @@ class ShownRun:
     def is_written(self) -> bool:
         """Whether a process is executing this run.
 
-        On this machine, such a process holds a lock. On another machine, it must have written a file recently.
+        On this machine, the process holds a lock. If another machine executes the run, a file must have changed
+        recently.
         """
         try:
             if has_writer(self.dir.episodes):
@@ -187,7 +188,7 @@ class ShownRun:
         return recorded if is_of_these and "statistics" in recorded else results_document(self.summary)
 
     def _intervals(self) -> dict[str, Any]:
-        """Returns the interval of each task's mean reward, computed only from the attempts at this task."""
+        """Returns the confidence interval of each task's mean reward, by task name, from the attempts at this task."""
         rewards: dict[str, list[float]] = {}
         for one in self.summary.scored:
             if one.reward is not None:
@@ -216,7 +217,7 @@ class ShownRun:
         }
 
     def _without_a_row(self) -> list[dict[str, Any]]:
-        """Returns the episodes without a row, which are running or were running when the run was killed."""
+        """Returns the episodes without a row in `episodes.jsonl`, because they are running or the run was killed."""
         known = {one.episode_id for one in self.summary.results}
         return [
             {
@@ -276,7 +277,7 @@ class ShownRun:
 
 
 def payload_of(runs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
-    """Creates the payload of a page from the payloads of its runs. `more` has further parts, such as `sweep`."""
+    """Creates the payload of a page from the payloads of its runs. `more` has other top-level keys, such as `sweep`."""
     from ares_exp import __version__
 
     return {"schema_version": SCHEMA_VERSION, "ares_exp": __version__, "made": time.time(), "runs": list(runs), **more}

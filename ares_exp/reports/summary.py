@@ -41,7 +41,8 @@ _MAX_TASKS = 40
 """Maximum number of tasks in the table. If there are more, only the tasks with the lowest rewards are shown."""
 _MAX_UNSCORED = 10
 _MAX_ALIKE = 3
-"""Maximum number of attempts that are named for one reason for a missing reward. The others are only counted."""
+"""Maximum number of attempts that are listed for each reason why a reward is missing. Other attempts are only counted.
+"""
 _MAX_REWARDS = 4
 """Maximum number of columns for named rewards. At least half of the attempts must have such a reward."""
 _TASK_COLUMNS = 24
@@ -143,7 +144,7 @@ def _width(columns: Sequence[int], widths: Sequence[int]) -> int:
 
 
 def _success(attempts: Sequence[EpisodeResult]) -> tuple[float, int]:
-    """Returns a key that sorts tasks by mean reward (an error counts as 0) and then by number of errors, most first."""
+    """Returns a sort key: the mean reward (0 for a missing reward), then the number of missing rewards, descending."""
     rewards = [result.reward for result in attempts if result.reward is not None]
     return sum(rewards) / len(attempts), len(rewards) - len(attempts)
 
@@ -196,8 +197,8 @@ def _totals(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
 def _pass_rates(statistics: RunStatistics, width: int) -> Iterator[str]:
     """Yields the lines of a table of pass@k and pass^k, with one row for each k.
 
-    Yields nothing if no task has more than one attempt. If some attempts have no reward, more columns show the rates
-    with these attempts counted as reward 0. Columns that do not fit into `width` are moved to another table.
+    Yields nothing if no task has more than one attempt. If some attempts have no reward, additional columns show the
+    rates in which these attempts count as reward 0. Columns that do not fit into `width` are moved to another table.
     """
     views = [statistics.scored_only]
     if statistics.errors_as_zero.attempts > statistics.scored_only.attempts:

@@ -33,10 +33,10 @@ _ENV_KEYS = re.compile(r"(^|[._])(env|environ|environment|env_vars|env_file|host
 def redactor(kinds: Collection[str], places: Collection[Path] = ()) -> Callable[[Any], Any]:
     """Returns a function that copies a payload and hides private information in the copy.
 
-    The kind `paths` replaces the user's home by `~`, the folders of the runs (`places`) by `RUN`, and the working
-    directory by `.`. It also masks the homes of other users. The kind `env` masks the values of this process's
-    environment variables. It also masks the values in lines such as `NAME=value`, and the values of keys that could
-    identify the machine.
+    The kind `paths` replaces the user's home directory by `~`, the directories of the runs (`places`) by `RUN`, and the
+    working directory by `.`. It also masks other users' home directories. The kind `env` masks the values of this
+    process's environment variables, and values in lines such as `NAME=value`. It also masks the values of keys that
+    could identify the machine.
     """
     steps: list[Callable[[str], str]] = []
     if "paths" in kinds:
@@ -112,8 +112,8 @@ def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Col
     """Returns the ids of a run's recorded episodes. The episodes that are most interesting to a reader come first.
 
     The order is: all episodes of `first_tasks`, errors and running episodes, failed attempts, one passed attempt of
-    each flaky task, other passed attempts (the longest first), interrupted attempts, and episodes that were retried.
-    Within a group, the first attempts at each task come first.
+    each flaky task, other passed attempts (the longest first), interrupted attempts, and episodes that were retried. In
+    each group, the first attempts at the tasks come first.
     """
     final = summary.final
     passes: dict[str, set[bool]] = {}
@@ -149,7 +149,7 @@ class Subject:
     Attributes:
         path: Path of the run or sweep; for a comparison, of the first run.
         runs: The runs by display name.
-        more: Further parts of the payload: `pair` for a comparison of two runs, or `sweep`.
+        more: Other top-level keys of the payload: `pair` for a comparison of two runs, or `sweep` for a sweep.
         first_tasks: Tasks whose trajectories are added first, because the size of the file is limited.
     """
 
@@ -166,17 +166,17 @@ class Subject:
 
 MAX_BYTES = 25 * 10**6
 BYTES_OF_A_ROW = 260
-"""Estimated number of bytes that an episode needs in the payload in addition to its row, such as its block's name."""
+"""Estimated number of bytes per episode for data that is not in its row yet, such as the name of its HTML block."""
 MISSES = 20
-"""Number of episodes in a row that did not fit into the file, after which no more episodes are tried."""
+"""Number of consecutive trajectories that do not fit into the file, after which no further trajectories are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
     """The size of a written report in bytes, and the numbers of its episodes.
 
-    `episodes` counts all rows, `trajectories` the episodes whose steps are in the file, and `left_out` the others that
-    have a recorded trajectory.
+    `episodes` counts all episodes. `trajectories` counts those whose steps are in the file, and `left_out` those whose
+    trajectories were recorded but not added.
     """
 
     size: int
@@ -194,7 +194,7 @@ def write_report(
     contains the kinds of private information to hide (see `redactor`).
 
     Raises:
-        ConfigError: A record is broken.
+        ConfigError: A file of a run is invalid.
         OSError: The report cannot be written.
     """
     hide = redactor(redact, [run.path for run in subject.runs.values()])
@@ -218,11 +218,11 @@ def write_report(
 
 @dataclass(slots=True)
 class _Choice:
-    """The choice of the trajectories that are added to the file, as long as they fit into the remaining `left` bytes.
+    """Selects the trajectories that are added to the file. `left` is the number of bytes that remain for them.
 
     Attributes:
-        names: Names of the added blocks, by number of the run and by episode id.
-        left_out: Episodes whose steps are not in the file, by number of the run. Each has its id, the reason, and the
+        names: Names of the added HTML blocks, by index of the run and by episode id.
+        left_out: Episodes whose steps are not in the file, by index of the run. Each has its id, the reason, and the
             command that shows the episode.
     """
 
@@ -233,7 +233,7 @@ class _Choice:
     _misses: int = 0
 
     def blocks(self, subject: Subject, which: str) -> Iterator[str]:
-        """Yields the HTML blocks of the added trajectories, in turn one of each run, so that no run is left out."""
+        """Yields HTML blocks with trajectories, alternating between the runs so that each run has some in the file."""
         queues = [
             (number, run, self._wanted(number, run, which, subject.first_tasks))
             for number, run in enumerate(subject.runs.values())

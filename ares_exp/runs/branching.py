@@ -1,9 +1,9 @@
 """Branches (`branch_from=<run>/<episode>@<step>`): episodes that continue from one step of a recorded episode.
 
-If the recorded run has a snapshot of the step, the branches start from this snapshot. Otherwise, the episode is run
-again with the recorded responses up to the step, starting from an earlier snapshot or from the beginning. Then a
-snapshot is taken, so that all branches start from the same state. If the agent cannot be restored from a snapshot, each
-branch runs the earlier steps again in its own container.
+If the recorded run has a snapshot of the step, the branches start from this snapshot. Otherwise, the run first repeats
+the recorded episode up to the step, using the recorded responses, and takes a snapshot. All branches therefore start
+from the same state. If the agent cannot be restored from a snapshot, each branch repeats the earlier steps in its own
+container.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BranchOptions:
     response: str | None = None
 
     def edits(self, messages: int, step: int) -> tuple[MessageEdit, ...]:
-        """Returns these changes as message edits, which apply to the request at `step` and to all later requests.
+        """Returns `edit` and `inject` as message edits, which apply to the request at `step` and to all later requests.
 
         `messages` is the number of messages in the request at `step`.
         """
@@ -76,7 +76,7 @@ class Branching:
     """
 
     def __init__(self, reference: str, options: BranchOptions) -> None:
-        """Locates the recorded episode that `reference` (`<run>/<episode>@<step>`) names.
+        """Finds the recorded episode that `reference` (`<run>/<episode>@<step>`) names.
 
         Raises:
             ConfigError: The reference is invalid, or the run or episode does not exist.
@@ -110,9 +110,8 @@ class Branching:
         Args:
             agents: Factory of the branches' agents.
             make: Function that creates an environment from a starting point.
-            check: Blocking function that checks a starting point, and raises an error if no episode can start there.
-            store: Directory for the new snapshot. It can already contain this snapshot, from an earlier session of the
-                run.
+            check: Blocking function that raises an error if no episode can start at a starting point.
+            store: Directory for the new snapshot. An earlier session of the run may already have stored it there.
             report: Function that is called with messages for the user.
 
         Raises:
@@ -188,16 +187,16 @@ class Branching:
     def policy(self, policy: Policy, episode: EpisodeSpec) -> LLMClient:
         """Creates the client through which a branch sends its requests to the policy.
 
-        The client knows the responses from before the branching point, because some policies add their reasoning to
-        later requests. If a fixed `response` is set in the options, it is the first response.
+        The policy also gets the responses from before the branching point, because some policies add their earlier
+        reasoning to requests. If the options contain a fixed `response`, it is the first response of the client.
         """
         client = policy.for_episode(replace(episode, earlier=self._earlier_responses))
         return client if self._options.response is None else _FirstResponse(self._options.response, client)
 
     def _nearest(self, made: Path) -> EnvironmentSnapshot | None:
-        """Finds the snapshot of the step, first in the recorded run and then in the directory `made`. Blocking.
+        """Returns the snapshot of the step from the recorded run or from the directory `made`. Blocking.
 
-        If no snapshot of this step exists, returns the latest snapshot of an earlier step, or `None` if there is none.
+        If neither has a snapshot of this step, returns the latest snapshot of an earlier step; `None` if there is none.
         """
         from ares_exp.snapshots.store import SnapshotStore
 
@@ -241,7 +240,7 @@ class _FirstResponse:
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
         """Notifies the client of a request that was replayed from the log of an earlier session.
 
-        The first such request got the fixed response, so the client is not notified of it.
+        The first request is left out, because it got the fixed response instead of a response from the client.
         """
         text, self._text = self._text, None
         if text is None and isinstance(self._client, AdvancingClient):
@@ -249,7 +248,7 @@ class _FirstResponse:
 
 
 def _responses_in(snapshot: EnvironmentSnapshot) -> tuple[LLMResponse, ...]:
-    """Reads the responses that the agent received before the snapshot from the snapshot's journals. Blocking."""
+    """Reads the agent's responses from before a snapshot from the journals in the snapshot. Blocking."""
     objects, where = snapshot.object_store, str(snapshot.snapshot_dir)
     journals = (
         decode_journal(objects.get_lines(lines), started_at=0.0, seed=0, where=where)

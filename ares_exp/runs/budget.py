@@ -1,4 +1,4 @@
-"""Budgets, which limit the time, tokens, cost and errors of a run or its sweep, and the counting of these amounts."""
+"""Budgets, which limit the time, tokens, cost and errors of a run or its sweep, and counters of these amounts."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Limits:
         tokens: Prompt and generated tokens of paid responses, for the policy and for environments.
         cost: Cost of paid responses in US dollars, for the policy and for environments.
         errors_in_a_row: Number of consecutive episodes without a reward because the container, the verifier or the
-            policy failed. A reward, an agent error, a refusal or a context overflow sets the count back to 0. They show
-            that the container, the verifier and the policy work. Cancelled and lost episodes do not count.
+            policy failed. A reward, an agent error, a refusal or a context overflow resets the count, because these
+            outcomes show that all three work. Cancelled and lost episodes do not count.
     """
 
     wall_sec: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -124,7 +124,7 @@ def _spent_on_its_own(used: EnvironmentUsage | None) -> Spent:
 class BudgetMeter:
     """Counts what a run spends, and reports when a budget is exhausted. It does not end the run.
 
-    Not thread-safe, except that `refresh` can run in another thread.
+    Only `refresh` can be called from another thread.
 
     Attributes:
         budget: Current limits, which can be replaced during the run.
@@ -143,8 +143,8 @@ class BudgetMeter:
     ) -> None:
         """Starts the count with the results and wall-clock seconds of earlier sessions. Does not read files.
 
-        Errors of other jobs in `sweep_dir` count only if they occurred after `since`, in epoch seconds. The user may
-        have fixed the causes of earlier errors before resuming the run.
+        Errors of the other jobs in `sweep_dir` count only if they occurred after `since`, in epoch seconds. The user
+        may have fixed the causes of earlier errors before resuming the run.
         """
         self.budget = budget
         self._clock = clock
@@ -160,18 +160,12 @@ class BudgetMeter:
         self._spent_by_jobs = Spent()
 
     def add_response(self, episode_id: str, response: LLMResponse) -> None:
-        """Counts a paid response of a running episode.
-
-        Ignores a response with invalid numbers, such as negative tokens, because another check ends its episode.
-        """
+        """Counts a paid response of a running episode. Ignores invalid numbers, such as negative tokens."""
         if is_countable(response):
             self._add(episode_id, response.usage.total_tokens, response.cost)
 
     def add_environment(self, episode_id: str, used: EnvironmentUsage | None) -> None:
-        """Updates the amount that the environment of a running episode has spent on its own models.
-
-        `used` is the total since the start of the episode.
-        """
+        """Updates the count with `used`, which a running episode's environment has spent on its own models so far."""
         total, known = _spent_on_its_own(used), self._by_environments.get(episode_id, _NOTHING)
         if total == known:
             return
@@ -191,9 +185,7 @@ class BudgetMeter:
         self._row.add(result)
 
     def refresh(self) -> None:
-        """Reads the results of the sweep's other jobs again, to update what these jobs have spent.
-
-        Blocking. Can run in a thread.
+        """Reads the results of the sweep's other jobs again, to update what these jobs have spent. Blocking.
 
         Raises:
             ConfigError: The results of some jobs are invalid. For these jobs, the last known amounts are kept.
@@ -245,7 +237,7 @@ class BudgetMeter:
 
 @dataclass(slots=True)
 class _Row:
-    """The time of the last success and of each error since then, in epoch seconds, for counting errors in a row."""
+    """Times of the last success and of all errors since then, in epoch seconds, for counting consecutive errors."""
 
     well_at: float = 0.0
     errors_at: list[float] = field(default_factory=list)
@@ -262,7 +254,7 @@ class _Row:
             self.errors_at.clear()
 
     def length(self, others: Sequence[_Row] = ()) -> int:
-        """Returns the number of errors since the last success. With `others`, treats all episodes as one sequence."""
+        """Returns the number of errors since the last success: of this job, or of this job and the jobs `others`."""
         rows = [self, *others]
         well_at = max(row.well_at for row in rows)
         return sum(at > well_at for row in rows for at in row.errors_at) if others else len(self.errors_at)
@@ -278,7 +270,7 @@ class _Job:
 
     @classmethod
     def read(cls, folder: Path, known: _Job | None, since: float) -> _Job | None:
-        """Reads what a job has spent: `known` if `episodes.jsonl` has not changed, and `None` if it is missing."""
+        """Reads what a job has spent; `None` if there is no `episodes.jsonl`. Returns `known` if it is unchanged."""
         path = RunDir(folder).episodes
         try:
             stat = path.stat()
@@ -295,7 +287,6 @@ class _Job:
 
 
 def _busy_sec(results: Iterable[EpisodeResult]) -> float:
-    """Returns the number of seconds in which at least one episode was running."""
     total, until = 0.0, 0.0
     for started, ended in sorted((result.started_at, result.finished_at) for result in results):
         total += max(0.0, ended - max(started, until))
@@ -325,7 +316,7 @@ def _number(value: float) -> str:
 
 
 INTERVAL_SEC = 2.0
-"""Interval between two periodic checks of the budgets, in seconds."""
+"""Interval between two checks of the budgets, in seconds."""
 
 
 class Spending:
@@ -361,7 +352,7 @@ class Spending:
         )
 
     def start(self, earlier: PreviousSessions, run_dir: Path) -> None:
-        """Starts the count with what earlier sessions and the sweep's other jobs have spent. Blocking."""
+        """Starts the count with the amounts that earlier sessions and the sweep's other jobs have spent. Blocking."""
         self._meter = BudgetMeter(
             self.budget,
             earlier=earlier.results,
@@ -384,10 +375,7 @@ class Spending:
         self.check()
 
     def pay(self, episode: RunningEpisode, response: LLMResponse) -> None:
-        """Counts a response from the policy, and updates what the episode's environment has spent on its own models.
-
-        Then ends the run if a budget is exhausted.
-        """
+        """Counts a policy's response and the environment's own model calls. Ends the run if a budget is exhausted."""
         self._meter.add_response(episode.planned.episode_id, response)
         if self._limits_cost:
             for model in tuple(self._parts.policy.unpriced):
@@ -410,7 +398,7 @@ class Spending:
             self._end(BudgetExhaustedError(why))
 
     async def watch(self) -> None:
-        """Checks the budgets every two seconds, because time, environments and other jobs also use up a budget."""
+        """Checks the budgets every two seconds, because time, environments and other jobs also use up budgets."""
         while True:
             await asyncio.sleep(INTERVAL_SEC)
             await asyncio.to_thread(self._refresh)
@@ -423,7 +411,7 @@ class Spending:
                 self._meter.add_environment(episode.planned.episode_id, episode.report().environment_usage)
 
     def _refresh(self) -> None:
-        """Reads what the sweep's other jobs have spent. If that fails, only warns. Blocking."""
+        """Reads what the sweep's other jobs have spent. Shows a warning if that fails. Blocking."""
         try:
             self._meter.refresh()
         except (ConfigError, OSError) as error:

@@ -35,8 +35,8 @@ class Components:
     """The components of a run: one instance for each config group.
 
     Attributes:
-        recipe: Recipe that other processes use to create the same environments; `None` if some components were passed
-            as Python objects, which other processes cannot create.
+        recipe: Recipe from which other processes create the same environments; `None` if some components were passed as
+            Python objects.
         trainer: Trainer that chooses the episodes and learns from them; `None` if every task is run `attempts` times.
     """
 
@@ -57,7 +57,7 @@ class Components:
 
     @property
     def effective_agent(self) -> AgentFactoryBase:
-        """The configured agent, or the shell agent if a third-party agent would have to run reference solutions."""
+        """The configured agent. If reference solutions are run, the shell agent replaces a third-party agent."""
         return effective_agent(self.agent_factory, runs_solutions=self.policy.needs_solution)
 
     @classmethod

@@ -28,7 +28,7 @@ _SWEEP = "Add `-m` for a sweep, with one run per value"
 
 @dataclass(frozen=True, slots=True)
 class ComposedJob:
-    """A run that is ready to be executed, and Hydra's logging config (`hydra/job_logging`)."""
+    """A run that is ready to be executed, with Hydra's logging config (`hydra/job_logging`) for it."""
 
     run: Run
     logging: Mapping[str, Any]
@@ -43,8 +43,8 @@ def compose_job(
 ) -> ComposedJob:
     """Composes overrides in the same way as the command line, and creates the run and its directory.
 
-    The directory also contains Hydra's record of the config. The arguments are the same as for `run`. If `given`
-    contains an object for a group, such as `policy`, uses this object instead of the group's config.
+    Hydra's record of the config is also written to the directory. If `given` contains an object for a group, such as
+    `policy`, uses this object instead of the group's config. The other arguments are the same as for `run`.
 
     Raises:
         UserError: The run cannot be created. Its directory is removed again.
@@ -164,10 +164,9 @@ def _formatted(handler: logging.Handler, formatter: Mapping[str, Any] | None) ->
 
 
 class _PassingOn(logging.Handler):
-    """Passes log records to the handlers of the root logger.
+    """Passes log records of the package to the handlers of the root logger.
 
-    The handlers in `every`, which belong to the run, get all records. The handlers of the user's script only get
-    records with at least `level`.
+    The run's own handlers (`every`) get all records. The handlers of the user's script get records of at least `level`.
     """
 
     def __init__(self, level: int, every: Sequence[logging.Handler]) -> None:

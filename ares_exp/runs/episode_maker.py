@@ -42,9 +42,9 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeMaker:
-    """Creates and runs episodes from the components of a run, without a log of responses.
+    """Creates and runs episodes from the components of a run.
 
-    Without the log, an episode cannot be resumed. Only collectors write to the disk.
+    It does not log responses, so that an episode cannot be resumed. Only collectors write to the disk.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class EpisodeMaker:
         self._ends = EpisodeEnds()
 
     async def make(self, episode: RunningEpisode) -> tuple[MinimalEnvironment, LLMClient]:
-        """Creates the environment and the policy of an episode, but does not start them. The rollout loop closes both.
+        """Creates an episode's environment and policy without starting them. The caller must close both.
 
         Raises:
             EpisodeError: The environment or the policy cannot be created.
@@ -75,7 +75,7 @@ class EpisodeMaker:
     ) -> BaseException | None:
         """Runs an episode, and returns the exception that ended it; `None` if it ended normally.
 
-        If the asyncio task is cancelled, calls `is_ended`. If this returns true, only this episode was cancelled, and
+        If the asyncio task is cancelled, calls `is_ended`. If the result is true, only this episode was cancelled, and
         the `CancelledError` is returned like any other exception.
 
         Raises:
@@ -95,7 +95,10 @@ class EpisodeMaker:
         return None
 
     def environment_parts(self, start_from: EpisodeStart | None = None) -> EpisodeParts:
-        """Returns the parts that all environments of this run share, with `start_from` as the starting point."""
+        """Returns the factories, limits and other arguments from which all environments of this run are created.
+
+        `start_from` is the starting point of the environments; `None` for the beginning of the task.
+        """
         return EpisodeParts(
             container_factory=self._parts.container_factory,
             code_agent_factory=self._parts.effective_agent,
@@ -225,7 +228,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
     async def _take_over_responses(self, planned: PlannedEpisode, own: Path) -> None:
         """Copies recorded responses of the environment's own models, such as judges, from an earlier episode.
 
-        The earlier episode is the one that this episode continues, or the recorded one that the policy replays.
+        This is the earlier episode that this episode continues, or the recorded episode that the policy replays.
         """
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
         if (earlier := planned.earlier) is not None:  # copied before the earlier log is deleted
@@ -234,10 +237,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             await in_thread(lambda: copy_responses(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
-        """Returns where the episode starts: at a snapshot of the episode that it continues, or at the branching point.
-
-        Returns `None` if the episode starts from the beginning.
-        """
+        """Returns a snapshot of the episode that is continued, or the branching point; `None` to start normally."""
         from ares_exp.environments.restoring import Continuation
         from ares_exp.snapshots.store import SnapshotStore
 
@@ -291,7 +291,8 @@ class ResumableEpisodeMaker(EpisodeMaker):
     def start_log(self, planned: PlannedEpisode, *, started_at: float = 0.0) -> ResponseLog:
         """Creates the response log of an episode. Blocking.
 
-        If this episode continues an earlier one, the new log takes over its responses, and the earlier log is deleted.
+        If this episode continues an earlier one, the earlier responses are copied to the new log, and the earlier log
+        is deleted.
 
         Raises:
             StorageError: The new log could not be written. The log of the earlier episode is kept.

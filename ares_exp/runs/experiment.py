@@ -63,10 +63,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def collecting_seldom() -> Iterator[None]:
-    """Makes Python's garbage collections less frequent in the block.
-
-    By default, they take a quarter of the CPU time.
-    """
+    """Makes Python's garbage collections, which otherwise take a quarter of the CPU time, rarer in the block."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], GC_THRESHOLD) if before[0] else 0, *before[1:])  # 0: collector disabled
     try:
@@ -137,7 +134,9 @@ class Experiment:
     ) -> RunSummary:
         """Runs all episodes that still need a result. With a trainer, runs the episodes that the trainer requests.
 
-        If an episode fails, its failure is recorded and the run continues. `interrupt` ends the run early.
+        `info` is passed to the tracker, and `earlier` contains the results of earlier sessions. Attempts whose outcome
+        is in `redo` are run again. If an episode fails, its failure is recorded and the run continues. `interrupt` ends
+        the run early.
 
         Raises:
             ConfigError: The disk has no space for the records. No episode was started.
@@ -207,8 +206,8 @@ class Experiment:
     def _num_planned(self) -> int:
         """Returns the number of attempts that need a reward to make the run complete.
 
-        In a training run, an attempt does not count if the trainer cancelled it, or did not request it again after a
-        resume.
+        In a training run, an attempt that the trainer cancelled does not count. An attempt that an earlier session did
+        not finish counts only if the trainer requests it again.
         """
         if self._trained is None:
             return len(self._planned)
@@ -253,11 +252,7 @@ class Experiment:
                     self._live.has_ended = True
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        """Changes settings during the run. If one value is invalid, changes none of them.
-
-        Raises:
-            ConfigError: A key cannot be changed, or a value is invalid.
-        """
+        """Changes settings during the run. Raises `ConfigError`, and changes nothing, if a key or value is invalid."""
         try:
             changes = self._changes(values)
         except ValidationError as error:
@@ -335,7 +330,7 @@ class Experiment:
         self._scheduler.interrupt()
 
     def request_snapshots(self) -> None:
-        """Requests a snapshot of each running episode. It is taken the next time the episode waits for the policy."""
+        """Requests a snapshot of each running episode, which is taken when the episode next waits for the policy."""
         if self._parts.snapshots.output_dir is None:
             logger.warning("Snapshots are disabled in this run. To take snapshots on request, set snapshot=manual.")
         from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
@@ -345,7 +340,7 @@ class Experiment:
                 episode.environment.request_snapshot()
 
     async def _execute(self, planned: PlannedEpisode) -> Retry | None:
-        """Runs one episode as soon as its executor has room. Returns a `Retry` if the attempt needs another episode."""
+        """Runs one episode when the executor has room. Returns a `Retry` if the attempt needs another episode."""
         if self._trained is None:
             return await self._execute_try(planned)
         return await self._trained.execute_try(planned, self._execute_try)
@@ -422,7 +417,7 @@ class Experiment:
         self.spending.add(result)
 
     def _end(self, why: BudgetExhaustedError | StorageError | UnreachableError) -> None:
-        """Cancels running episodes, and prevents the start of further episodes. Only the first call has an effect."""
+        """Cancels running episodes and starts no others, because of the error `why`. Later calls have no effect."""
         if self._ended_by is None:
             self._ended_by = why
             self._warn(str(why))

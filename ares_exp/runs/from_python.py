@@ -56,7 +56,7 @@ class RunResults:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command for such a run. It is 0 if the run is complete and no task is broken."""
+        """The exit code of the command for such a run; 0 if the run is complete and no reference solution failed."""
         return self.summary.exit_code
 
     def to_frame(self, *, tries: bool = False) -> pandas.DataFrame:
@@ -109,7 +109,7 @@ class RunResults:
 
 
 _NO_ROW = EpisodeResult("", "", 0, 0, Outcome.CANCELLED, None)
-"""An empty result, from which the columns of a data frame without episodes are taken."""
+"""An empty result that defines the columns of a data frame if the run has no episodes."""
 
 
 INTERRUPT_LIMIT_SEC = 60.0
@@ -118,8 +118,8 @@ INTERRUPT_LIMIT_SEC = 60.0
 SIGNAL_CHECK_SEC = 0.5
 """Interval, in seconds, at which the waiting caller wakes up to notice a Ctrl-C.
 
-Needed because a Ctrl-C does not interrupt the wait if another thread received the signal, or if the signal arrived just
-before the wait.
+A Ctrl-C does not end the wait by itself if another thread received the signal, or if the signal arrived just before the
+wait.
 """
 
 _in_progress = threading.Lock()
@@ -167,7 +167,7 @@ async def arun(
 ) -> RunResults:
     """Runs an experiment like `run`, without blocking the event loop of the caller.
 
-    If the awaiting task is cancelled, running episodes are cancelled and the run is closed. The run can be resumed. The
+    If the awaiting task is cancelled, running episodes are cancelled and the run is closed. It can be resumed. The
     arguments and errors are the same as for `run`.
     """
     running = _Running(overrides, config_dirs, quiet=quiet)
@@ -183,7 +183,7 @@ async def arun(
 
 
 class _Running:
-    """A run in its own thread. The run starts when this object is created. `results` is a future of its results."""
+    """A run in its own thread, which starts immediately. `results` is a future of the run's results."""
 
     def __init__(self, overrides: Sequence[str], config_dirs: Sequence[str | Path], *, quiet: bool) -> None:
         self.results: Future[RunResults] = Future()
@@ -238,10 +238,7 @@ class _Running:
 
 @contextmanager
 def only_run() -> Iterator[None]:
-    """Marks this process as busy with a run during the block, because a process supports one run at a time.
-
-    Raises `ConfigError` if another run is in progress.
-    """
+    """Marks this process as busy with a run during the block. Raises `ConfigError` if another run is in progress."""
     _claim()
     try:
         yield

@@ -15,7 +15,7 @@ from ares_exp.runs.scheduler import Scheduler
 MAX_OUTAGE_SEC = 300.0
 """Duration of an outage, in seconds, after which the run ends."""
 FIRST_WAIT_SEC, MAX_WAIT_SEC = 1.0, 10.0
-"""Wait before a failed check is repeated, and maximum wait, in seconds. Each further failure doubles the wait."""
+"""First and maximum wait before a failed check is repeated, in seconds. The wait doubles after each further failure."""
 CHECK_SEC = 30.0
 """Time limit of one check, in seconds."""
 
@@ -86,7 +86,7 @@ class Outages:
 
 
 async def _problem(check: Check) -> UnreachableError | None:
-    """Runs a check once. Returns the `UnreachableError` that it raised, if any.
+    """Runs a check once. Returns the `UnreachableError` that it raised.
 
     Returns `None` if the check passed or failed in another way, such as by a timeout.
     """

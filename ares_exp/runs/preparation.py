@@ -20,7 +20,7 @@ from ares_exp.trajectories.collector import CollectorBase
 
 SHOWN_TASKS = 5
 OPEN_FILES, OPEN_FILES_PER_EPISODE = 40, 14
-"""Number of open files that the run itself needs, and maximum number that each concurrent episode needs."""
+"""Number of open files that the run itself needs, and number that each concurrent episode needs at most."""
 
 
 async def prepare(
@@ -148,7 +148,7 @@ def _check_agent(parts: Components) -> None:
 
 
 def check_snapshots(parts: Components) -> None:
-    """Raises `ConfigError` if the config asks for snapshots that cannot be taken, or could not be used later."""
+    """Raises `ConfigError` if the configured snapshots cannot be taken, or if no episode can be restored from them."""
     agents, schedule = parts.effective_agent, parts.snapshots
     if schedule.output_dir is None:
         return
@@ -179,11 +179,7 @@ async def _load(source: SourceBase, warn: Callable[[str], None]) -> Sequence[str
 
 
 def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str], None]) -> Sequence[str]:
-    """Returns the names of the tasks to run.
-
-    These are all tasks, unless the run branches or replays episodes. Then they are the tasks that have a recorded
-    episode.
-    """
+    """Returns the names of the tasks to run: all tasks, or the recorded tasks if the run branches or replays."""
     recorded = parts.policy.recorded_tasks if parts.branching is None else (parts.branching.task_name,)
     if recorded is None:
         return task_names
@@ -210,7 +206,7 @@ def _some(names: Collection[str]) -> str:
 def _raise_all(outcomes: Sequence[object]) -> None:
     """Raises the errors among the outcomes of several checks. Does nothing if there are none.
 
-    Several `UserError`s are raised as one error that lists all problems. Any other error is raised first, and alone.
+    Several `UserError`s are combined into one error that lists all problems. Another error is raised instead of them.
     """
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for error in errors:

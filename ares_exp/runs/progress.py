@@ -25,14 +25,14 @@ _REDRAW_SEC = 0.2
 _INDENT = "  "
 _BAR_COLUMNS = 20
 _LEAST_COLUMNS = 8
-"""Minimum width of the bar and of the list of task names, in columns. If there is less room, they are omitted."""
+"""Minimum width, in columns, of the bar and of the list of task names. They are omitted if there is less room."""
 _MAX_LINES = 2
 """Maximum number of terminal lines for each status line below the bar. The rest of a longer line is cut off."""
 _STOP_TIMEOUT_SEC = 2.0
 
 
 class Progress:
-    """Shows the state of a run while its block runs, such as `3/12 done · 4 running · reward 0.67 · ETA 12 s`."""
+    """Shows the state of a run during the block, such as `3/12 done · 4 running · reward 0.67 · ETA 12 s`."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Progress:
 
 @contextlib.contextmanager
 def _log_lines_above(console: Console) -> Iterator[None]:
-    """Makes log handlers that write to a terminal print their lines above the bar, so that they do not destroy it."""
+    """Makes log handlers that write to a terminal print above the bar, which their lines would otherwise overwrite."""
     from rich.file_proxy import FileProxy
 
     handlers = [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]

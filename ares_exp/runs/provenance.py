@@ -20,7 +20,7 @@ from ares_exp.records.secrets import scrub_argv
 from ares_exp.tasks.task_contract import TaskOrigin
 
 _BESIDE = ("numpy", "openai")
-"""Optional packages whose versions are also recorded, because they can affect results."""
+"""Optional packages whose versions are recorded, because they can affect results."""
 _GIT_TIMEOUT_SEC = 5.0
 
 
@@ -89,11 +89,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _own_version(checkout: Path) -> str | None:
-    """Returns the version of `ares_exp`.
-
-    In a checkout, reads it from `pyproject.toml`, because an editable install keeps the version from when it was
-    installed.
-    """
+    """Returns the version of `ares_exp`: in a checkout from `pyproject.toml`, as editable installs may be outdated."""
     try:
         version: str = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
     except (OSError, KeyError, ValueError):

@@ -67,18 +67,15 @@ class Recorder:
     async def cause(self, failure: BaseException) -> BaseException:
         """Returns the error to report for a failed episode: a failed write of the run's records, or `failure` itself.
 
-        If the disk is full, an episode can fail in many ways. Therefore, this method first tests whether the disk is
-        writable.
+        This method first tests whether the disk is writable, because a full disk can make episodes fail with other
+        errors.
         """
         if not isinstance(failure, (asyncio.CancelledError, BudgetExhaustedError, StorageError)):
             await asyncio.to_thread(self._storage.probe)
         return self._storage.failure or failure
 
     async def write(self, episode: RunningEpisode, result: EpisodeResult) -> EpisodeResult:
-        """Writes the row of an episode to `episodes.jsonl`, and returns its result.
-
-        If the row could not be written, this result is an error without a reward.
-        """
+        """Writes the row of an episode. Returns its result, which is an error if the row cannot be written."""
         self.failures += episode.collector_failures
         await asyncio.shield(self._rows.put((episode, result)))
         assert episode.result is not None
@@ -139,7 +136,7 @@ class Recorder:
         await asyncio.to_thread(self.guard, "The tracker's end", lambda: tracker.finish(summary))
 
     def track(self, log: Callable[..., object], *values: object) -> None:
-        """Calls a method of the tracker. A failure is logged and counted, as in `guard`."""
+        """Calls a method of the tracker. Logs and counts failures, as `guard` does."""
         self.guard("The tracker", partial(log, *values))
 
     def guard(self, what: str, act: Callable[[], object]) -> None:

@@ -67,7 +67,7 @@ class MadeEnvironments(SourceBase):
         return ["environment" if name == "<lambda>" else name]
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
-        """Accepts all parts, because the requirements of the function are unknown."""
+        """Accepts everything, because the requirements of the function are unknown."""
 
     def make(self, task_name: str, parts: EpisodeParts) -> EnvironmentWrapper:
         """Calls the function to create an environment. Raises `TypeError` if the result is not an environment."""
@@ -97,8 +97,8 @@ def _make_parts(
 ) -> tuple[Components, Settings, list[Callable[[], Awaitable[None]]]]:
     """Creates the components without starting them, the settings, and the functions that close the components.
 
-    `given` maps config groups to objects, names of options, contents of option files, or `None` for the default option.
-    Objects in `given` belong to the caller and are not closed.
+    `given` contains an object, the name of an option, the content of an option file or `None` (the default option) for
+    each config group. Objects belong to the caller and are not closed.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -317,9 +317,9 @@ async def _execute(
 
 
 async def _release(running: set[asyncio.Task[FinishedEpisode]], owned: Sequence[Callable[[], Any]]) -> None:
-    """Cancels running episodes, waits until they end, and then calls the functions in `owned`, which close components.
+    """Cancels running episodes, waits for their end, and calls the functions in `owned`, which close components.
 
-    The wait ends after `RELEASE_LIMIT_SEC` at the latest.
+    The wait takes at most `RELEASE_LIMIT_SEC`.
     """
     tasks = {*running}
     await cancel_all(*tasks, within_sec=RELEASE_LIMIT_SEC)

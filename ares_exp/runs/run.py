@@ -35,17 +35,13 @@ if TYPE_CHECKING:
 
 SHOWN_TASKS = 10
 _VERBS = {"branch": "branch_from", "replay": "replay"}
-"""Kinds of runs that start from a recorded run. Maps each kind to the config key that names the recorded run."""
+"""Config keys that name a recorded run, by kind of the run that starts from it."""
 
 logger = logging.getLogger(__name__)
 
 
 class Run:
-    """One run of an experiment, which can be executed once.
-
-    Attributes:
-        run_dir: Directory of the run.
-    """
+    """One run of an experiment, which can be executed once. `run_dir` is its directory."""
 
     def __init__(
         self, config: DictConfig, hydra: HydraConf, *, quiet: bool = False, given: Mapping[str, Any] | None = None
@@ -143,7 +139,7 @@ class Run:
         self._experiment.request_snapshots()
 
     def _open_session(self, task_names: Sequence[str]) -> tuple[Session, RunInfo]:
-        """Starts this session of the run. Returns it, and the facts about the run that trackers get. Blocking."""
+        """Starts this session of the run. Returns the session and the information for trackers. Blocking."""
         source = self._components.source
         provenance = collect_provenance(task_set_path=source.path, task_origins=source.origins)
         provenance["choices"] = dict(self._choices)
@@ -188,7 +184,7 @@ class Run:
             print_error(_broken_solutions(summary, self.run_dir))
 
     def _report(self, summary: RunSummary) -> ReplayReport | None:
-        """Returns the policy's report on a replay, and writes it to `replay.json`; `None` without a replay."""
+        """Returns the policy's report on a replay, and writes it to `replay.json`; `None` for other runs."""
         report = self._components.policy.report(summary.results)
         if report is None:
             return None
@@ -217,7 +213,7 @@ def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
 
 
 def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Returns the directories of the recorded runs from which this run branches or which it replays."""
+    """Returns the directories of the recorded runs that this run branches or replays."""
     named = [config[key] for key in _VERBS.values() if config[key] is not None]
     if not named:
         return ()
@@ -240,7 +236,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def prepare_log() -> None:
-    """Makes Hydra's log handlers mask secrets of the command line, and show repeated warnings only once."""
+    """Makes Hydra's log handlers mask secrets of the command line, and print repeated warnings only once."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(SecretFilter(typed_secrets(sys.argv[1:])))
         if type(handler) is logging.StreamHandler:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class RunningEpisode(EpisodeEvents):
     """The state of a running episode, which also receives its events, such as waits and the end of the episode.
 
-    The rollout loop, the policy and the collecting wrapper refer to this object. This object does not refer to them, so
-    that their memory is freed as soon as the episode ends.
+    The rollout loop, the policy and the collecting wrapper refer to this object. This object does not refer to any of
+    them, so that their memory is freed as soon as the episode ends.
 
     Attributes:
         place: Place of the environment, in this process or on a host.
@@ -114,14 +114,14 @@ class RunningEpisode(EpisodeEvents):
     def row_of(self, result: EpisodeResult) -> str:
         """Formats a result as a JSON row, and caches the text.
 
-        The text is usually needed twice, because the result at the last step and the final result are mostly equal.
+        The cache is useful because the result at the last step and the final result are usually the same.
         """
         if self._row is None or self._row[0] != result:
             self._row = result, dump_json(result.to_dict())
         return self._row[1]
 
     def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
-        """Handles an error of a collector. Returns true if a failed disk caused the error, which ends the run."""
+        """Returns whether a failed disk caused a collector's error. If so, the run ends."""
         if self.recorder is None or not self.recorder.is_ended_by(error):
             return False
         self.is_unkept = self.is_unkept or is_at_end
@@ -137,7 +137,7 @@ class RunningEpisode(EpisodeEvents):
             await self.recorder.record(self, None)
 
     def to_unrecorded(self, failure: StorageError) -> EpisodeResult:
-        """Returns the result of an episode whose records could not be written. A resumed run runs its attempt again."""
+        """Returns the result of an episode that could not be recorded, so that a resumed run repeats the attempt."""
         result = self.to_result(failure)
         return replace(
             result, outcome=Outcome.of(failure), error=ErrorInfo.of(failure), reward=None, rewards={}, note=None

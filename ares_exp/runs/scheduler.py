@@ -82,7 +82,7 @@ INTERRUPT_GRACE_SEC = 4.5
 class Retry(NamedTuple):
     """A planned retry of an attempt. It is added to the queue after `wait_sec` seconds.
 
-    If `is_first` is set, it is added to the front of the queue. While it waits, it does not use a slot.
+    During this time, it does not use a slot. If `is_first` is set, it is added to the front of the queue.
     """
 
     planned: PlannedEpisode
@@ -100,14 +100,15 @@ class Scheduler:
     Attributes:
         concurrency: Maximum number of concurrent episodes.
         interrupted: Whether `interrupt` was called.
-        holds: Reasons for the current pauses, by the object that paused. The reason is empty if a user paused the run.
+        holds: Reasons for the current pauses, by the object that requested the pause. The reason of a user's pause is
+            empty.
     """
 
     def __init__(self, concurrency: int, execute: Execute) -> None:
         """Creates a scheduler that calls `execute` for each episode.
 
-        `execute` first awaits `starts`, then runs the episode, and returns a retry if one is needed. It raises only
-        errors that end the run.
+        `execute` must await `starts` before it runs the episode. It returns a retry if the attempt needs one, and only
+        raises errors that end the run.
         """
         self.concurrency = concurrency
         self._execute = execute

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 TICK_SEC = 1.0
 STOPPED_SEC = 5.0
-"""Time without a callback, in seconds, after which the process counts as stopped if it also used almost no CPU time."""
+"""Time between two callbacks, in seconds, after which a process that used almost no CPU time counts as stopped."""
 
 _T = TypeVar("_T")
 

@@ -30,15 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer(Protocol):
-    """A component that chooses the episodes of a run and learns from them.
-
-    If the run is interrupted, `train` is cancelled, and must then return soon.
-    """
+    """A component that chooses and learns from a run's episodes. An interrupt cancels `train`, which must end soon."""
 
     def check(self, policy: Policy, task_names: Sequence[str]) -> None:
-        """Checks that the trainer can train with this policy and these tasks. Blocking.
-
-        Called before the first container starts.
+        """Checks that the trainer can train with this policy and these tasks. Runs before containers start. Blocking.
 
         Raises:
             UserError: Training is not possible. The message suggests a fix.
@@ -105,7 +100,7 @@ class TrainedRun:
     def describe(self, task_name: str) -> Mapping[str, Any]:
         """Returns a description of a task as a mapping.
 
-        If the source has no task objects, the mapping contains only the digest of the task's files. It is empty if the
+        If the source has no task objects, the mapping only contains the digest of the task's files, or nothing if the
         digest is unknown.
         """
         task = next((one for one in self._source.tasks if one.name == task_name), None)
@@ -121,9 +116,9 @@ class TrainedRun:
     def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
         """Adds an attempt to the queue. The run executes and records it when a slot is free.
 
-        The attempt's task and number must be unique in the run. `on_end` is called once, when the row of the attempt's
-        last episode is written. This happens after a result, an error that is not retried, `cancel` or an interrupt.
-        The argument of `on_end` is the last episode, or `None` if the attempt never started.
+        The attempt's task and number must be unique in the run. `on_end` is called once, when the attempt has ended
+        with a result, an error that is not retried, `cancel` or an interrupt. At that time, the row of the last episode
+        is already written. The argument of `on_end` is this episode, or `None` if the attempt never started.
         """
         self._on_end[planned.slot] = on_end
         self._scheduler.append(planned)

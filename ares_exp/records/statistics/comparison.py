@@ -54,8 +54,8 @@ class Comparison:
     def of(cls, a: RunStatistics, b: RunStatistics, *, alpha: float = ALPHA, comparisons: int = 1) -> Self:
         """Compares the statistics of run A (the baseline) and run B, which must use the same threshold.
 
-        If this is one of several comparisons, pass their number as `comparisons`. The remedy then uses a smaller alpha.
-        The p-values are not adjusted.
+        If this is one of several comparisons, pass their number as `comparisons`. `remedy` is then computed with
+        `alpha` divided by this number. The p-values are not adjusted.
         """
         of_a, of_b = ({task.task_name: task for task in run.tasks} for run in (a, b))
         pairs = tuple(TaskPair(task, of_b[name]) for name, task in of_a.items() if name in of_b)
@@ -84,7 +84,7 @@ class Comparison:
         return tuple(sorted(changed, key=lambda pair: (-abs(pair.difference), pair.a.task_name)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form, in which `flips` replaces `pairs`. NaN and infinity become `None`."""
+        """Returns the JSON-ready form, which has `flips` instead of `pairs`. NaN and infinity become `None`."""
         data = {key: value for key, value in asdict(self).items() if key != "pairs"}
         flips = [{"task_name": one.a.task_name, **_counts("a", one.a), **_counts("b", one.b)} for one in self.flips]
         return dict(json_ready({**data, "flips": flips}))

@@ -120,7 +120,7 @@ class Estimate:
 
 
 def mean_over_attempts(tasks: Iterable[Sequence[float]], *, level: float = LEVEL) -> Estimate | None:
-    """Estimates the mean of all scores; `None` if there are none. `tasks` contains the scores of each task."""
+    """Estimates the mean of all scores; `None` without scores. `tasks` contains a sequence of scores for each task."""
     scored = [scores for scores in tasks if scores]
     if not scored:
         return None

@@ -39,10 +39,7 @@ def metrics(statistics: RunStatistics) -> dict[str, float]:
 
 
 def added_metrics(results: Sequence[EpisodeResult], added: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Returns the means of rewards that `ares-exp score` has added to a run, by metric name.
-
-    The names are `stat/rewards/judge`, `stat/rewards/judge_low`, ….
-    """
+    """Returns means of the rewards that `ares-exp score` added, by metric name such as `stat/rewards/judge_low`."""
     means = mean_scores(results, added)
     return {key: value for name, mean in means for key, value in _estimate(f"stat/rewards/{name}", mean)}
 
@@ -67,7 +64,7 @@ def objective(summary: RunSummary, name: str) -> float | None:
     """Returns the value of one metric of a run, such as `mean_reward`; `None` if it cannot be computed.
 
     `known_metrics` returns the possible names. In `mean_reward` and the pass rates, an attempt without a reward counts
-    as 0. Otherwise, a job of a sweep could win because hard tasks end with errors.
+    as 0. If such attempts were ignored, a job with errors in hard tasks could have the best value of a sweep.
     """
     return _metrics(summary).get(PREFIX + name)
 

@@ -80,7 +80,7 @@ class Difference:
 
 
 def standard_error(differences: Sequence[float]) -> float:
-    """Computes the standard error of the mean; 0.0 if all values are equal or there is only one value."""
+    """Computes the standard error of the mean difference; 0.0 if all values are equal or there is only one value."""
     number, center = len(differences), mean(differences)
     if number < 2:
         return 0.0

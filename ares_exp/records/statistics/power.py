@@ -1,7 +1,7 @@
 """The number of attempts or tasks that would be needed to show that two runs differ.
 
-The differences of the tasks vary for two reasons. The change affects tasks differently (between), and each mean is
-computed from few attempts (within). With T tasks and m attempts per task and run, the variance of the mean is
+The differences of the tasks vary for two reasons. The change affects tasks differently (between), and each task's mean
+is computed from few attempts (within). With T tasks and m attempts per task and run, the variance of the mean is
 
     (between + within / m) / T        within: mean over tasks of the sum of both runs' variances of single attempts
                                       between: remaining variance of the differences, at least 0
@@ -117,10 +117,7 @@ def _attempts(
 
 
 def _tasks(found: float, now: float, alpha: float) -> int | None:
-    """Finds the smallest number of tasks with which the test finds the difference; `None` if more than `MOST`.
-
-    Uses bisection, because more tasks always make the test more powerful.
-    """
+    """Finds the smallest number of tasks that shows the difference, by bisection; `None` if it exceeds `MOST`."""
     low, high = 2, 2
     while not _enough(high, found, now, alpha):
         low, high = high + 1, 2 * high

@@ -23,7 +23,7 @@ from ares_exp.records.statistics.task_statistics import (
 
 THRESHOLD = 1.0
 DIGITS = 10
-"""Number of significant digits of floats in JSON. Further digits would only be rounding errors."""
+"""Number of significant digits of floats in JSON. Additional digits would only be rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class RunStatistics:
         return tuple(task.task_name for task in self.tasks if task.is_flaky)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the statistics in JSON-ready form, without the single tasks. NaN and infinity become `None`."""
+        """Returns the statistics in JSON-ready form, without `tasks`. NaN and infinity become `None`."""
         data = {key: value for key, value in asdict(self).items() if key != "tasks"}
         return dict(json_ready({**data, "flaky": self.flaky}))
 
@@ -156,10 +156,7 @@ def _scores(
 def mean_scores(
     results: Sequence[EpisodeResult], added: Mapping[str, Mapping[str, float]]
 ) -> Iterator[tuple[str, Estimate]]:
-    """Estimates the mean of each reward that was computed after the run (see `added_rewards`).
-
-    Yields its name and the mean over the attempts that have it.
-    """
+    """Yields the names and estimated means of rewards computed after the run (`added`, from `added_rewards`)."""
     attempts = by_task(final_results(results)).values()
     for name in dict.fromkeys(name for rewards in added.values() for name in rewards):
         scores = [[one.rewards[name] for one in own if name in one.rewards] for own in attempts]

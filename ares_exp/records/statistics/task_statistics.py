@@ -22,8 +22,9 @@ class PassRate:
 
     Attributes:
         k: Number of attempts.
-        pass_at_k: pass@k; `None` if no task has k attempts. Its `tasks` is the number of tasks with k attempts.
-        pass_hat_k: pass^k; `None` if no task has k attempts.
+        pass_at_k: Estimate of pass@k, whose `tasks` counts the tasks with at least k attempts; `None` without such
+            tasks.
+        pass_hat_k: Estimate of pass^k, over the same tasks; `None` without such tasks.
     """
 
     k: int
@@ -42,7 +43,7 @@ def pass_hat_k(attempts: int, passed: int, k: int) -> float:
 
 
 def ks_up_to(attempts: int) -> tuple[int, ...]:
-    """Returns the numbers k of shown pass rates: the powers of two up to `attempts`, and `attempts` itself."""
+    """Returns the values of k for which pass rates are shown: the powers of two up to `attempts`, and `attempts`."""
     return tuple(sorted({*(2**power for power in range(attempts.bit_length())), attempts} - {0}))
 
 
@@ -65,9 +66,10 @@ def _pass_rate(counts: Sequence[tuple[int, int]], k: int, level: float) -> PassR
 
 
 def _of_one_task(attempts: int, passed: int, k: int, level: float) -> PassRate:
-    """Computes the pass rates of a single task.
+    """Computes the pass rates of a single task, with intervals over its attempts.
 
-    For a bound `p` of the pass rate's interval, pass@k has the bound `1 - (1 - p)^k`, and pass^k has the bound `p^k`.
+    The bounds `p` of the interval of the share of passed attempts become `1 - (1 - p)^k` for pass@k and `p^k` for
+    pass^k.
     """
     low, high = wilson(passed / attempts, attempts, level=level)
     return PassRate(
@@ -86,15 +88,13 @@ class TaskStatistics:
     """The statistics of one task of a run. An attempt with several episodes is represented by its last episode.
 
     Attributes:
-        task_name: Name of the task.
         rewards: Rewards of the attempts, in order; `None` for an attempt without a reward.
         passed: Number of attempts whose reward reached the threshold.
         mean_reward: Mean over the attempts with a reward; `None` if there are no rewards.
         outcomes: Number of attempts by outcome.
         errors: Number of attempts without a reward, by class of the error.
         tries: Number of all episodes of these attempts.
-        num_steps: Mean number of steps of an attempt.
-        tokens: Mean number of prompt and generated tokens of an attempt.
+        num_steps, tokens: Mean number of steps, and of prompt and generated tokens, of an attempt.
         cost: Mean cost of an attempt, in US dollars.
         seconds: Mean duration of an attempt, in wall-clock seconds.
     """
@@ -158,7 +158,7 @@ class TaskStatistics:
 
     @property
     def pass_variance(self) -> float | None:
-        """The variance `p (1 - p)` of the pass rate p, such as 0.0 if all attempts pass; `None` without rewards."""
+        """The variance `p (1 - p)` of a single attempt's success, where p is the pass rate; `None` without rewards."""
         return None if self.pass_rate is None else self.pass_rate * (1 - self.pass_rate)
 
     @property

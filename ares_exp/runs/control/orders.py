@@ -29,10 +29,7 @@ from ares_exp.records.validation import explain_validation
 MAX_BYTES = 64 * 2**10
 MAX_PAUSE_SEC = 30 * 86_400.0
 WATCHED = ".watched"
-"""Name of a file in `control/` that a process touches while it reads `status.json`.
-
-While this file is recent, the run writes `status.json` more often.
-"""
+"""Name of a file in `control/` that a reader of `status.json` touches, so that the run writes it more often."""
 
 Verb = Literal["pause", "resume", "set", "cancel", "stop"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
@@ -140,7 +137,7 @@ def write_order(folder: Path, order: Order) -> Path:
 
 
 def watch(folder: Path) -> None:
-    """Requests that a run writes `status.json` more often for the next 10 seconds, by touching a file in `folder`.
+    """Makes a run write `status.json` more often for the next 10 seconds, by creating or touching a file in `folder`.
 
     Has no effect if the run directory is not writable.
     """
@@ -152,7 +149,7 @@ def watch(folder: Path) -> None:
 
 
 MAX_TAKEN = 200
-"""Maximum number of order files that one call of `Inbox.take` reads. The next call reads more files."""
+"""Maximum number of order files that one call of `Inbox.take` returns. The next call returns more files."""
 MAX_LISTED = 5_000
 MAX_REMEMBERED = 10_000
 WATCHED_SEC = 10.0
@@ -180,7 +177,7 @@ class Inbox:
     """
 
     def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
-        """Stores the arguments. Set `is_shared` if all jobs of a sweep read this folder. Files are then not removed."""
+        """Stores the arguments. Set `is_shared` if all jobs of a sweep read this folder, so that its files are kept."""
         self.folder = folder
         self._is_shared = is_shared
         self._known: dict[str, None] = {}
@@ -237,7 +234,7 @@ class Inbox:
 
 
 def _read(directory: int, name: str) -> tuple[bytes, int]:
-    """Reads a small regular file in `directory`, without following links. Returns its content and owner's user id."""
+    """Reads a small regular file without following links. Returns its content and the user id of its owner."""
     if not stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
         raise ValueError("expected a regular file")
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -42,8 +42,8 @@ class RunControl:
         interrupt: Function that ends the run, like Ctrl-C.
         on_drop: Function that is called with each episode that is removed from the queue.
         note: Function that is called with each line of `control.jsonl`.
-        is_recorded: Function that returns whether the run can still write its records. If it returns false, the run has
-            already reported this, so that failures to write `status.json` cause no further warning.
+        is_recorded: Function that returns whether the run can still write its records. If not, the run has already
+            reported this, so failures to write `status.json` are not logged as warnings.
     """
 
     run_dir: RunDir

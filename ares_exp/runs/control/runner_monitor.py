@@ -74,7 +74,7 @@ class LoopLag:
         blocked_sec: float = BLOCKED_SEC,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Stores the arguments. Call `start()` to start the measurement. `warn` is called in the checking thread."""
+        """Stores the arguments. `start()` starts the measurement. `warn` is called in the checking thread."""
         self.max_sec = 0.0
         self._warn = warn
         self._tick_sec = tick_sec
@@ -129,7 +129,7 @@ class LoopLag:
     def _look_after(self) -> None:
         """Checks in a thread whether the timer is late.
 
-        If the whole process was stopped (for example by Ctrl-Z), this thread was also stopped. Such times do not count.
+        This thread is also stopped if the whole process is stopped (for example, by Ctrl-Z). Such delays are ignored.
         """
         awake_since = before = self._clock()
         while not self._stopped.wait(self._look_sec):
@@ -172,7 +172,7 @@ class Watchdog:
         self._stalls: dict[str, tuple[float, float]] = {}  # start of the wait, and seconds until the next warning
 
     def check(self, episodes: Iterable[RunningEpisode]) -> list[str]:
-        """Returns the warnings that are due: one sentence for all episodes that wait too long for the same thing."""
+        """Returns the due warnings as sentences. Episodes that wait for the same thing share one sentence."""
         now, seen, places = self._clock(), self._stalls, dict[str, list[tuple[float, Any]]]()
         self._stalls = {}
         for episode in episodes:

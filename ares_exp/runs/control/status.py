@@ -158,7 +158,7 @@ class RunStatus:
         return sum(self.waiting.values())
 
     def lines(self) -> Iterator[str]:
-        """Yields lines for the terminal: pauses, waits, rewards, usage, slow episodes and errors, as far as known."""
+        """Yields lines for the terminal about pauses, waits, rewards, usage, slow episodes and errors, if known."""
         if self.held is not None:
             yield self._pause(self.held)
         if self.outage:
@@ -222,8 +222,8 @@ _HOSTNAME = socket.gethostname()
 class LiveStatus:
     """The counts from which a run computes its current state.
 
-    `add` counts episodes that have ended. `read`, which any thread can call, adds the running episodes and returns a
-    `RunStatus`. Other parts of the run set the public attributes, which `RunStatus` describes.
+    `add` counts episodes that have ended. `read` adds the running episodes and returns a `RunStatus`. Any thread can
+    call it. The public attributes have the same meaning as in `RunStatus`, and are set by the run.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class LiveStatus:
             self._reward = None
 
     def expect_another(self) -> None:
-        """Counts one more attempt, which a trainer has requested during the run."""
+        """Counts an attempt that a trainer has requested during the run."""
         self.planned += 1
         self.expected += 1
 

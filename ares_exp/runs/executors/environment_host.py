@@ -59,7 +59,7 @@ def versions_here() -> dict[str, str]:
 
 
 def parts_to_send(parts: EpisodeParts) -> dict[str, Any]:
-    """Returns the parts of an episode that are sent to a host. The host creates the factories itself."""
+    """Returns the arguments of an environment that are sent to a host. The host creates the factories itself."""
     names = ("limits", "seed", "provide_solution", "start_from", "episode_id", "attempt", "output_dir")
     return {name: getattr(parts, name) for name in names}
 
@@ -67,8 +67,8 @@ def parts_to_send(parts: EpisodeParts) -> dict[str, Any]:
 class _Hosted(NamedTuple):
     """An environment in the host.
 
-    `files` is the directory in which the environment stores the files of its episode. If `is_streamed`, this directory
-    is only on the node, and the run fetches the files.
+    `files` is the directory for the files of its episode. If `is_streamed`, it is only on the node, and the run fetches
+    the files.
     """
 
     environment: EnvironmentBase
@@ -104,9 +104,9 @@ class EnvironmentHost(ModelsElsewhere):
         self._has_ended = False
 
     async def call(self, words: bytes) -> bytes:
-        """Calls a method of this host, and renews the lease. `words` is the pickled name and arguments of the method.
+        """Calls a method of this host, and renews the lease. `words` is the method's name and arguments, pickled.
 
-        Returns the pickled `Outcome`. Calls and outcomes are pickled here, because Ray transfers bytes faster than
+        Returns the pickled `Outcome`. This method pickles the data itself, because Ray transfers bytes faster than
         objects.
         """
         work = asyncio.current_task()
@@ -152,9 +152,9 @@ class EnvironmentHost(ModelsElsewhere):
         """Creates the factories and the task set, and checks that this node can run the tasks.
 
         Args:
-            recipe: Recipe that is used to create environments.
+            recipe: Recipe from which the host creates the components of environments.
             digests: Digest of the content of each task of the run, by name; `None` for an unknown digest.
-            parts: Parts that all episodes have in common, without the factories.
+            parts: Result of `parts_to_send` for the arguments that all episodes have in common.
             versions: Versions of the run's software, by name.
             seen_file: Path and content of a file in the run directory, to test whether this node can read it; `None`
                 without a run directory.
@@ -217,7 +217,7 @@ class EnvironmentHost(ModelsElsewhere):
     def adopt(
         self, name: str, environment: MinimalEnvironment, *, files: Path | None = None, is_streamed: bool = False
     ) -> None:
-        """Adds an existing environment under `name`. The run can then call it, and the host closes it at its end."""
+        """Adds an existing environment, which the run can call by its `name` and which is closed when the host ends."""
         self._hosted[name] = _Hosted(complete(environment), files, is_streamed)
 
     async def act(
@@ -225,8 +225,8 @@ class EnvironmentHost(ModelsElsewhere):
     ) -> tuple[Outcome, Facts]:
         """Calls the method `reset`, `step`, `truncate`, `export_state` or `close` of the environment `name`.
 
-        If the environment does not exist, first creates it from `order`. Returns the outcome of the call, and the state
-        of the environment after the call.
+        If the environment does not exist, first creates it from the specification `order`. Returns the outcome of the
+        call, and the state of the environment after the call.
         """
         if name not in self._hosted:
             if method == "close":
@@ -275,7 +275,7 @@ class EnvironmentHost(ModelsElsewhere):
             self._hosted[name].environment.grant_time(seconds)
 
     async def fork(self, name: str, forks: Sequence[str], diversify: bool) -> list[Facts]:
-        """Creates environments named `forks`, which continue from the current state of the environment `name`."""
+        """Creates environments with the names `forks` from the current state of the environment `name`."""
         made = await self._of(name).environment.fork(len(forks), diversify=diversify)
         for fork, environment in zip(forks, made, strict=True):
             self.adopt(fork, environment)
@@ -291,7 +291,10 @@ class EnvironmentHost(ModelsElsewhere):
         return await in_thread(lambda: _piece(files, offset))
 
     async def drop(self, name: str) -> None:
-        """Closes the environment `name`, and removes it with the files that the run fetches. Ignores unknown names."""
+        """Closes and forgets the environment `name`. Deletes its files if they are only stored on this node.
+
+        Does nothing if there is no environment of this name.
+        """
         hosted = self._hosted.pop(name, None)
         if hosted is None:
             return
@@ -327,9 +330,9 @@ class EnvironmentHost(ModelsElsewhere):
     # News of the host
 
     async def news(self, wait_sec: float) -> tuple[float, list[News]]:
-        """Waits up to `wait_sec` until there is news for the run, such as a model request.
+        """Waits until there is news for the run, such as a model request, for at most `wait_sec` seconds.
 
-        Returns how long it waited in seconds, and the news. The list is empty if there is none.
+        Returns the duration of the wait in seconds, and the news, which can be empty.
         """
         started = time.monotonic()
         await happened(self._has_news, wait_sec)
@@ -357,7 +360,7 @@ class EnvironmentHost(ModelsElsewhere):
             self._answers.pop(number, None)
 
     async def answer(self, number: int, outcome: Outcome) -> None:
-        """Receives the result of a call from this host to the run. `number` is the number of the call's `News`."""
+        """Receives the run's result for a call that this host sent to the run as the `News` with this `number`."""
         waiting = self._answers.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(outcome)
@@ -378,14 +381,14 @@ class EnvironmentHost(ModelsElsewhere):
         return ask
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
-        """Fetches from the run the recorded calls of an environment's own models, such as judges; `None` if none."""
+        """Fetches the recorded calls of an environment's own models from the run; `None` if there is no record."""
         if (name := self._name_of(files)) is None:
             return None
         found: Sequence[Asked] | None = await self._ask("read_record", name)
         return found
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Sends a call of an environment's own model to the run for recording, even if the caller is cancelled."""
+        """Sends a call of an environment's own model to the run, which records it, even if the caller is cancelled."""
         if (name := self._name_of(files)) is not None:
             await finish(self._ask("append_record", name, key, asked))
 
@@ -412,7 +415,7 @@ class EnvironmentHost(ModelsElsewhere):
 
 
 class HostProcess(EnvironmentHost):
-    """The Ray actor: an environment host in its own process on a node. Sends its log warnings to the run."""
+    """The Ray actor, which is an environment host in its own process. It also sends its warnings to the run's log."""
 
     def __init__(self, lease_sec: float) -> None:
         """Creates the host. Ray calls this method before the host's event loop runs."""

@@ -48,9 +48,9 @@ class RunPlan:
     Attributes:
         source: Loaded task set.
         task_names: Names of the selected tasks.
-        parts: Parts that are the same for all episodes of the run.
-        recipe: Recipe that other processes use to create the same environments; `None` if some components were passed
-            as Python objects, which other processes cannot create.
+        parts: Arguments of environments that are the same for all episodes of the run.
+        recipe: Recipe from which other processes create the same environments; `None` if some components were passed as
+            Python objects.
         needs_shared_disk: Reason why all nodes must be able to access the run directory; `None` if they need not.
         run_dir: Run directory; `None` if nothing is recorded.
     """
@@ -79,26 +79,17 @@ class Executor:
     """
 
     def checks(self, source: SourceBase, parts: EpisodeParts) -> Sequence[Coroutine[Any, Any, None]]:
-        """Returns the executor's preflight checks, which run while the tasks are read.
-
-        They can raise `PreflightError`.
-        """
+        """Returns preflight checks, which can raise `PreflightError`. They run while the tasks are being read."""
         raise NotImplementedError
 
     async def open(self, ran: RunPlan, report: Report) -> None:
-        """Prepares the executor, and checks that it can run the tasks.
-
-        Raises:
-            UserError: The executor cannot run the tasks.
-        """
+        """Prepares the executor. Raises `UserError` if the executor cannot run the tasks."""
         raise NotImplementedError
 
     def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
         """Waits until there is room for one more environment, and reserves this place during the block.
 
-        Args:
-            task_name: Name of the environment's task.
-            losses: Number of hosts that were lost while they ran an episode of this attempt.
+        `losses` is the number of hosts that were lost while they ran an episode of this attempt.
         """
         raise NotImplementedError
 
@@ -124,5 +115,5 @@ class LocalExecutor(Executor):
         await asyncio.to_thread(ran.source.check, ran.parts, report=report)
 
     def room(self, task_name: str, *, losses: int = 0) -> AbstractAsyncContextManager[Place]:
-        """Returns a place immediately, because the number of environments is not limited."""
+        """Reserves a place without waiting, because the number of environments is not limited."""
         return nullcontext(make_here)

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 BOUND = 1.25
-"""Factor that limits how unevenly hosts are loaded.
+"""Factor by which the load of a host may exceed its share of all environments.
 
-A host that would have more than this multiple of its share of all environments is used only if no other host below
-this limit has room.
+A host above this limit is used only if no host below the limit has room.
 """
 FEWER = 8
-"""Factor by which each lost host of an attempt divides the number of environments on its next host."""
+"""Factor by which the number of environments on an attempt's host shrinks with each host that the attempt has lost."""
 
 HostT = TypeVar("HostT")
 
@@ -27,13 +26,12 @@ class Seat(Generic[HostT]):
     """A host and the environments that run on it.
 
     Attributes:
-        host: The host.
         node: Name of the host's node, which stores the images.
         slots: Maximum number of environments on the host.
-        limits: For each environment on the host, the maximum number of environments (including itself) that may be on
-            the host while it runs there.
-        kept_for: Attempt for which the host takes no other environments, until there is room for the attempt; `None` if
-            there is no such attempt.
+        limits: One number for each environment on the host: the maximum number of environments, including itself, that
+            may run on the host at the same time.
+        kept_for: Attempt that waits for the host to have few enough environments. Until then, the host takes no other
+            environments. `None` if no attempt waits for this host.
     """
 
     host: HostT
@@ -54,8 +52,8 @@ class Placement(Generic[HostT]):
     """Assigns environments to slots on hosts. Hosts can be added and removed at any time.
 
     Attempts at a task prefer the same host, so that few nodes pull or build the image of the task. The more often an
-    attempt has lost its host, the fewer environments share its next host. After several losses, the attempt has a host
-    to itself. Therefore, a task that kills hosts is identified, and it affects few other tasks.
+    attempt has lost its host, the fewer environments share its next host, until it has a host to itself. A task that
+    makes hosts fail therefore affects few other tasks, and can be identified.
     """
 
     def __init__(self) -> None:
@@ -86,9 +84,7 @@ class Placement(Generic[HostT]):
     async def slot(self, task_name: str, *, losses: int = 0) -> AsyncIterator[HostT]:
         """Waits for a free slot on a host, and reserves this slot during the block.
 
-        Args:
-            task_name: Name of the task.
-            losses: Number of hosts that were lost while they ran an episode of this attempt.
+        `losses` is the number of hosts that were lost while they ran an episode of this attempt.
 
         Raises:
             Exception: The error that was passed to `give_up`.
@@ -115,7 +111,7 @@ class Placement(Generic[HostT]):
             await self._change()
 
     def tell(self) -> None:
-        """Wakes all waiting calls because hosts or slots have changed, so that they check their conditions again."""
+        """Wakes all waiting calls to check their conditions again. Call this when hosts or slots have changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -145,8 +141,8 @@ class Placement(Generic[HostT]):
 
 
 def beside(losses: int, slots: int) -> int:
-    """Returns how many environments may share a host with an attempt that has lost `losses` hosts, including itself.
+    """Returns how many environments may share a host with an attempt that has lost `losses` hosts.
 
-    Every lost host divides the number by 8, down to at least 1.
+    The number includes the attempt. It is divided by `FEWER` for every lost host, but is at least 1.
     """
     return max(1, slots // int(FEWER**losses))

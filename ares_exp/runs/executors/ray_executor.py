@@ -201,10 +201,7 @@ class RayExecutor(Executor):
     # The cluster
 
     async def _connect(self) -> None:
-        """Connects to the cluster, or starts a local one.
-
-        Runs in a thread, because in the main thread Ray would replace the run's signal handlers.
-        """
+        """Connects to the cluster, or starts a local one, in a thread, so that Ray keeps the run's signal handlers."""
         try:
             import ray
         except ImportError as error:
@@ -347,7 +344,7 @@ class RayExecutor(Executor):
         return host
 
     def _uses_shared_disk(self, sees_run_dir: bool) -> bool:
-        """Returns whether a host writes files directly to the run directory. If not, it sends them to the run.
+        """Returns whether a host writes files directly to the run directory, instead of sending them to the run.
 
         Raises `PreflightError` if the host must write to the run directory but cannot.
         """
@@ -426,7 +423,7 @@ def _make_there(
 
 
 def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
-    """Writes a file from which nodes see whether they share the run directory. Returns its path and content."""
+    """Writes a file by which nodes detect whether they share the run directory. Returns its path and content."""
     path, content = (run_dir / f".seen-by-nodes-{secrets.token_hex(4)}").absolute(), secrets.token_hex(16)
     path.write_text(content)
     return path, content
@@ -435,8 +432,8 @@ def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
 async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:
     """Calls Ray in a daemon thread, because some calls never return if the cluster is broken.
 
-    Linux kills the processes that `call` started, such as a local cluster, when the thread ends. To keep them running,
-    pass an event as `thread_stays_until`. The thread then ends only after the event is set.
+    When the thread ends, Linux kills the processes that `call` has started, such as a local cluster. To keep these
+    processes running, pass an event as `thread_stays_until`, which ends the thread when it is set.
     """
     async with asyncio.timeout(within_sec):
         return await in_daemon_thread(call, thread_stays_until)

@@ -50,7 +50,7 @@ KILL_SEC = 30.0
 """Time limit for Ray to kill a host, in seconds."""
 
 GUESSES = "Some common causes include"
-"""Start of a list of possible causes in Ray's error messages. It is the same for all errors, so it is cut off."""
+"""Start of Ray's list of possible causes. Error messages are cut off there, because the list is always the same."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -65,7 +65,8 @@ class RemoteHost:
         ray: Imported package `ray`.
         actor: Handle of the Ray actor, an `EnvironmentHost`.
         node: Name of the host's node.
-        models: Environments' own models, such as judges, by config key. They are in the run and respond to the host.
+        models: Environments' own models, such as judges, by config key. They stay in the run's process, to which the
+            host sends their requests.
         lease_sec: Number of seconds without a reply after which the host counts as lost. The host uses the same lease
             time.
         on_lost: Function that is called once, when the host is lost.
@@ -92,11 +93,7 @@ class RemoteHost:
     _clients: dict[int, tuple[str | None, LLMClient]] = field(default_factory=dict)
 
     async def start(self) -> None:
-        """Waits until the host replies for the first time, and then polls it for news in the background.
-
-        Raises:
-            HostLostError: The host is lost.
-        """
+        """Waits for the host's first reply, then polls it in the background. Raises `HostLostError` if it is lost."""
         await self._ask_for_news(0.0)
         self._spawn(self._listen())
 
@@ -228,9 +225,9 @@ class RemoteHost:
     async def on_ask_model(
         self, client: int, environment: str | None, key: str, spec: EpisodeSpec, request: LLMRequest
     ) -> LLMResponse:
-        """Sends a request from an environment in the host to the environment's own model, which is in the run.
+        """Sends a request from an environment in the host to the environment's own model in the run's process.
 
-        The client that is created for the model is used again until the environment ends.
+        The number `client` identifies the model's client, which is kept for later requests until the environment ends.
         """
         if client not in self._clients:
             guests = self.guests
@@ -265,10 +262,9 @@ class RemoteEnvironment(EnvironmentBase):
     If the host is lost, calls raise `HostLostError`, and `close` has no effect.
 
     Attributes:
-        host: The host.
-        order: Order from which the host creates the environment at the first `reset`.
+        order: Specification from which the host creates the environment at the first `reset`.
         output_dir: Directory in the run for the files of the episode; `None` if no files are kept.
-        background_client: Client that responds to the agent's background requests.
+        background_client: Client that responds to the agent's background requests; `None` if the agent sends none.
         loss: Function that converts a `HostLostError` to the error that this environment raises.
         name: Name of the environment in the host.
         asked: Usage of the environment's own models in this episode, as counted by the run; `None` if no model was
@@ -325,7 +321,7 @@ class RemoteEnvironment(EnvironmentBase):
             return forks
 
     async def close(self) -> None:
-        """Closes the environment in its host. If the episode had ended, its last time step can still be read."""
+        """Closes the environment in its host. The time step remains available if it is the last of its episode."""
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
         self._facts = self._facts._replace(pending=())
@@ -350,9 +346,9 @@ class RemoteEnvironment(EnvironmentBase):
             raise self.loss(error) from error
 
     async def _stepped(self, method: str, **arguments: Any) -> Any:
-        """Calls a method that returns a time step, such as `step`, and stores the time step in `time_step`.
+        """Calls a method such as `step`, stores the returned time step in `time_step`, and returns it.
 
-        Returns `None` if the method returned no time step, as `truncate` may.
+        Returns `None` if the method returned no time step, which is possible for `truncate`.
         """
         with self._calls.during(f"{method}()"):
             if method == "reset":
@@ -366,7 +362,7 @@ class RemoteEnvironment(EnvironmentBase):
     async def _acted(self, method: str, arguments: Mapping[str, Any]) -> Any:
         """Calls a method of the environment in the host, and returns its result or raises its error.
 
-        Before that, stores the environment's new state, and fetches new files of the episode from the node.
+        Also stores the state of the environment after the call, and fetches new files of the episode from the node.
         """
         self._facts = self._facts._replace(pending=())
         self.host.guests[self.name] = self
@@ -396,10 +392,7 @@ class RemoteEnvironment(EnvironmentBase):
     # Values that need no call
 
     def report(self) -> EpisodeReport:
-        """Returns the last report from the host.
-
-        The host and the run both count the usage of the environment's own models. The report contains the larger count.
-        """
+        """Returns the host's last report. Its usage of own models is the larger of the host's and the run's counts."""
         report = self._facts.report or EpisodeReport()
         if self.asked is None:
             return report
@@ -412,7 +405,7 @@ class RemoteEnvironment(EnvironmentBase):
 
     @property
     def current_task(self) -> str | None:
-        """The name of the task, instead of the task object, which is only in the host."""
+        """The name of the task. The task object itself is only in the host."""
         return None if self._facts.report is None else self.report().task_name or self.order.task_name
 
     @property
@@ -421,10 +414,7 @@ class RemoteEnvironment(EnvironmentBase):
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
-        """The steps before the snapshot from which the environment was restored or forked.
-
-        Only set after `reset` and `fork`. Empty after the next step.
-        """
+        """The steps before the snapshot that was restored or forked. Empty after the first `step`."""
         return self._facts.past
 
     @property
@@ -453,7 +443,7 @@ class RemoteEnvironment(EnvironmentBase):
         return changed
 
     def reported(self, report: EpisodeReport) -> None:
-        """Stores a report that the host sent during a call. Ignores a report that arrives later and is outdated."""
+        """Stores a report that the host sent during a call. Ignores reports after the call, which are outdated."""
         if self._calls.in_progress:
             self._facts = self._facts._replace(report=report)
 

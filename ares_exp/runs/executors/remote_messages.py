@@ -1,4 +1,4 @@
-"""The messages between a run and its environment hosts. They also transfer errors of any class."""
+"""The messages between a run and its environment hosts, including a form in which errors of any class can be sent."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ MAX_DETAIL_CHARS = 20_000
 
 
 class ForeignError(Exception):
-    """Replaces an error from another process that cannot be recreated in this process.
-
-    The replacement has the class name and the message of the original error.
-    """
+    """Replaces an error that cannot be recreated in this process. It keeps the original class name and message."""
 
 
 class Failure(NamedTuple):
@@ -108,10 +105,7 @@ class Outcome(NamedTuple):
 
 
 class News(NamedTuple):
-    """A call from a host to the run, which executes `RemoteHost.on_{method}`.
-
-    If the call has a `number`, the host waits until the run sends back the result.
-    """
+    """A call of `RemoteHost.on_{method}`, sent by a host. If it has a `number`, the host waits for the result."""
 
     number: int | None
     method: str
@@ -119,11 +113,10 @@ class News(NamedTuple):
 
 
 class EnvironmentOrder(NamedTuple):
-    """A description of an environment that the run sends to a host, so that the host creates the environment.
+    """A specification that the run sends to a host, from which the host creates an environment.
 
     Attributes:
-        task_name: Name of the task.
-        parts: Parts of the episode, without the factories.
+        parts: Arguments of the environment without the factories, from `parts_to_send`.
         streams: Whether the files of the episode are stored on the node until the run fetches them.
         has_background_requests: Whether the agent can send background requests, to which the run responds.
     """

@@ -1,9 +1,9 @@
 """Commands that continue a recorded run: `resume=<run>`, `resume=<sweep>`, `replay=<run>[/<episode>]`, `branch_from=…`.
 
-These keys are called verbs. The command starts from the recorded config of the run, in which references to other keys
-are kept (see `trusted_record.values_of`). An override on the command line replaces the recorded values of its key and
-of all keys below it. For example, `policy.temperature=1` changes one value of the recorded policy, and `policy=other`
-drops all recorded values of the policy.
+This module calls these keys verbs. The command starts from the recorded config of the run, in which references to other
+keys are kept (see `trusted_record.values_of`). An override on the command line replaces the recorded values of its key
+and of all keys below it. For example, `policy.temperature=1` changes one value of the recorded policy, and
+`policy=other` drops all recorded values of the policy.
 
 A sweep has no single config, because its jobs differ. To resume a sweep, the command line that started it is run again,
 and each job continues with its own recorded config (`keep_recorded`).
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 ASKED_FOR = (*VERBS, *BRANCH_KEYS, *RESUME_KEYS, "attempts")
 """Keys that name a recorded run and what to do with it. For a replay or branch, their recorded values are ignored."""
 NO_SELECTION: Mapping[str, Any] = {"exclude": [], "limit": None}
-"""Keys of `env` that select tasks, with the values that select all tasks."""
+"""Keys of `env` that select tasks, each with the value that selects all tasks."""
 OF_ONE_SESSION = ("resume", "resume_redo", "resume_force", "hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
 """Keys that apply only to one session. Their recorded values are ignored when a later session resumes the run."""
 
@@ -63,11 +63,11 @@ FIXED: Mapping[str, Mapping[str, str]] = {
     },
     "branch_from": {"attempts": "use `branches` to set the number of branches"},
 }
-"""Keys that cannot be set together with a verb. For each verb, maps the keys to the reasons."""
+"""For each of `resume`, `replay` and `branch_from`: the keys that cannot be set together with it, and the reasons."""
 
 
 class Command(NamedTuple):
-    """A command line whose verb (`resume`, `replay` or `branch_from`) has been replaced, so that Hydra can process it.
+    """A command line that Hydra can process, because `resume`, `replay` or `branch_from` has been replaced.
 
     Attributes:
         argv: Flags and overrides.
@@ -176,10 +176,7 @@ def _resume_sweep(sweep: RecordedSweep, flags: Sequence[str], typed: Sequence[Ov
 
 
 def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
-    """Returns the overrides that start a replay, and the names of the tasks to run.
-
-    If `ref` names no episode, all recorded attempts are replayed.
-    """
+    """Returns the overrides for a replay, and the names of its tasks. Without an episode, replays all attempts."""
     if ref.step is not None:
         raise ConfigError(f"`replay` runs whole episodes. Leave `@{ref.step}` out, or use `branch_from=`.")
     episodes = [ref.episode] if ref.episode is not None else list(ref.run.trajectories())
@@ -201,7 +198,7 @@ def _replay(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
 
 
 def _branch(ref: EpisodeRef) -> tuple[list[str], Collection[str]]:
-    """Returns the overrides that start the branches, and the name of the only task to run."""
+    """Returns the overrides that start the branches, and the name of the episode's task as the only task to run."""
     episode = ref.episode
     if episode is None or ref.step is None:
         have = "its episodes are in episodes.jsonl"
@@ -277,8 +274,8 @@ def _from(place: Path, recorded: Sequence[Override]) -> list[str]:
 def keep_recorded(config: DictConfig, run_dir: RunDir, overrides: Sequence[str]) -> list[str]:
     """Makes a resumed run or job use its recorded config, except for keys that the user sets now.
 
-    Changes `config`. Secrets, and values whose classes have changed, are not restored. `open_session` later rejects
-    remaining differences that affect results.
+    Changes `config`. Secrets, and values whose classes have changed, are not restored. If other differences affect
+    results, `open_session` later rejects the config.
 
     Returns:
         The top-level keys whose options or defaults on disk have changed since the start of the run.

@@ -30,10 +30,9 @@ _AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
 
 
 def starts_where_started(key: str, given: Container[str]) -> bool:
-    """Returns whether the value of `key` is a path that is resolved against the folder in which the run was started.
+    """Returns whether the value of `key` is a path that is relative to the folder in which the run was started.
 
-    This does not apply to paths of tasks if a key in `given` selects a git repository. They are relative to the
-    repository.
+    The result is false for paths of tasks that are relative to a git repository, which a key in `given` selects.
     """
     in_a_repository = key in _MAYBE_IN_A_REPOSITORY and ("env.repo" in given or "env.git_url" in given)
     return PATH_KEY.search(key) is not None and not in_a_repository
@@ -45,7 +44,6 @@ class RecordedEpisode:
 
     Attributes:
         episode_id: Id of the episode, as in `episodes.jsonl`, the trajectories and the snapshots.
-        task_name: Name of the task.
         last_step: Number of the last step at which the episode waited for a response. Steps count from 0; -1 if the
             episode never waited.
     """
@@ -102,10 +100,7 @@ class RecordedRun:
         return found
 
     def composed_config(self) -> dict[str, Any]:
-        """Returns the config of the run as Hydra composed it, in which references such as `${seed}` are not resolved.
-
-        Raises the same errors as `overrides`.
-        """
+        """Returns the config, with unresolved references such as `${seed}`. Raises the same errors as `overrides`."""
         found = self._hydra_record("config.yaml")
         if not isinstance(found, dict):
             raise broken(self._hydra_file("config.yaml"), "a config", _kind(found))
@@ -116,10 +111,7 @@ class RecordedRun:
         return Path(self._record().runtime.cwd)
 
     def config_dirs(self) -> Sequence[Path]:
-        """Returns the folders of options that the user passed with `--config-dir`. Folders of plugins are not included.
-
-        Raises the same errors as `overrides`.
-        """
+        """Returns the folders that the user passed with `--config-dir`. Raises the same errors as `overrides`."""
         sources = self._record().runtime.config_sources
         folders = [one for one in sources if one.schema_ in ("file", SCHEME) and one.provider != "main"]
         own = [Path(one.path) for one in folders if not one.provider.startswith(PROVIDER)]
@@ -145,7 +137,7 @@ class RecordedRun:
     def episode(self, name: str) -> RecordedEpisode:
         """Finds the episode that `name` refers to: an episode id, the start of an id, or a task name.
 
-        If the episode's attempt has several episodes that match, returns the last of them.
+        If several episodes of the same attempt match, returns the last of these episodes.
 
         Raises:
             ConfigError: No episode matches, or episodes of several attempts match.
@@ -269,7 +261,7 @@ def is_folder_of_runs(path: Path) -> bool:
 
 
 def no_such_run(path: Path) -> str:
-    """Explains in a message why `path` is not a run, for example because it is missing or a folder of runs."""
+    """Returns an error message why `path` is not a run, for example because it is missing or a folder of runs."""
     place = next((one for one in (path, *path.parents) if one.exists()), Path())
     names = sorted(one.name for one in place.iterdir() if is_recorded_run(one)) if place.is_dir() else []
     if names:
@@ -283,7 +275,7 @@ def no_such_run(path: Path) -> str:
 
 
 def _kind(value: object) -> str:
-    """Describes the type of an invalid value for an error message, because the value itself can be extremely long."""
+    """Returns the type of an invalid value for an error message, because the value itself can be extremely long."""
     return "nothing" if value is None else f"something else, a {type(value).__name__}"
 
 

@@ -1,7 +1,7 @@
 """The policy of an episode that can be resumed: it logs every response, and replays the responses in the log.
 
-The log also contains requests that got no response within a time limit. If such a time limit ended a stage of the task,
-the stage ends at the same request when the log is replayed.
+The log also contains requests without a response because of a time limit. If this limit ended a stage of the task, a
+replay ends the stage at the same request.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 class GivenAgain:
     """The responses from an earlier episode that a policy has replayed.
 
-    `responses` includes responses from before the snapshot from which the episode was restored. `diverged_at` is the
-    first step whose request differs from the recorded one; `None` if no request differs.
+    `responses` includes responses from before a restored snapshot. `diverged_at` is the first step whose request
+    differs from the recorded request; `None` if no request differs.
     """
 
     responses: list[LLMResponse]
@@ -54,7 +54,7 @@ class ResumablePolicy:
     agent can have several conversations. A request is compared with the next recorded request of its own conversation.
 
     Responses that are requested ahead of time are logged when they arrive. If the earlier episode did not use such a
-    response, it is replayed when the same request comes, in any order.
+    response, it is replayed for any later request that is the same.
 
     Attributes:
         given_again: The responses that were replayed so far.
@@ -75,10 +75,10 @@ class ResumablePolicy:
         """Creates the policy of an episode.
 
         `earlier` contains the logged exchanges (requests with responses) of the earlier episode. The first `start_at`
-        of them are skipped, because they are already part of the restored snapshot. `ahead` contains exchanges that the
-        earlier episode requested ahead of time and did not use. If the client is an `AdvancingClient`, it is notified
-        of replayed and missing responses. `may_ask` waits until requests to the policy are allowed, for example until
-        the end of a pause.
+        exchanges are skipped, because they are already part of the restored snapshot. `ahead` contains exchanges that
+        the earlier episode requested ahead of time and did not use. If the client is an `AdvancingClient`, it is
+        notified of replayed exchanges. `may_ask` waits until requests to the policy are allowed, for example until the
+        end of a pause.
         """
         self._client = client
         self._log = log
@@ -152,8 +152,8 @@ class ResumablePolicy:
     async def _recorded_response(self, request: LLMRequest, position: int) -> LLMResponse | None:
         """Returns the recorded response to `request`, or `None` if the policy must respond.
 
-        This is the case if the request differs from the recorded one, or if its conversation has no more recorded
-        requests.
+        The policy must respond if the request differs from the recorded one, or if its conversation has no more
+        recorded requests.
         """
         asked = serialize_llm_request(request)
         if (exchange := self._recorded.next_for(asked)) is None:
@@ -175,8 +175,8 @@ class ResumablePolicy:
     async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
         """Responds to background requests of the agent, one at a time.
 
-        If the earlier episode got a response to the same request, replays it. Otherwise, uses the policy. In the log,
-        such responses are marked like responses that were requested ahead of time and not used for a step.
+        If the earlier episode got a response to the same request, replays it. Otherwise, uses the policy. The log does
+        not count such a response as the response of a step.
         """
         async with self._background_request:
             call = PendingRequest(NO_CALL, conversation_of(serialize_llm_request(request)), request)
@@ -205,10 +205,7 @@ class ResumablePolicy:
         await self._start_log([exchange for exchange in self._logged if id(exchange) not in forgotten])
 
     def _go_live(self) -> None:
-        """Switches to the policy.
-
-        Allows requests ahead of time only when no conversation has recorded responses left.
-        """
+        """Starts to use the policy. Allows requests ahead of time if no conversation has recorded responses left."""
         if not self._has_gone_live:
             self._has_gone_live = True
             for response in responses(self._left_over.values()):  # paid for, even if never used
@@ -236,8 +233,8 @@ class ResumablePolicy:
     async def _paid_response(self, request: LLMRequest) -> LLMResponse:
         """Waits until the run allows requests, and requests a response from the policy.
 
-        The caller counts the cost of the response. Only the cost of a refusal is counted here, because it raises an
-        error.
+        The caller counts the cost of the response. Only a refusal is counted here, because the caller gets an error
+        instead.
         """
         if self._may_ask is not None:
             await self._may_ask()
@@ -249,7 +246,7 @@ class ResumablePolicy:
             raise
 
     def _take(self, call: PendingRequest) -> _Answered | None:
-        """Returns an unused response that the earlier episode got ahead of time for the same request, if any."""
+        """Returns an unused response to the same request that the earlier episode requested ahead of time, if any."""
         stage, request = self._events.num_stages, serialize_llm_request(call.request)
         for number, earlier in self._left_over.items():
             response = earlier.response
@@ -267,7 +264,7 @@ class ResumablePolicy:
         self._logged.append(Exchange(serialize_llm_request(request), response, self._events.num_stages))
 
     async def _end_stage(self, asked: Mapping[str, Any], next_one: Exchange) -> None:
-        """Notes in the log, before `next_one`, that the request `asked` got no response because its stage had ended."""
+        """Adds the request `asked` before `next_one` in the log, without a response, because its stage had ended."""
         place = next(number for number, exchange in enumerate(self._logged) if exchange is next_one)
         self._logged.insert(place, Exchange(asked, None, self._events.num_stages))
         await self._start_log(self._logged)
@@ -279,4 +276,4 @@ class ResumablePolicy:
 
 
 def _stay(request: LLMRequest, response: LLMResponse | None) -> None:
-    """Does nothing. It is used as `advance` for clients that need no notification of responses."""
+    """Does nothing. Replaces the method `advance` of clients that have no such method."""

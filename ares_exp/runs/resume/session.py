@@ -50,10 +50,10 @@ class PreviousSessions:
 
     Attributes:
         results: Results of all episodes that ended or were lost.
-        lost: Those results that had no row, because the process died. This session has written their rows.
+        lost: Results in `results` that had no row, because the process died. This session has written their rows.
         logs: Response logs of attempts that have no final result, by attempt.
         wall_sec: Wall-clock seconds of earlier sessions.
-        ended: Response logs that already contain a result, by attempt. The process died before it wrote the row, and
+        ended: Response logs that already contain a result, by attempt. Their process died before it wrote the row, and
             possibly before it stored the end of the trajectory.
     """
 
@@ -66,10 +66,7 @@ class PreviousSessions:
     def owed(
         self, planned: Sequence[PlannedEpisode], *, run_seed: int, redo: Sequence[str] = ()
     ) -> list[PlannedEpisode]:
-        """Returns the attempts that still have to be run. Attempts that were already started come first.
-
-        Attempts whose outcome is in `redo` are also run again.
-        """
+        """Returns the attempts to run: unfinished ones, those with an outcome in `redo`, and then new ones."""
         final = {(result.task_name, result.attempt): result for result in final_results(self.results)}
         started: list[PlannedEpisode] = []
         new: list[PlannedEpisode] = []
@@ -127,7 +124,7 @@ def _latest(
 ) -> dict[Slot, LoggedEpisode]:
     """Returns the newest response log of every attempt that needs another episode, and deletes all other logs.
 
-    If the attempt's last episode ended before it replayed any responses, this is the log of an earlier episode.
+    If the attempt's last episode ended before it had its own log, the newest log is from an earlier episode.
     """
     used_up = {(one.task_name, one.attempt) for one in final_results(results) if one.outcome in RESPONSES_USED_UP}
     useful = [log for log in logs if log.slot not in used_up and log not in never]
@@ -300,10 +297,7 @@ def _check_same(
     tasks: Mapping[str, str | None],
     provenance: Mapping[str, Any],
 ) -> None:
-    """Raises `ConfigError` if the config, tasks or agent differ from those with which the run was started.
-
-    With `resume_force=true`, only logs a warning.
-    """
+    """Raises `ConfigError`, or logs a warning with `resume_force=true`, if the config, tasks or agent have changed."""
     from ares_exp.runs.resume.recorded_run import recorded_config
 
     was = recorded_config(run_dir.path)
@@ -331,10 +325,7 @@ def _check_same(
 
 
 def check_package(recorded_run: Path, provenance: Mapping[str, Any], *, forced: bool) -> None:
-    """Raises `ConfigError` if a replay or branch uses a different package of the agent than the recorded run.
-
-    With `resume_force=true`, only logs a warning.
-    """
+    """Raises `ConfigError` if the recorded run used another agent package, or logs a warning if `forced` is set."""
     was = str(read_object(RunDir(recorded_run).provenance).get("agent_version"))
     now = str(provenance.get("agent_version"))
     before, after = _PACKAGE_DIGEST.search(was), _PACKAGE_DIGEST.search(now)
@@ -411,10 +402,7 @@ def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterato
 
 
 def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
-    """Returns the total duration of earlier sessions in seconds.
-
-    If a session has no recorded end because it was killed, its last episode's end is used.
-    """
+    """Returns the total duration of earlier sessions in seconds. A killed session ends with its last episode."""
     starts: list[float] = []
     ends: list[float] = []
     for line in read_sessions(run_dir):

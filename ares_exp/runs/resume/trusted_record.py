@@ -1,10 +1,10 @@
 """Checks of recorded runs, so that the files of another user's run cannot do harm on this machine.
 
 A run directory is trusted if it belongs to this user and no other user can write in it. Other run directories can only
-be used with `resume_force=true`, and are treated as hostile. Their numbers, strings and names of options are used.
-Their classes are used only if an option on this machine also names them. Untrusted sweeps are never resumed. No record
-can define options, or read environment variables of this machine. All code that composes a command from a record uses
-this module.
+be used with `resume_force=true`, and are treated as hostile. Their numbers, strings and names of options are used. A
+class in their config is used only if an option on this machine names the same class. Untrusted sweeps are never
+resumed. No record can define options, or read environment variables of this machine. All code that composes a command
+from a record uses this module.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def check_trust(run_dir: Path, *, forced: bool) -> None:
 def values_of(run: RecordedRun) -> dict[str, Any]:
     """Returns the recorded config of a run, as a base to which overrides can be applied.
 
-    References to other config keys and to the run directory remain references, so that an override also applies where
-    its key is referenced. For example, `branches=4` also changes `attempts`, and a new run writes to its own directory.
-    All other values are from the start of the run.
+    References to other config keys and to the run directory are kept, so that they use the new values. For example,
+    `branches=4` also changes `attempts`, and a new run writes to its own directory. All other values are from the start
+    of the run.
 
     Raises:
         ConfigError: The records are missing or broken.
@@ -83,7 +83,7 @@ def values_of(run: RecordedRun) -> dict[str, Any]:
 
 
 def values_as_meant(run: RecordedRun) -> dict[str, Any]:
-    """Returns the recorded config of a run, with relative paths resolved against the folder in which it was started.
+    """Returns the recorded config of a run, with paths resolved against the folder in which the run was started.
 
     Raises:
         ConfigError: The records are missing or broken.
@@ -106,10 +106,7 @@ def values_as_meant(run: RecordedRun) -> dict[str, Any]:
 
 
 def _text(value: Any, composed: Any) -> Any:
-    """Returns `composed`, the reference from which a recorded value was resolved, if it is safe to resolve it again.
-
-    Otherwise, returns the value itself, in which `${` is escaped.
-    """
+    """Returns the reference `composed` if it is safe to resolve again, or the recorded value with escaped `${`."""
     if isinstance(composed, str) and "${" in composed and "${" not in _REFERENCE.sub("", composed):
         return composed
     if isinstance(value, dict):
@@ -175,7 +172,7 @@ def check_config_dirs(run: RecordedRun) -> Sequence[Path]:
 
 
 def check_secrets(keys: Sequence[str]) -> None:
-    """Raises `ConfigError` if `keys` is not empty. It contains the keys whose recorded values are masked secrets."""
+    """Raises `ConfigError` if there are `keys`, which are the keys whose recorded values are masked secrets."""
     if keys:
         again = " ".join(f"{key}=…" for key in keys)
         raise ConfigError(

@@ -1,9 +1,8 @@
 """The early end of a sweep, which is signalled to all its jobs by a stop file in the sweep's folder.
 
 A launcher (joblib, submitit) can run the jobs in other processes, which Ctrl-C does not reach. The first process, which
-the user started, then creates the stop file. Each job checks for this file, and also checks that the first process is
-alive, because it could be killed with `kill -9`. In both cases, a job ends as after SIGTERM: its running episodes are
-cancelled and recorded.
+the user started, then creates the stop file. A job ends if this file exists, or if the first process was killed (for
+example, with `kill -9`). It then ends as after SIGTERM: its running episodes are cancelled and recorded.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class JobProcess:
-    """The current process, if a launcher started it to run jobs of a sweep.
+    """A process in which a launcher runs jobs of a sweep.
 
-    It ends the running job if the sweep is stopped, and the process if the sweep's first process has ended.
+    It ends the running job if the sweep is stopped, and itself if the sweep's first process has ended.
     """
 
     def __init__(self, first_process: Mapping[str, str]) -> None:
         """Starts a thread that checks the stop file and the first process.
 
-        `first_process` identifies the first process by its `owner_labels`. If it runs on another machine, it cannot be
-        checked. Then only the stop file ends the jobs.
+        `first_process` identifies the first process by its `owner_labels`. If that process runs on another machine, the
+        thread cannot check it, so only the stop file ends the jobs.
         """
         self._first_process = first_process
         self._lock = threading.Lock()
@@ -48,7 +47,7 @@ class JobProcess:
 
     @contextmanager
     def running(self, sweep_dir: Path) -> Iterator[None]:
-        """Sends SIGTERM to this process if the sweep ends early while the block, which runs a job, is executed.
+        """Sends SIGTERM to this process if the sweep ends while the block, which runs a job, is executed.
 
         Raises:
             SweepInterrupted: The sweep has already been stopped.

@@ -35,7 +35,7 @@ class FailureNote:
         self.path = job_dir / FAILURE
 
     def write(self, exit_code: int, message: str) -> None:
-        """Writes the file. A failure only logs a warning, because a job without results is incomplete anyway."""
+        """Writes the file. An error is only logged, because a job without results counts as incomplete in any case."""
         for secret in typed_secrets(sys.argv[1:]):
             message = message.replace(secret, MASK)
         note = {"exit_code": exit_code, "message": message[:MAX_CHARS]}
@@ -45,7 +45,7 @@ class FailureNote:
             logger.warning("Writing %s failed: %s", self.path, error)
 
     def remove(self) -> None:
-        """Removes the file, because a later session of the job has results."""
+        """Removes the file at the end of a later session that has results."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 

@@ -77,7 +77,7 @@ class Setting:
 
     Attributes:
         overrides: Overrides of all other keys that vary in the sweep, by key. They are the same for these jobs.
-        jobs: Names of the jobs.
+        jobs: Paths of the jobs' folders, relative to the sweep's folder.
         started: Number of these jobs whose run was started.
         planned, finished: Numbers of planned and finished attempts, summed over these jobs.
         objective: Metric over all results of these jobs; `None` if it cannot be computed.
@@ -102,12 +102,11 @@ class SweepReport:
     """The summary of a sweep's folder.
 
     Attributes:
-        path: Path of the sweep's folder.
         plan: List of the sweep's jobs.
         rows: One row per job, including jobs that have not started.
         exit_code: Exit code that the sweep's command has, unless it is interrupted.
-        over: Key in which the jobs of a setting differ.
-        settings: Combined results of the jobs that differ only in this key; empty if there are no such jobs.
+        over: Key, such as `seed`, by which jobs with otherwise equal overrides are combined to one setting.
+        settings: Combined results of jobs that differ only in the key `over`; empty if there are no such jobs.
     """
 
     path: Path
@@ -166,16 +165,13 @@ class SweepReport:
 
     @property
     def best(self) -> Row | None:
-        """The complete job with the best objective, or the best incomplete job if no complete job has an objective.
-
-        `None` if no job has an objective.
-        """
+        """The complete job with the best objective, otherwise the best incomplete job; `None` without an objective."""
         sign = -1 if self.plan.minimize else 1
         return max(self._rated, key=lambda row: sign * (row.objective or 0.0), default=None)
 
     @property
     def equals(self) -> list[Row]:
-        """The best job and all jobs with the same objective. Empty if all jobs are equal, so that none is best."""
+        """The jobs that share the best objective. Empty if all of several jobs share it, so that none is best."""
         best, rated = self.best, self._rated
         equals = [row for row in rated if best is not None and row.objective == best.objective]
         return equals if len(equals) < len(rated) or len(rated) == 1 else []
@@ -212,11 +208,11 @@ def _chosen(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
 def pooled(runs: Sequence[RunSummary]) -> RunSummary:
     """Combines the runs of one setting to one run. Attempts of later runs count as more attempts at the same tasks.
 
-    Seeds are nested in tasks. Therefore, the interval resamples only tasks, and keeps the results of all seeds of a
-    task together. Davison & Hinkley (1997, "Bootstrap Methods and their Application", section 3.8) show that resampling
-    seeds as well would count their variation twice. The interval of the combined run is computed in closed form. It
-    does not include effects that all tasks of a run share, such as differences between the checkpoints of several
-    training runs.
+    For the interval, tasks are the independent units, because seeds are nested in tasks. It therefore keeps the results
+    of all seeds of a task together. Davison & Hinkley (1997, "Bootstrap Methods and their Application", section 3.8)
+    show that resampling seeds as well would count their variation twice. The interval of the combined run is computed
+    in closed form, without resampling. It does not include effects that all tasks of a run share, such as differences
+    between the checkpoints of several training runs.
     """
     stride = 1 + max((result.attempt for run in runs for result in run.results), default=0)
     results = (
