@@ -415,4 +415,4 @@ class Spending:
         try:
             self._meter.refresh()
         except (ConfigError, OSError) as error:
-            self._warn(f"Cannot read the spending of the sweep's other jobs, so it is not counted: {error}")
+            self._warn(f"Cannot read what some jobs of the sweep have spent since the last reading: {error}")
