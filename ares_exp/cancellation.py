@@ -71,10 +71,12 @@ async def finish(work: Coroutine[Any, Any, Any]) -> None:
 
 
 def in_daemon_thread(function: Callable[[], _T], stays_until: threading.Event | None = None) -> asyncio.Future[_T]:
-    """Runs `function`, which may hang, in a daemon thread.
+    """Runs `function`, which may hang, in a daemon thread. Returns a future for its result or exception.
 
     Python does not wait for daemon threads at exit, but would wait forever for a hanging thread of `asyncio.to_thread`.
-    With `stays_until`, the thread stays alive after the function until this event is set.
+
+    When the thread ends, Linux may kill processes that `function` started. To keep them running, pass an event as
+    `stays_until`: the thread then ends only after the event is set.
     """
     outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
     context = contextvars.copy_context()

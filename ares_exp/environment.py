@@ -89,7 +89,7 @@ def transition(observation: T, reward: float = 0.0) -> TimeStep[T]:
 
 
 def termination(reward: float) -> TimeStep[Any]:
-    """Creates the LAST step of an episode that terminated by itself."""
+    """Creates the LAST step of an episode that ended by itself, and not at a limit."""
     return TimeStep("LAST", reward, 0.0, None)
 
 
@@ -99,10 +99,9 @@ def truncation(reward: float | None) -> TimeStep[Any]:
 
 
 def check_action(action: object) -> None:
-    """Checks the argument of `step()`. Call it first, so that an invalid action has no effect.
+    """Raises `TypeError` if the action passed to `step()` is neither an `LLMResponse` nor `None`.
 
-    Raises:
-        TypeError: `action` is neither an `LLMResponse` nor `None`.
+    Call it first, so that an invalid action has no effect.
     """
     if action is not None and not isinstance(action, LLMResponse):
         raise TypeError(
@@ -177,9 +176,7 @@ class Environment(MinimalEnvironment, Protocol[ActionT, ObservationT, RewardT, D
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeReport:
-    """Facts about an episode, which the run records.
-
-    They are about the running episode or, if none is running, the last one.
+    """Facts about the running episode or, if none is running, the last one. The run records them.
 
     Attributes:
         task_name: Name of the task; `None` if the environment has no tasks, or before the first `reset()`.
@@ -194,17 +191,14 @@ class EpisodeReport:
         rewards: Rewards of the verifier, by key, and of the scorers, by name; may be empty.
         note: Reason why the tests could not be run or graded, or why an episode that reached a limit has no reward.
         stages: Results of the finished stages; empty for a single-stage task.
-        phase: Phase of the running call: `start`, `agent`, `verify`, `score`, or a name that only this environment
-            uses. `None` while the environment waits for an action.
+        phase: Phase of the running `reset()` or `step()`: `start`, `agent`, `verify`, `score`, or a name that only this
+            environment uses. `None` while the environment waits for an action.
         phase_sec: Wall-clock seconds so far, by phase.
         has_container: Whether the episode has a container that is running or starting.
-        container_image: Image or other source of the container's files; `None` if there is no container or the image is
-            not known yet.
-        environment_usage: Tokens and cost of the environment's own model calls in this episode; `None` if the
-            environment makes no such calls.
-        lineage: Origin of a branched episode: the ids of the root and the parent episode, and the step; empty for other
-            episodes.
-        edits: Changes to the agent's messages, which were made before the policy received them.
+        container_image: Image or other source of the container's files; `None` if unknown, or if there is no container.
+        environment_usage: Tokens and cost of the environment's own model calls; `None` if it makes no such calls.
+        lineage: For a branched episode, the ids of its root and parent episode, and the branch step; otherwise empty.
+        edits: Changes that a branch makes to the agent's messages before the policy receives them.
         snapshots: Names of the episode's snapshots that are kept, oldest first.
         snapshot_failures: Number of snapshots that could not be taken or deleted.
     """
@@ -273,7 +267,7 @@ BACKGROUND_PREFIX = "side-"
 
 
 class EnvironmentBase:
-    """Base class with all members of an environment. Each optional member has a default, often to do nothing.
+    """Base class with all members of an environment. The optional members have defaults, and most of these do nothing.
 
     Your environment can inherit from this class, or only define some of its members. `complete` then adds the others.
     Only `reset`, `step` and `close` are required.
@@ -312,18 +306,12 @@ class EnvironmentBase:
     # Facts about the episode
 
     def report(self) -> EpisodeReport:
-        """Returns facts about the running episode, or the last one. May be called at any time, also during `step()`.
-
-        Default: the name of the current task.
-        """
+        """Returns facts about the running or last episode, even during `step()`. Default: only the name of its task."""
         return EpisodeReport(task_name=_name_of(self.current_task))
 
     @property
     def num_stages(self) -> int:
-        """Number of finished stages of the task, read after each response.
-
-        Default: the number of stages in the report.
-        """
+        """Number of finished stages of the task. Default: the number of stages in the report."""
         return len(self.report().stages)
 
     @property
@@ -364,9 +352,7 @@ class EnvironmentBase:
 
     @property
     def time_left_sec(self) -> float | None:
-        """Seconds left of the environment's time limit for the agent.
-
-        The time in which the policy responds also counts.
+        """Seconds left of the environment's time limit for the agent, which includes the response times of the policy.
 
         If the policy does not respond within this time, the caller must call `step(None)`. `None` by default, and if
         there is no limit or no running episode.
@@ -374,7 +360,7 @@ class EnvironmentBase:
         return None
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the environment's time limit by `seconds` in which neither the agent nor the policy could work.
+        """Extends the environment's time limit by `seconds`, to make up for time in which no work was possible.
 
         Examples are the time for taking a snapshot, or an outage of the endpoint.
         """
@@ -392,7 +378,7 @@ class EnvironmentBase:
         return None
 
     def keeps(self, limits: object) -> bool:
-        """Returns whether the environment itself enforces these `EpisodeLimits`. By default false: a wrapper does."""
+        """Returns whether the environment enforces these `EpisodeLimits`. If not (default), a wrapper enforces them."""
         return False
 
     # Snapshots
@@ -451,7 +437,10 @@ class EnvironmentBase:
     # The container, for scorers
 
     def hold_container(self) -> None:
-        """Keeps each container after LAST, for scorers. `release_container()`, `reset()` and `close()` remove it."""
+        """Makes the environment keep each container after LAST, so that scorers can use it.
+
+        The container is kept until `release_container()`, `reset()` or `close()`.
+        """
 
     @property
     def held_container(self) -> Container | None:
@@ -505,9 +494,9 @@ del _name, _member
 def complete(env: MinimalEnvironment) -> EnvironmentBase:
     """Returns `env` if it has all members of `EnvironmentBase`, and otherwise a wrapper that adds the missing ones.
 
-    Other code calls it for every environment that it receives, and can then rely on all members. The `reset` of the
-    wrapper accepts `seed` and `options`. If the `reset` of `env` does not accept a seed, the seed is ignored, and this
-    is logged once. If it does not accept options, non-empty options raise `TypeError`.
+    The `reset` of the wrapper accepts `seed` and `options`. If the `reset` of `env` does not accept a seed, the seed is
+    ignored, and this is logged once. If the `reset` of `env` does not accept options, non-empty options raise
+    `TypeError`.
     """
     kind: Any = type(env)
     return env if isinstance(env, EnvironmentBase) and _takes_both(kind) else _Completed(env)

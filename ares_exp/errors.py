@@ -38,7 +38,7 @@ AresExpError
 └── UntrainableError (ValueError)
 ```
 
-The classes on the right of a class are its subclasses. Further bases are in parentheses. Names that Harbor also has
+Classes on the right of a class are its subclasses. Other base classes are in parentheses. Names that Harbor also has
 (`RewardFileNotFoundError`, …) are spelled as in Harbor, so that reports stay portable. Messages state the expected
 value, the actual value and a fix. All classes are in one module, because `retry` and the statistics refer to them by
 name.
@@ -90,7 +90,7 @@ class GitError(PreflightError):
     """Git failed. For example, a repository cannot be reached, or a commit does not exist.
 
     Attributes:
-        said: Output of git. The message of the error may also suggest a fix.
+        said: Output of git, without the fix that the message of the error may suggest.
     """
 
     def __init__(self, message: str, *, said: str | None = None) -> None:
@@ -145,10 +145,8 @@ class _Divergence(Exception):
     """An episode that is replayed or restored differs from its record.
 
     Attributes:
-        step: Number of the first request that differs, from 0 in each stage of the task; `None` if no step can be
-            named.
-        entry: Number of the first entry in the agent's journal that differs, from 0; `None` if requests are compared,
-            not journals.
+        step: Number of the first request that differs, from 0 in each stage of the task; `None` if unknown.
+        entry: Number of the first entry in the agent's journal that differs, from 0; `None` if requests are compared.
         why: Description of the recorded and the current value, which the message also contains.
     """
 
@@ -164,10 +162,9 @@ class ReplayDivergenceError(_Divergence, PolicyError):
 
 
 class UnansweredError(PolicyError):
-    """In the recorded run, a request got no response within the environment's time limit.
+    """A replayed request has no recorded response, because the recorded run reached the environment's time limit.
 
-    A replay raises this error for the same request. It does not end the episode: the environment receives `None` as the
-    action, as in the recorded run.
+    The error does not end the episode: the environment receives `None` as the action, as in the recorded run.
     """
 
 
@@ -339,10 +336,7 @@ class TransferError(ContainerError):
 
 
 class HostLostError(EpisodeError):
-    """The cluster process that hosts the environment ended, or is unresponsive.
-
-    The attempt continues on another host.
-    """
+    """The cluster process that hosts the environment ended or does not respond. Another host continues the attempt."""
 
 
 class VerifierError(EpisodeError):
@@ -470,11 +464,11 @@ class JournalError(SnapshotError):
 
 
 class NondeterministicCallError(JournalError):
-    """The agent used something that its journal cannot record: not its container, its LLM or its event loop."""
+    """The agent requested input from outside its container and LLM client, which its journal cannot record."""
 
 
 class DivergenceError(_Divergence, JournalError):
-    """An agent that was restored from its journal acted differently. Has the attributes `step`, `entry` and `why`."""
+    """A restored agent acted differently than its journal records. Has the attributes `step`, `entry` and `why`."""
 
 
 class RestoreError(SnapshotError):
@@ -519,13 +513,12 @@ INFRASTRUCTURE: Mapping[str, int] = {
     "ServerError": 2,
     "EndpointUnreachableError": 2,
 }
-"""Default number of retries, for the error classes that the agent, the model and the tests cannot have caused.
-
-It is 0 for errors that are not temporary, because a retry would not help."""
+"""Default number of retries, by the name of the error class. Neither the agent, the model nor the tests can cause these
+errors. The number is 0 for classes whose errors are permanent."""
 
 
 def may_pass(name: str) -> bool:
-    """Returns whether an error class is for temporary errors, so that a retry is useful. `name` is its name."""
+    """Returns whether errors of the class `name` are temporary, so that a retry is useful."""
     kind: object = globals().get(name)
     bases = [base.__name__ for base in kind.__mro__] if isinstance(kind, type) else []
     return next((INFRASTRUCTURE[base] for base in bases if base in INFRASTRUCTURE), 0) > 0

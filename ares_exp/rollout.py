@@ -38,8 +38,7 @@ async def run_episode(
     Args:
         environment: Environment that the loop enters, resets, steps and closes.
         policy: Client that responds to the observations.
-        events: Object that records times, tokens and cost of the episode. It remains valid if an exception ends the
-            episode.
+        events: Object that records times, tokens and cost of the episode, also if an exception ends the episode.
         policy_timeout_sec: Time limit of one response in seconds. It starts when the loop waits for this response.
 
     Raises:
@@ -79,7 +78,7 @@ async def run_episode(
 
 
 def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
-    """Wraps the policy in a client that sends requests, concurrently if possible, and counts the paid responses."""
+    """Wraps the policy in a client that may send requests concurrently, and reports the costs to `events`."""
 
     async def ask(call: PendingRequest, is_ahead: bool) -> LLMResponse:
         try:
@@ -105,7 +104,7 @@ def _pending(env: EnvironmentBase, time_step: TimeStep[Any]) -> tuple[PendingReq
 
 
 def _watching(env: EnvironmentBase, client: ForesightedClient, first: TimeStep[Any]) -> asyncio.Task[None] | None:
-    """Starts a task that runs `_watch`. Returns `None` if the client accepts no requests ahead, or none are pending."""
+    """Starts a task that runs `_watch`; `None` if no request is pending, or the client accepts only one at a time."""
     pending = _pending(env, first) if client.looks_ahead else ()
     return asyncio.create_task(_watch(env, client, pending)) if pending else None
 

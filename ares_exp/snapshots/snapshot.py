@@ -425,7 +425,7 @@ class EnvironmentSnapshot:
 
     @property
     def digest(self) -> str:
-        """A sha256 of all fields except id, time and lineage, to compare snapshots. It is equal for equal content."""
+        """A sha256 of all fields except id, time and lineage. It shows whether two snapshots have equal content."""
         return digest_of({name: value for name, value in self.to_dict().items() if name not in _NOT_IN_DIGEST})
 
     @property
@@ -439,7 +439,7 @@ class EnvironmentSnapshot:
         return [stage["journal"] for stage in self.episode.get("past_stages", ())]
 
     def objects(self) -> tuple[str, ...]:
-        """Returns all digests in the fields, without duplicates. Digests of file contents are only in the delta."""
+        """Returns all distinct digests in the fields, but not the digests of file contents, which are in the delta."""
         state = self.agent.get("state")
         past = (digest for journal in self.past_journals for digest in journal)
         named = (*self.journal, *past, *self.message_objects, *self.filesystem, *([state] if state is not None else []))
@@ -464,10 +464,9 @@ def _file_at(path: Path) -> Path:
 
 
 def encode(data: Mapping[str, Any], path: Path) -> bytes:
-    """Masks the secrets in `data`, adds a checksum, and returns the bytes of a `snapshot.json`.
+    """Returns the bytes of a `snapshot.json`, with masked secrets and a checksum.
 
-    Raises:
-        SnapshotError: The result exceeds `MAX_FILE_BYTES`, so it could not be read again.
+    Raises `SnapshotError` if it exceeds `MAX_FILE_BYTES`, because it could not be read again.
     """
     written = json.loads(dump_json(data))
     text = f"{dump_json(with_checksum(written), indent=1)}\n".encode()

@@ -23,7 +23,8 @@ CANCEL_GRACE_SEC = 3.0
 """Time limit in seconds for the clean-up of a snapshot that is cancelled together with its episode."""
 
 UNWIND_SEC = 600.0
-"""Time limit in seconds for the clean-up of a snapshot that exceeded its time limit. The environment waits for it."""
+"""Time limit in seconds for the clean-up of a snapshot that exceeded its own limit. The environment's next call waits
+for this clean-up."""
 
 
 class SnapshottingEnvironment(EnvironmentWrapper):
@@ -54,10 +55,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self.snapshot_failures = 0
 
     def report(self) -> EpisodeReport:
-        """Returns the wrapped environment's report with the episode's snapshots.
-
-        `phase_sec["snapshot"]` is the time in which calls waited for snapshots.
-        """
+        """Returns the environment's report with its snapshots, and the seconds waited for them (phase `snapshot`)."""
         report = super().report()
         return replace(
             report,
@@ -147,7 +145,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Completes the snapshot in progress (or cancels it after a cancellation), then leaves the environment."""
+        """Completes the snapshot in progress, or cancels it after a cancellation. Then closes the environment."""
         try:
             if isinstance(exc, asyncio.CancelledError | KeyboardInterrupt):
                 await self._abandon_snapshot()

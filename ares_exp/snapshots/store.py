@@ -60,7 +60,6 @@ class Verification:
     """The result of `SnapshotStore.verify` for one snapshot.
 
     Attributes:
-        snapshot_id: Id of the snapshot.
         objects: Number of objects that the snapshot needs, including the objects of its files.
         bytes: Total size of these objects on disk, including objects that other snapshots also need.
         problems: At most `MAX_PROBLEMS` problems, one sentence each. Empty if the snapshot is complete.
@@ -172,12 +171,7 @@ class SnapshotStore:
         return committed
 
     def get(self, snapshot_id: str) -> EnvironmentSnapshot:
-        """Reads a snapshot.
-
-        Raises:
-            SnapshotNotFoundError: The store has no snapshot with this id.
-            SnapshotMetadataError: The snapshot is malformed, or has another schema version.
-        """
+        """Reads a snapshot. Raises `SnapshotNotFoundError` or, if it is unreadable, `SnapshotMetadataError`."""
         directory = self._directory(snapshot_id)
         with _told(directory, "read"):
             if directory.is_symlink():
@@ -193,7 +187,7 @@ class SnapshotStore:
         return snapshot
 
     def nearest(self, episode_id: str, step: int) -> EnvironmentSnapshot | None:
-        """Returns an episode's last snapshot at or before `step`; `None` if it is missing or not restorable.
+        """Returns an episode's last snapshot at or before `step`; `None` if there is none, or if it is not restorable.
 
         Raises:
             SnapshotError: The snapshot cannot be read.
@@ -215,8 +209,7 @@ class SnapshotStore:
     def ids(self) -> Sequence[str]:
         """Returns the sorted ids of the snapshots, without reading them. Empty if the store does not exist.
 
-        Raises:
-            SnapshotError: The directory cannot be read.
+        Raises `SnapshotError` if the directory of the store cannot be read.
         """
         with _told(self.path, "read"):
             try:
@@ -359,7 +352,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _told(path: Path, deed: str) -> Iterator[None]:
-    """Replaces an `OSError` of the `with` block by a `SnapshotError` with the action `deed` and the path."""
+    """Replaces an `OSError` of the `with` block by a `SnapshotError`, with a message such as `Cannot {deed} {path}`."""
     try:
         yield
     except OSError as error:
@@ -414,8 +407,8 @@ def _expect(snapshot: EnvironmentSnapshot, name: str, said: object, found: objec
 def _shared_lock(store: Path) -> Iterator[None]:
     """Holds the store's lock for a writer in the `with` block. Several writers can hold it at the same time.
 
-    A writer may acquire the lock again. If the file system does not support locks, writers run without a lock, and
-    garbage collections fail.
+    A writer that holds the lock may acquire it again. If the file system does not support locks, writers run without a
+    lock, and garbage collections fail.
 
     Raises:
         SnapshotError: A garbage collection did not end in time.

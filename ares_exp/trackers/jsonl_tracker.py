@@ -63,7 +63,7 @@ class JsonlTracker(TrackerBase):
         return self._writer.failures
 
     def start(self, run: RunInfo) -> None:
-        """Appends the line of the start to the file, which may be from an earlier session. Returns immediately."""
+        """Appends a line of kind `start` to the file, which may exist from an earlier session. Returns immediately."""
         self._path, self._rows = RunDir(run.run_dir).metrics, EpisodeRows()
         path, rows = self._path, self._rows
         self._writer.start()

@@ -20,13 +20,11 @@ class RunInfo:
 
     Attributes:
         run_dir: The run directory, which contains all files of the trackers.
-        name: Display name.
         run_id: Unique id, which does not change when the run is resumed.
         config: The resolved config as JSON values, without secrets.
         provenance: Result of `collect_provenance`.
         group: The sweep or series of the run, if any.
         job_type: Kind of run within its group, if any.
-        tags: Labels.
         resumed: Whether the run was started before, so that this is not its first session.
         earlier: Results of episodes in earlier sessions, which count in the totals.
         task_set: Folder or file of the task set, or `None` if the tasks are not in files.
@@ -55,8 +53,7 @@ class RunInfo:
 class Tracker(Protocol):
     """Records the metrics of a run. The run calls `start` first, then `log_episode` for each episode, then `finish`.
 
-    These methods are required. `TrackerBase` has further, optional members. A tracker can inherit from it, or define
-    some of its members.
+    A tracker must have these methods. It can inherit the optional members from `TrackerBase`, or define some of them.
     """
 
     def start(self, run: RunInfo) -> None:
@@ -85,7 +82,7 @@ class TrackerBase(Tracker):
 
     @property
     def place(self) -> str | None:
-        """A line that the run prints after `finish`, such as the URL of its record. Default: `None`."""
+        """A line that the run prints after `finish`, such as the URL of the tracked run. Default: `None`."""
         return None
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:

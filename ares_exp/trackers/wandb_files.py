@@ -78,8 +78,8 @@ class WandbFiles:
     def link_inputs(self) -> list[Path]:
         """Links an online W&B run to its inputs. Returns the parents whose trajectories are missing or have changed.
 
-        A parent is linked only if its files match the recorded digest. Otherwise, the record in a run directory from an
-        untrusted person could upload other files of this machine.
+        A parent is linked only if its files match the recorded digest. Otherwise, a run directory from an untrusted
+        person could name another folder of this machine as a parent, and the files in it would be uploaded.
         """
         for task_set in self._task_sets():
             self._run.use_artifact(task_set)
@@ -190,8 +190,8 @@ def _row(result: EpisodeResult, page: Path) -> list[Any]:
 def _prepare_task_set(info: RunInfo, limit_mb: float) -> str:
     """Writes the files of the task set's artifact to the folder `wandb/task-set`. Returns the name of the artifact.
 
-    It contains the digests of the tasks and, if they do not exceed the limit, copies of the files of local tasks. Files
-    that contain the value of a secret are skipped.
+    The artifact contains the digests of the tasks and, if they do not exceed `limit_mb`, copies of the files of local
+    tasks. Files that contain the value of a secret are skipped.
     """
     folder = info.run_dir / "wandb" / "task-set"
     shutil.rmtree(folder, ignore_errors=True)
@@ -219,14 +219,14 @@ def _prepare_task_set(info: RunInfo, limit_mb: float) -> str:
 
 
 def scores_bytes(run_dir: Path) -> int:
-    """Returns the size in bytes of the scores that `ares-exp score` added to a run. It only grows."""
+    """Returns the size in bytes of the scores that `ares-exp score` added to a run. Later scores increase it."""
     return sum(path.stat().st_size for path in _files(RunDir(run_dir).scores))
 
 
 def _trajectories_artifact(run_dir: Path, finished: set[str] | None = None) -> wandb.Artifact | None:
-    """Returns an artifact with the episodes of a run; `None` if the run has no files, or was not recorded with W&B.
+    """Returns an artifact with the episodes of a run; `None` if the run has no episodes, or was not recorded with W&B.
 
-    If `finished` is not `None`, contains only the trajectories with these episode ids.
+    If `finished` is not `None`, the artifact contains only the trajectories with these episode ids.
     """
     run, record = RunDir(run_dir), WandbRecord.read(run_dir)
     shared = [run.episodes, run.summary, run.results, *(run_dir / name for name in RUN_FILES)]

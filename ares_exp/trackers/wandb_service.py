@@ -49,8 +49,8 @@ class WandbRecord(pydantic.BaseModel, frozen=True):
         task_set: Name of the artifact whose files are in the folder `wandb/task-set`; `None` without a task set.
         parents: Digests of the parents' trajectories, by run directory.
         linked: Whether the W&B run is linked to its task set and parents on the service.
-        logged_in: Path of the run directory at the end of the run; `None` if the run has not ended or was killed. W&B
-            stores absolute paths, which are invalid if the directory is moved later.
+        logged_in: Path of the run directory when its files were logged, at the end of the run or by a later sync;
+            `None` before. W&B stores absolute paths, so a directory that was moved must be logged again.
         scores_bytes: Size in bytes of the uploaded scores of `ares-exp score`.
     """
 
@@ -171,9 +171,9 @@ def uploaded_mark(file: Path) -> Path:
 def folders_in(folder: Path, run_id: str, *more: str) -> Iterator[None]:
     """Sets environment variables so that W&B uses `folder` for its caches and logs while the context is open.
 
-    Other threads wait for the context, because environment variables are shared. Variables that a W&B sweep has set are
-    removed, unless `run_id` is the id in them, because W&B would use this id. `more` names additional variables to set
-    to `folder`.
+    Other threads wait for the context, because environment variables are shared. If a W&B sweep has set its variables
+    for a run other than `run_id`, these variables are removed, because W&B would otherwise use the run of the sweep.
+    `more` names additional variables to set to `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     hidden = () if run_id == sweep_run_id() else SWEEP_VARIABLES

@@ -40,11 +40,11 @@ AXES = {
 }
 STEPS_OF_A_SESSION = 10**6  # session n (from 0) starts at W&B step n * 10**6, because offline, W&B would start at 0
 MAX_WAITING = 100
-"""Maximum number of writes that wait for W&B. Above it, measurements of the process and commands are dropped, and table
-rows get no trajectory."""
+"""Maximum number of writes that wait for W&B. While more writes wait, control commands and measurements of the process
+are not recorded, and new rows of the table have no trajectory."""
 FILES_SHARE, CLOSE_SHARE = 0.4, 0.55
-"""Shares of `finish_timeout_sec` for writing the table and artifacts, and for closing W&B, which must not be
-interrupted."""
+"""Shares of `finish_timeout_sec`: for writing the table and artifacts, and for W&B's own time limit when it closes the
+run. Their sum is below 1, so that the tracker does not stop waiting while W&B still closes the run."""
 
 _Seconds = Annotated[float, pydantic.Field(gt=0)]
 _Megabytes = Annotated[float, pydantic.Field(ge=0)]
@@ -96,7 +96,6 @@ class WandbTracker(TrackerBase):
     finish_timeout_sec: _Seconds = 30.0
 
     def __post_init__(self) -> None:
-        """Creates the queues of the threads. `start` imports W&B in the background."""
         self._numbers = BackgroundWriter("W&B")
         self._files_writer = BackgroundWriter("W&B's table and artifacts")
         self._rows = EpisodeRows()
@@ -145,7 +144,7 @@ class WandbTracker(TrackerBase):
             self._log(sample, at=time.time())
 
     def log_order(self, line: Mapping[str, Any]) -> None:
-        """Records a command that the run received, under its id in the W&B config. Returns immediately."""
+        """Adds a received control command to the W&B config, as `control/ID`. Returns immediately."""
         if "id" in line and self._numbers.waiting < MAX_WAITING:
             order = {f"control/{line['id']}": dict(line)}
             self._do_with_run(lambda run: run.config.update(order, allow_val_change=True))  # type: ignore[no-untyped-call]

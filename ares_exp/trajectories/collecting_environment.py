@@ -83,7 +83,7 @@ class EpisodeEnds(GatheredCalls["_Ending"]):
 
 @dataclass(slots=True)
 class _Ending:
-    """An entry of the queue. Each function in `ends` stores the episode in one collector. `kept` are their results."""
+    """An ended episode in the queue. The functions in `ends` store it in collectors. `kept` are their return values."""
 
     ends: Sequence[tuple[CollectorGuard, Callable[[], EpisodeTrajectory | None]]]
     kept: list[EpisodeTrajectory] = field(default_factory=list)
@@ -180,10 +180,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return time_step
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Steps the environment and records the step.
-
-        If the episode was not recorded so far, also records its past steps.
-        """
+        """Steps the environment and records the step, after any past steps that are not recorded yet."""
         started = time.perf_counter()
         if not self._active:
             self._adopt()
@@ -338,7 +335,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
 
 class _Unfinished(NamedTuple):
-    """The time step in the record of a `reset()` or `step()` that raised an exception, and so returned no time step."""
+    """A placeholder for the missing time step in the record of a `reset()` or `step()` that raised an exception."""
 
     step_type: StepType
     reward: None = None
@@ -352,10 +349,7 @@ def _number(value: Any) -> float | None:
 
 
 def _serialize(value: Any) -> Mapping[str, Any] | None:
-    """Converts an observation or action to immutable, JSON-ready data.
-
-    Uses the `repr` of values that JSON cannot represent.
-    """
+    """Converts an observation or action to immutable, JSON-ready data. Unsupported objects become their `repr`."""
     if isinstance(value, LLMRequest):
         return serialize_llm_request(value)
     if isinstance(value, LLMResponse):

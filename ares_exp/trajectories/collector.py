@@ -43,10 +43,7 @@ class EpisodeHandle:
 
 @runtime_checkable
 class TrajectoryCollector(Protocol):
-    """An object that stores episodes. These methods and arguments are required.
-
-    `CollectorBase` has optional arguments.
-    """
+    """An object that stores episodes. `CollectorBase` adds optional arguments to these methods."""
 
     def begin_episode(self, *, task_name: str) -> object:
         """Opens an episode and returns its handle."""
@@ -64,7 +61,7 @@ class TrajectoryCollector(Protocol):
 class CollectorBase(TrajectoryCollector):
     """Base class of collectors that accept all optional arguments.
 
-    Your collector can also accept only some of them: it then receives only the keyword arguments in its signatures.
+    A custom collector may omit optional arguments from its methods. It then does not receive these arguments.
 
     One instance can serve concurrent environments: `begin_episode` returns a handle, which is passed to `record_step`
     and `end_episode` as `episode=`. Without this argument, these methods use the only open episode.
@@ -230,8 +227,8 @@ class EpisodeCollector(CollectorBase):
         `_ended` then writes the whole episode.
 
         Raises:
-            OSError: The line could not be written, or it is the first step and the line before it could not be written.
-                Raised at most once per episode, and not if the file was removed.
+            OSError: The line, or the start line before the first step, could not be written. Raised at most once per
+                episode, and not if the file was removed.
         """
         try:
             if handle.unwritten is None:

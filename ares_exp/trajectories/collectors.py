@@ -84,7 +84,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
         self._directory = WriterLock()
 
     def _started(self, handle: EpisodeHandle) -> None:
-        """Creates the file of an episode. The episode id must be a valid file name, and the file must not exist."""
+        """Creates the episode's file. Raises an error if the episode id is not a safe file name, or the file exists."""
         episode_id, path = handle.episode_id, self._path(handle)
         if not SAFE_NAME.fullmatch(episode_id) or episode_id.startswith("."):
             raise ValueError(
@@ -161,8 +161,8 @@ class JsonlTrajectoryCollector(EpisodeCollector):
     def _make_file(self, handle: EpisodeHandle) -> None:
         """Creates the file if it is missing.
 
-        If the collector has already created it, another process has removed it. All other open episodes are then marked
-        as unwritten, so that they are written completely when they end.
+        If the file was created before and is missing now, another process has removed it. All other open episodes are
+        then marked as unwritten, so that they are written completely when they end.
         """
         with self._making:
             if self.path.exists():

@@ -54,9 +54,9 @@ def find_divergence(old: EpisodeTrajectory, new: EpisodeTrajectory) -> Divergenc
 
 
 def step_marks(episode: EpisodeTrajectory) -> list[list[str]]:
-    """Returns four short hashes for each step.
+    """Returns four short hashes for each step, which can be compared to find steps that differ.
 
-    They are hashes of the reply, of the commands, of the step type with reward and discount, and of the observation.
+    The hashes are for (1) the reply, (2) the commands, (3) the step type, reward and discount, and (4) the observation.
     Two hashes are equal if `find_divergence` finds no difference between these parts.
     """
     names, known, marks = _CallNames(), _Marks(), list[list[str]]()

@@ -63,10 +63,7 @@ class EpisodeTotals:
 
 
 def _sum(values: Any) -> Any:
-    """Adds up the numbers in `values`. Ignores other types, which files may contain.
-
-    Returns `None` if there is no number.
-    """
+    """Adds up the numbers in `values`, and ignores other types. Returns `None` if there is no number."""
     numbers = [value for value in values if is_number(value)]
     return sum(numbers) if numbers else None
 
@@ -87,10 +84,7 @@ class EpisodePrinter:
         self._model: Mapping[str, Any] = {}
 
     def header(self, path: Path, outcome: Outcome | None) -> None:
-        """Prints facts about the whole episode, such as its reward and cost.
-
-        `outcome` is `None` while it is running.
-        """
+        """Prints facts about the episode, such as its cost. `outcome` is `None` while the episode is running."""
         episode, totals = self._trajectory, EpisodeTotals.of(self._trajectory)
         self._line(f"Episode {one_line(episode.episode_id)}", style="bold")
         reward = f"reward {number(episode.total_reward)}{by_name(episode.rewards)}"

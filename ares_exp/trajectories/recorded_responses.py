@@ -1,7 +1,7 @@
 """The recorded responses of an episode, which resume, replay and branches pass to the agent again.
 
-They do so up to a certain step, and compare each request of the agent with the recorded request. The features differ in
-the choice of this step, and in what they do if the requests differ.
+These features pass recorded responses up to a certain step, and compare each request of the agent with the recorded
+request. Each feature chooses this step differently, and reacts differently to requests that differ.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class RecordedResponses:
         """Returns the next recorded exchange for the conversation of `request`; `None` if there is none.
 
         The recorded conversation has the same name or, if there is none, the same first request. If neither exists, the
-        first conversation of an agent without tools uses the recorded main conversation.
+        first conversation of an agent without tools uses the recorded main conversation, because records rename this
+        conversation to `main`.
         """
         conversation = conversation_of(request)
         if conversation not in self._names:
@@ -112,11 +113,11 @@ class RecordedResponses:
         return self._left[queue[0]] if queue else None
 
     def compare(self, exchange: Exchange, request: Mapping[str, Any], step: int) -> StepComparison:
-        """Compares a request with a recorded one. A change counts only in the first request that contains it."""
+        """Compares a request with a recorded one. Ignores changes that were found in an earlier request."""
         return self._comparison.compare(step, exchange.request, request)
 
     def are_same(self, recorded: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-        """Returns whether two requests are equal after normalising. All their messages count."""
+        """Returns whether two requests are equal after normalising. Also counts changes that `compare` ignores."""
         return RequestComparison(self._normalisers).compare(0, recorded, request).is_same
 
     def use(self, request: Mapping[str, Any]) -> None:

@@ -44,12 +44,7 @@ def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
 
 
 def deserialize_llm_request(data: Mapping[str, Any]) -> LLMRequest:
-    """Converts the result of `serialize_llm_request` to a request.
-
-    Raises:
-        TypeError: A field is unknown or missing.
-        ValueError: The origin is invalid.
-    """
+    """Parses the result of `serialize_llm_request`. Raises `TypeError` or `ValueError` if it is invalid."""
     origin = data.get("origin")
     return LLMRequest(**{**data, "origin": origin_from_dict(origin) if isinstance(origin, Mapping) else None})
 
@@ -62,11 +57,10 @@ def conversation_of(request: Mapping[str, Any]) -> str:
 
 
 def _with_main(steps: Sequence[StepRecord], *, is_whole: bool) -> tuple[StepRecord, ...]:
-    """Names the first conversation `main` if no conversation has this name, which happens if the agent offers no tools.
+    """Renames the first conversation to `main` if no conversation has this name and the first one has no tools.
 
-    However, the first conversation could also be a background request, such as a request for a title. If `is_whole` is
-    false because the episode is incomplete, it is therefore renamed only if its requests differ in their number of
-    messages.
+    In an incomplete episode (`is_whole` is false), the first conversation may be a background request, such as a
+    request for a title. It is then renamed only if it grows, so that its requests differ in their number of messages.
     """
     requests = [step.observation for step in steps if step.observation is not None]
     names = [conversation_of(request) for request in requests]
@@ -98,11 +92,7 @@ def serialize_llm_response(response: LLMResponse) -> Mapping[str, Any]:
 
 
 def deserialize_llm_response(data: Mapping[str, Any]) -> LLMResponse:
-    """Converts the result of `serialize_llm_response` to a response.
-
-    Raises:
-        TypeError, KeyError, ValueError: `data` is not a serialized response.
-    """
+    """Parses the result of `serialize_llm_response`. Raises `TypeError`, `KeyError` or `ValueError` if invalid."""
     pieces = [piece_from_dict(piece) for piece in data["data"]]
     return LLMResponse(**{**data, "data": pieces, "usage": Usage(**data["usage"])})
 
@@ -277,10 +267,7 @@ class EpisodeTrajectory:
         return tuple(reversed(returns))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-ready form, whose keys are the names of the fields.
-
-        Each observation contains all its messages.
-        """
+        """Returns the JSON-ready form, whose keys are the field names. Each observation contains all its messages."""
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data["steps"] = [step.to_dict() for step in self.steps]
         data["error"] = self.error.to_dict() if self.error is not None else None
@@ -289,11 +276,7 @@ class EpisodeTrajectory:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EpisodeTrajectory:
-        """Creates a trajectory from the result of `to_dict`, or from the parsed JSON of a file.
-
-        Raises:
-            TrajectoryFormatError: A field is missing or invalid.
-        """
+        """Creates a trajectory from `to_dict()` or a file's JSON. Raises `TrajectoryFormatError` for invalid fields."""
         from ares_exp.trajectories.files.episode_file import episode_from_dict
 
         return episode_from_dict(data)
@@ -344,7 +327,6 @@ class Ending(NamedTuple):
     """How an episode ended.
 
     Attributes:
-        outcome: The outcome.
         error: The error, or the limit that truncated the episode; `None` if it was completed.
         reward: The reward of the LAST step; `None` if there is no reward.
     """

@@ -5,8 +5,8 @@ each run, such as times or process ids, by a placeholder (see `BUILT_IN`). Known
 Resume and branches use all built-in normalisers, and a replay uses those in its config. Both also use the normalisers
 of the agent. `ares-exp compare` uses none.
 
-An agent that is replayed from its journal gets the recorded times. Its requests must therefore be exactly equal, and
-are compared by their digests instead (`agents.runtime.call_identity`).
+An agent that is replayed from its journal gets the recorded times again. Its requests must therefore be exactly equal,
+and only their digests are compared (`agents.runtime.call_identity`).
 
 The origin of a request (`origin`) and the reasoning in its messages are not compared. The agent only repeats reasoning
 that it received in recorded responses. Requests that came over HTTP are also equal if they have the same canonical form
@@ -107,10 +107,7 @@ class UserNormaliser(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """A compiled pattern and the text that replaces its matches.
-
-    A user-defined normaliser has its pattern as its name.
-    """
+    """A compiled pattern and its replacement. The name of a user-defined normaliser is its pattern."""
 
     name: str
     pattern: re.Pattern[str]
@@ -135,7 +132,7 @@ def make_normalisers(declared: Sequence[str | UserNormaliser]) -> tuple[Normalis
 
 
 def with_own(own: Mapping[str, tuple[str, str]]) -> tuple[Normaliser, ...]:
-    """Compiles the normalisers of an agent, and then the built-in normalisers. `own` is as in `compiled`."""
+    """Compiles `own`, the normalisers of an agent (see `compiled`), followed by the built-in normalisers."""
     return (*compiled(own), *compiled(BUILT_IN))
 
 
@@ -373,12 +370,12 @@ class RequestChange:
 
     Attributes:
         base: Step of the earlier request; `None` for the first request of a conversation.
-        is_previous: Whether `base` is the step of the latest earlier request of any conversation.
+        is_previous: Whether no other request, of any conversation, came between the two requests.
         kept: Number of unchanged messages at the start.
         edits: The messages after the unchanged ones, in order: removed `("-", message)`, added `("+", message)` or
             unchanged `(" ", message)`.
-        settings: Name, old value and new value of each setting that differs from this latest request. The value of a
-            missing setting is `None`.
+        settings: Name, old value and new value of each setting that differs from the previous request of any
+            conversation. The value of a missing setting is `None`.
     """
 
     base: int | None
@@ -397,7 +394,8 @@ def is_request(observation: Any) -> bool:
 def request_change(steps: Sequence[StepRecord], number: int) -> RequestChange:
     """Returns how the request of the step at index `number` differs from an earlier request of its conversation.
 
-    This is the latest request whose messages the new request continues or, if there is none, the latest request.
+    The earlier request is the latest one whose messages are the start of the new request. If there is none, it is the
+    latest request of the conversation.
     """
     request = steps[number].observation or {}
     asked = [index for index in reversed(range(number)) if is_request(steps[index].observation)]

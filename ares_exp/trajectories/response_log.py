@@ -198,11 +198,7 @@ class ResponseLog:
             whole.write(text.encode())
 
     def check(self) -> None:
-        """Checks, before a request, that its response could be logged, so that no paid response is lost.
-
-        Raises:
-            StorageError: Writing has failed before, or the run directory or the file is missing.
-        """
+        """Raises `StorageError` if logging would fail. Call it before a request, so that no paid response is lost."""
         self._storage.check()
         if self._exists and not os.path.exists(self._path):  # noqa: PTH110 - before each request
             raise self._storage.fail(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), self._path)
@@ -212,10 +208,7 @@ class ResponseLog:
         self._append(self._line(Exchange(serialize_llm_request(request), response, stage)))
 
     def append_ahead(self, request: LLMRequest, response: LLMResponse, *, stage: int = 0) -> int:
-        """Appends a prefetched response like `append`.
-
-        Returns its number, which you pass to `apply` when it is used.
-        """
+        """Appends a prefetched response like `append`. Returns its number for the later call of `apply`."""
         number = self._ahead
         self._ahead += 1
         self._append(self._line(Exchange(serialize_llm_request(request), response, stage), ahead=number))
@@ -230,7 +223,7 @@ class ResponseLog:
         self._append(f'{{"result": {row}}}')
 
     def read(self) -> LoggedEpisode | None:
-        """Reads the file. Returns `None` if it was discarded, or with a warning if it cannot be read. Blocking."""
+        """Reads the file. Returns `None` if it was discarded or, after a warning, if it is unreadable. Blocking."""
         try:
             return LoggedEpisode.read(Path(self._path)) if not self._discarded else None
         except (OSError, ValueError, RecursionError, StopIteration) as error:
@@ -272,7 +265,7 @@ def logged_episodes(folder: Path) -> list[LoggedEpisode]:
 
 
 def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
-    """Parses the line of an exchange. Raises an exception if its numbers are invalid, because files may be edited."""
+    """Parses the line of an exchange. Raises an exception if the stage, token counts or cost are invalid."""
     (request, action), stage = decoder.unpack(data), data.get("stage", 0)
     response = deserialize_llm_response(freeze(action)) if action is not None else None
     if not isinstance(request, Mapping) or type(stage) is not int or not 0 <= stage < MAX_COUNT:

@@ -52,11 +52,7 @@ class StoredEpisode:
     _read: Callable[[], EpisodeTrajectory] = field(repr=False, compare=False)
 
     def load(self) -> EpisodeTrajectory:
-        """Reads the whole episode with its steps. Each call reads the file again.
-
-        Raises:
-            TrajectoryFormatError: The file is invalid. The message contains the path and the position.
-        """
+        """Reads the file, and returns the whole episode. Raises `TrajectoryFormatError` if the file is invalid."""
         return self._read()
 
     def row(self) -> dict[str, Any]:
@@ -160,7 +156,7 @@ class HeaderCache:
         self._known: dict[Path, tuple[tuple[int, int], tuple[StoredEpisode, ...]]] = {}
 
     def headers(self, path: Path, *, is_written: bool) -> tuple[StoredEpisode, ...]:
-        """Returns the episode in a JSON file without its steps. Has the arguments and errors of `read_headers`."""
+        """Returns the episode in a JSON file without its steps. Raises the same errors as `read_headers`."""
         found = path.stat()
         stamp = found.st_mtime_ns, found.st_size
         if (known := self._known.get(path)) is None or known[0] != stamp:
@@ -177,7 +173,7 @@ def _has_ended(episode: StoredEpisode) -> bool:
 def _of_one_run(
     files: Sequence[Path], cache: HeaderCache | None, *, running: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """Returns the episodes in `files`. If one is in several files, prefers the first file in which it has ended."""
+    """Returns the episodes in `files`. If several files contain an episode, prefers the first one in which it ended."""
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:
@@ -215,7 +211,6 @@ class StoredEpisodes(Sequence[StoredEpisode]):
     """
 
     def __init__(self, episodes: Iterable[StoredEpisode], *, left_out: Sequence[str] = ()) -> None:
-        """Sorts the episodes by start time and id."""
         self._episodes = tuple(sorted(episodes, key=lambda episode: (episode.start_time, episode.episode_id)))
         self.left_out = tuple(left_out)
 
@@ -230,11 +225,9 @@ class StoredEpisodes(Sequence[StoredEpisode]):
         return self._episodes[index]
 
     def __len__(self) -> int:
-        """Returns the number of episodes."""
         return len(self._episodes)
 
     def __repr__(self) -> str:
-        """Returns a string with the number of episodes and the number of tasks."""
         tasks = len({episode.task_name for episode in self})
         return f"<{count_of(len(self), 'episode')} of {count_of(tasks, 'task')}>"
 
@@ -311,8 +304,8 @@ def find_files(path: Path) -> list[list[Path]]:
     """Finds the episode files at `path`.
 
     Returns:
-        One list for each run, and one list of the files that are directly in the folder. Each list is sorted by
-        precedence, for episodes that are in several files (see `_in_order`).
+        One list for each run, and one list of the files that are directly in the folder `path`. If several files
+        contain the same episode, the preferred file comes first (see `_in_order`).
 
     Raises:
         TrajectoryFormatError: The path does not exist or cannot be read.
@@ -370,10 +363,10 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _in_order(files: list[Path]) -> list[Path]:
-    """Sorts files by precedence, for episodes that a run stored in several formats.
+    """Sorts files so that, if a run stored an episode in several formats, the preferred file comes first.
 
-    JSON files come before JSON Lines files, and compressed files come first in each group, because they are always
-    complete.
+    The order is: compressed JSON files, other JSON files, compressed JSON Lines files, other JSON Lines files.
+    Compressed files are preferred, because they are always complete.
     """
     return sorted(files, key=lambda path: (is_shared(path), path.suffix != ZSTD, path))
 
@@ -410,7 +403,7 @@ def chosen_episodes(path: Path) -> StoredEpisodes:
 
 
 def chosen_episode(path: Path) -> StoredEpisode:
-    """Finds the one episode at a path from the command line; the latest if there are several of one attempt.
+    """Finds the one episode at a path from the command line. If the attempt was retried, returns its latest episode.
 
     Raises:
         UserError: There is no episode, or there are episodes of several attempts.

@@ -183,7 +183,6 @@ class AsyncGymWrapper:
         await self._env.close()
 
     async def __aenter__(self) -> AsyncGymWrapper:
-        """Enters the wrapped environment."""
         await self._env.__aenter__()
         return self
 
@@ -275,7 +274,6 @@ class GymDriver(EnvironmentWrapper):
     """
 
     def __init__(self, gym: AsyncGymWrapper | GymInThread) -> None:
-        """Stores `gym`, a Gymnasium wrapper, which `close` closes."""
         super().__init__(gym.environment)
         self._gym = gym
 
@@ -293,7 +291,6 @@ class GymDriver(EnvironmentWrapper):
         await self._gym.close()
 
     async def __aenter__(self) -> Self:
-        """Enters the environment."""
         await self._gym.__aenter__()
         return self
 

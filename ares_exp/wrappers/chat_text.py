@@ -25,10 +25,7 @@ class Exchange:
     truncated: bool = False
 
     def __str__(self) -> str:
-        """Formats the exchange for a terminal, with headings such as `[user]`.
-
-        Replaces control characters, which are unsafe.
-        """
+        """Formats the exchange for a terminal: adds headings like `[user]`, and replaces unsafe control characters."""
         sections = [] if self.action is None else [section("assistant", response_text(self.action))]
         sections += [section(_role(message), message_text(message)) for message in new_messages(self.observation)]
         if self.terminated or self.truncated:

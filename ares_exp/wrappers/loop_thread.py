@@ -85,10 +85,7 @@ class LoopCall(Generic[T]):
             self.wait(CANCEL_GRACE_SEC)
 
     def drop(self) -> None:
-        """Closes a coroutine that was never started, so that Python does not warn.
-
-        Called last, in the waiting thread.
-        """
+        """Closes a coroutine that was never started, so that Python does not warn. Called by the waiting thread."""
         if self.task is None:
             self._coroutine.close()
 

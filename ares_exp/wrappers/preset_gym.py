@@ -50,7 +50,7 @@ def _checked_agent(value: Any) -> Any:
 
 
 def _explained(init: Callable[Concatenate[PresetGym, P], None]) -> Callable[Concatenate[PresetGym, P], None]:
-    """Changes `init` so that invalid arguments raise one readable `ConfigError` instead of pydantic's errors."""
+    """Decorates `init`, so that invalid arguments raise one readable `ConfigError` instead of pydantic's errors."""
 
     @functools.wraps(init)
     def checked(self: PresetGym, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -117,8 +117,8 @@ class PresetGym(GymWrapper):
 
         Args:
             preset: A preset as for `ares_exp.make`: an option of `env`, or a registered preset, optionally with a
-                selector (`name:5`, `name:0:10`, `name@2/8`). For a preset that was registered in Python, do not set the
-                arguments from `agent` to `seed` and `options`.
+                selector (`name:5`, `name:0:10`, `name@2/8`). A registered preset that is not a `ConfiguredPreset`
+                supports none of the arguments `agent`, `provide_solution`, `seed` and `options`, and no limits.
             container: Name of an option of the `container` group (`"local"`, `"docker"`), or a factory that the caller
                 must close.
             agent: Name of an option of the `agent` group (`"shell"`, `"tools"`), or a factory of code agents; `None`
@@ -174,10 +174,7 @@ class PresetGym(GymWrapper):
         super().__init__(environment, render_mode=render_mode, allow_running_loop=allow_running_loop)
 
     def step(self, action: LLMResponse) -> GymStep:  # type: ignore[override]
-        """Applies `action`; see `GymWrapper.step`.
-
-        Raises `TypeError` if the action is `None`, because an environment would treat this as a policy that timed out.
-        """
+        """Applies `action`; see `GymWrapper.step`. Raises `TypeError` for `None`, which would mean a timeout."""
         if action is None:
             raise TypeError("Expected an LLMResponse as the action, got None. Use `LLMResponse.from_text(text)`.")
         return super().step(action)

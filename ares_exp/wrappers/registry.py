@@ -1,8 +1,8 @@
 """Presets, which create environments by name: `make("harbor:0")`, `info()`, `list_presets()`, and custom presets.
 
-Every option of the `env` group is a preset, for example `harbor`, and so is an option from a plugin. To select an
-agent, append the name of an option of the `agent` group: `harbor-shell`. `name:5`, `name:0:10`, `name:5:`, `name::10`
-and `name@2/8` (the third of eight shards) select tasks. In Python, you can register more presets.
+Every option of the `env` group is a preset, for example `harbor`, including options from plugins. To select an agent,
+append the name of an option of the `agent` group: `harbor-shell`. `name:5`, `name:0:10`, `name:5:`, `name::10` and
+`name@2/8` (the third of eight shards) select tasks. In Python, you can register more presets.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ID = re.compile(
 class PresetId:
     """The parsed id of a preset, such as `harbor:0:10`: its name, and a selector of its tasks.
 
-    The selector `position` is an index (`5`), a slice (`0:10`), a shard (`@2/8`), or empty for all tasks.
+    `position` selects an index (`5`), a slice (`0:10`), a shard (`@2/8`), or all tasks (empty).
     """
 
     name: str
@@ -75,7 +75,7 @@ class PresetId:
         return found
 
     def __call__(self, tasks: Sequence[Any]) -> list[Any]:
-        """Returns the selected tasks, so that an id is a `Selector`. Raises `PresetLookupError` if there are none."""
+        """Returns the selected tasks, as a `Selector` does. Raises `PresetLookupError` if there are none."""
         try:
             picked = parse_position(self.position)(tasks) if self.position else list(tasks)
         except LookupError as error:
@@ -186,10 +186,7 @@ class ConfiguredPreset:
         return TrackedEnvironment(environment, tracker)
 
     def count_tasks(self) -> int | None:
-        """Counts the tasks. Returns `None` if this needs network access.
-
-        The source of a plugin may raise any exception.
-        """
+        """Counts the tasks; `None` if this needs network access. Raises any exception of the task source."""
         source = self._source(self._compose())
         return len(source.load(lambda warning: None)) if source.loads_offline else None
 

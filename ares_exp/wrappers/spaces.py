@@ -170,7 +170,6 @@ class TextAction(gymnasium.ActionWrapper[Any, str, LLMResponse], RecordConstruct
     """Converts each action from a string to an `LLMResponse`, whose token counts and cost are 0."""
 
     def __init__(self, env: gymnasium.Env[Any, LLMResponse]) -> None:
-        """Wraps `env`, whose actions are chat responses."""
         RecordConstructorArgs.__init__(self)
         gymnasium.ActionWrapper.__init__(self, env)
         self.action_space = TextSpace()

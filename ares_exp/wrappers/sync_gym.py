@@ -96,7 +96,6 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         self._end(self._gym.close)
 
     def __enter__(self) -> GymWrapper:
-        """Enters the wrapped environment."""
         try:
             self._run(self._gym.__aenter__)
         except BaseException:
@@ -138,7 +137,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
 
 def _close_used(loop_thread: LoopThread, gym: AsyncGymWrapper) -> None:
-    """Closes the environment if it was ever used. Otherwise, no thread is running, and none can be started at exit."""
+    """Closes the environment if its thread was ever started. A new thread cannot be started at interpreter exit."""
     if loop_thread.is_started:
         loop_thread.close(gym.close)
 
@@ -151,7 +150,6 @@ class GymInThread:
     """
 
     def __init__(self, gym: GymWrapper) -> None:
-        """Stores `gym`, which `close` closes."""
         self._gym = gym
         self._is_closed = False
 
@@ -178,7 +176,6 @@ class GymInThread:
         await self._end(self._gym.close)
 
     async def __aenter__(self) -> GymInThread:
-        """Enters the environment."""
         try:
             await self._call(self._gym.__enter__)
         except BaseException:  # after a cancellation, the environment may be partly entered
@@ -241,7 +238,7 @@ def _result(job: asyncio.Future[Outcome]) -> Any:
 
 
 class ThreadedGymDriver(GymDriver):
-    """A driver for an environment that runs on another event loop, so that its pending requests cannot be accessed."""
+    """A driver for an environment that runs on another event loop, so this loop cannot access its pending requests."""
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
         """Returns an empty tuple, so that the policy receives only one request at a time, as the observation."""

@@ -140,7 +140,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
         self._ran: Counter[str] = Counter()
 
     async def _check(self) -> None:
-        """Performs the checks of a run's start, such as the container backend. Does nothing after the first success."""
+        """Checks that the task source, the containers and the agent work. Does nothing after the first success."""
         if self._checked:
             return
         await self._source.preflight()

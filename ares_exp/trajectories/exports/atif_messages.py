@@ -1,7 +1,7 @@
 """Conversion between chat messages and the steps of ATIF, the Agent Trajectory Interchange Format.
 
-Also contains a schema that validates ATIF documents of versions 1.0 to 1.8. It has only the fields that this package
-reads. `atif_writer` writes documents.
+Also contains a schema that validates ATIF documents of versions 1.0 to 1.8. The schema has only the fields that this
+package reads. `atif_writer` writes documents.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ def with_own(item: dict[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a chat message to an ATIF step without a `step_id`.
-
-    Marks assistant messages with `is_copied_context`.
-    """
+    """Converts a chat message to an ATIF step without a `step_id`. Marks assistant messages as copied context."""
     role = message.get("role")
     step: dict[str, Any] = {
         "source": {"system": "system", "assistant": "agent"}.get(str(role), "user"),
@@ -60,7 +57,7 @@ def step_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts an ATIF step to a chat message. Of an agent step, uses only the text and the tool calls."""
+    """Converts an ATIF step to a chat message. The message of an agent step has only a text and tool calls."""
     content = content_from_atif(step["message"])
     if step["source"] != "agent":
         return {"role": step["source"], "content": content}
@@ -69,10 +66,7 @@ def message_of_step(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_of_message(message: Mapping[str, Any], call_id: str | None) -> dict[str, Any]:
-    """Converts a message with the output of a tool call or command to an ATIF result.
-
-    `call_id` is `None` if unknown.
-    """
+    """Converts a message with the output of a call or command to an ATIF result. `call_id` is `None` if unknown."""
     source = {} if call_id is None else {"source_call_id": call_id}
     return {**source, "content": content_to_atif(message.get("content"))}
 
@@ -80,8 +74,7 @@ def result_of_message(message: Mapping[str, Any], call_id: str | None) -> dict[s
 def message_of_result(result: Mapping[str, Any], llm_call_ids: Collection[str]) -> dict[str, Any]:
     """Converts an ATIF result to a chat message.
 
-    This is a tool message if the result belongs to one of the LLM's tool calls, `llm_call_ids`, and otherwise a user
-    message.
+    If `llm_call_ids` contains the id of the result's tool call, returns a tool message, otherwise a user message.
     """
     content = content_from_atif(result.get("content"))
     if (call_id := result.get("source_call_id")) in llm_call_ids:
@@ -126,10 +119,7 @@ def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def llm_calls(step: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Returns the id, name and arguments of each tool call that the LLM made in an ATIF step.
-
-    Skips the agent's commands.
-    """
+    """Returns the id, name and arguments of each tool call of the LLM in an ATIF step. Skips the agent's commands."""
     return [
         (call["tool_call_id"], call["function_name"], _arguments_text(call))
         for call in step.get("tool_calls") or ()

@@ -166,10 +166,7 @@ class _AtifWriter:
         }
 
     def _act(self, record: StepRecord) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Writes the agent step of an action.
-
-        Returns the step and, if the action is an LLM response, its chat message.
-        """
+        """Writes the agent step of an action. Returns the step, and the chat message of the action if it has one."""
         commands = [asdict(command) for command in record.commands]
         ours: dict[str, Any] = {"record": {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}}
         if record.background_requests:
@@ -202,7 +199,8 @@ class _AtifWriter:
         """Writes the messages of an observation that are not in an earlier step.
 
         Messages with outputs of the commands or tool calls in the preceding agent step become results of this step.
-        `acted` is the return value of `_act` for this step, if any.
+        `acted` is the preceding agent step with its chat message, as `_act` returned them; `None` without a preceding
+        action.
         """
         lists = (observation.get("messages"), observation.get("tools", FrozenList()))
         are_lists = all(isinstance(items, FrozenList) and {Message}.issuperset(map(type, items)) for items in lists)
@@ -263,10 +261,7 @@ class _AtifWriter:
         )
 
     def _show(self, new: Sequence[Mapping[str, Any]], step: dict[str, Any] | None) -> None:
-        """Writes new messages.
-
-        Outputs of tool calls or commands in `step` become its results, the others become steps.
-        """
+        """Writes new messages: outputs of the calls and commands in `step` as its results, the others as new steps."""
         if not all(map(_parts_fit, new)):
             self._dropped[PARTS] = None
         rest = list(new)
@@ -279,10 +274,7 @@ class _AtifWriter:
                 rest = rest[self._show_results(rest, shown) :]
 
     def _show_results(self, messages: Sequence[Mapping[str, Any]], step: dict[str, Any]) -> int:
-        """Adds the first messages to `step` as results, if they are outputs of its calls.
-
-        Returns how many were added.
-        """
+        """Adds the first messages to `step` as results if they are outputs of its calls. Returns their number."""
         calls = [call["tool_call_id"] for call in step.get("tool_calls", ())]
         if ids := {call[0] for call in llm_calls(step)}:
             shown = list(takewhile(lambda m: m.get("role") == "tool" and m.get("tool_call_id") in ids, messages))
@@ -302,7 +294,7 @@ class _AtifWriter:
 
 
 def _response_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns the fields of a response's agent step, and the fields that ATIF lacks; `None` for other actions."""
+    """Returns the fields of a response's ATIF step, and the fields that ATIF lacks; `None` for other actions."""
     try:
         pieces = action["data"]
         fields: dict[str, Any] = {

@@ -43,11 +43,7 @@ class ExportedEpisodes:
     problems: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[EpisodeTrajectory]:
-        """Yields the episodes in the order in which they started.
-
-        Raises:
-            TrajectoryFormatError: The path does not exist.
-        """
+        """Yields the episodes in order of their start. Raises `TrajectoryFormatError` if `run` does not exist."""
         found = load(self.run, partial=True, skip_broken=True)
         self.problems += found.left_out
         seen: set[str] = set()

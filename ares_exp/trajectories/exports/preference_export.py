@@ -7,10 +7,10 @@ for row in rows:            # {"prompt": [...], "chosen": [...], "rejected": [..
 report.sentences()          # skipped episodes and pairs, with reasons
 ```
 
-Of each attempt, only the last version of the main conversation is used. If there is no main conversation, the last
-conversation is used. The prompt of a pair consists of the messages at the start that both conversations have in common.
-It ends before a response from the model. `chosen` contains the remaining messages of the better attempt, and `rejected`
-those of the worse one.
+Only one conversation of each attempt is used: the last version of the main conversation or, without a main
+conversation, the last conversation. The prompt of a pair consists of the messages at the start that both conversations
+have in common. It ends before a response from the model. `chosen` and `rejected` contain the remaining messages of the
+better and the worse attempt.
 """
 
 from __future__ import annotations

@@ -55,10 +55,7 @@ whole line as JSON."""
 
 
 def start_line(started: EpisodeHandle | EpisodeTrajectory, *, shared: bool = False) -> str:
-    """Returns the first line of an episode.
-
-    Here and below, `shared` selects a JSON Lines file instead of a JSON file.
-    """
+    """Returns the first line of an episode. `shared` selects the JSON Lines format instead of the JSON format."""
     fields = {"schema_version": SCHEMA_VERSION}
     fields |= {name: getattr(started, name) for name in ("episode_id", "task_name", "start_time", "metadata")}
     return _shared_line("start", started.episode_id, fields) if shared else f"{dump_json(fields)[:-1]}, {STEPS}\n"
@@ -120,7 +117,8 @@ class FoundEpisode:
     def take(self, kind: str, text: str, *, with_steps: bool) -> None:
         """Adds the record with the JSON text `text`. `kind` is `step` or `end`.
 
-        If the record is invalid, raises one of `BROKEN`. All later records of the episode are then ignored.
+        If the record is invalid, raises an exception of a type in `BROKEN`, and ignores all later records of the
+        episode.
         """
         if self._is_broken:
             return
@@ -179,10 +177,7 @@ def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[F
 
 
 def _header_of_ends(path: Path) -> FoundEpisode | None:
-    """Reads an ended episode without its steps, using only the first and the last line of a JSON file.
-
-    Returns `None` if this is not possible, for example because the episode is running or the format is different.
-    """
+    """Reads an ended episode from the first and last line of a JSON file, without steps; `None` if impossible."""
     try:
         first, last = first_and_last_line(path)
         if not _is_head(first.text) or not last.text.startswith("]"):

@@ -178,15 +178,14 @@ def write_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None:
 
 
 ASKING_LIMIT_SEC = 1.0
-"""Maximum time in seconds for which a writer waits until calls of `has_writer` in other processes release the lock. It
-then continues without a lock."""
+"""Maximum time in seconds that a writer waits for its lock. Calls of `has_writer` in other processes can delay it,
+because they lock the file for a moment. After this time, the writer continues without a lock."""
 
 
 class WriterLock:
     """A shared lock which shows other processes that a file or directory is being written (see `has_writer`).
 
-    Several writers of this process, such as open episodes, share the lock. It is released when the last of them has
-    ended.
+    Several writers of this process, such as open episodes, share the lock. The last writer releases it.
     """
 
     def __init__(self) -> None:
@@ -228,10 +227,7 @@ def _share(descriptor: int) -> None:
 
 
 def has_writer(path: Path) -> bool:
-    """Returns whether a process holds a `WriterLock` on `path`, to write to it.
-
-    Raises `OSError` if `path` is missing.
-    """
+    """Returns whether a process holds a `WriterLock` on `path`. Raises `OSError` if `path` is missing."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if not _is_held(descriptor):

@@ -71,10 +71,7 @@ class ConversationWriter:
         self._nodes: list[int] = []  # nodes of the prefixes of the previous conversation
 
     def add(self, conversation: Sequence[Mapping[str, Any]]) -> Added:
-        """Adds a conversation, whose messages must not change later.
-
-        Returns its node, and the new messages and nodes.
-        """
+        """Adds a conversation, which must not change later. Returns its node, and the new messages and nodes."""
         shared = self._shared_with_previous(conversation)
         self._given = conversation
         if shared == len(self._previous) and shared == len(conversation):
@@ -138,10 +135,7 @@ class ConversationReader:
             self._nodes.append((parent, index))
 
     def conversation(self, node: int) -> FrozenList:
-        """Returns the messages of `node`.
-
-        Raises `ValueError` if it is missing or `MAX_REPEATED_MESSAGES` is exceeded.
-        """
+        """Returns the messages of `node`. Raises `ValueError` if it is missing or a file repeats too many messages."""
         if type(node) is not int or not EMPTY <= node < len(self._nodes):
             raise ValueError(f"expected a conversation number below {len(self._nodes)}, got {node!r:.80}")
         at, tail = node, []
