@@ -1,4 +1,4 @@
 """Code agents: bundled agents, which run outside of the container, and third-party agents, whose programs run in it.
 
-Imports llms, containers and tasks. Environments, runs and testing import it.
+Depends on `llms`, `containers` and `tasks`. Used by `environments`, `runs` and `testing`.
 """

@@ -1,4 +1,4 @@
 """Commands of `ares-exp`, with one module per command.
 
-Imports every other folder. Only `ares_exp.__main__` imports it.
+Depends on every other folder. Used only by `ares_exp.__main__`.
 """

@@ -1,4 +1,5 @@
 """Containers that code agents work in: one shared interface, and the backends local, Docker (or Podman) and Daytona.
 
-Imports config, llms and records. Every folder that records or runs an episode imports it, except policies.
+Depends on the folders `config`, `llms` and `records`. Used by every folder that records or runs an episode, except
+`policies`.
 """

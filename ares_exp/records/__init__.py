@@ -1,4 +1,4 @@
 """The files of a run directory: rows, totals, logs and control commands. Secrets are masked before they are written.
 
-Imports errors and llms. All packages that use run directories import it.
+Depends on `errors` and `llms`. Used by all folders that read or write run directories.
 """

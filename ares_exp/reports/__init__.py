@@ -1,4 +1,4 @@
 """Reports of runs: the summary that a run prints, the data of a report, and the HTML page that shows this data.
 
-Imports trajectories, snapshots and records. Trackers, runs and commands import it.
+Depends on `trajectories`, `snapshots` and `records`. Used by `trackers`, `runs` and `commands`.
 """

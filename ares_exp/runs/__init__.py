@@ -1,4 +1,4 @@
 """The code that executes a run: it plans, schedules, retries and records episodes.
 
-Imports environments, trackers and the packages that they import. Wrappers, training and commands import it.
+Depends on `environments`, `trackers` and the folders below them. Used by `wrappers`, `training` and `commands`.
 """

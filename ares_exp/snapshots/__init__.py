@@ -1,4 +1,4 @@
 """Snapshots: saved episodes that can be restored, forked, replayed and branched.
 
-Imports containers, trajectories and the environment contract. Environments and runs import it.
+Depends on `containers`, `trajectories` and `environment`. Used by `environments` and `runs`.
 """

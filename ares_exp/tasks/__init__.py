@@ -1,4 +1,4 @@
 """Tasks (each with an instruction, a container and a verifier), with their formats, sources and verification.
 
-Imports containers and trajectories. Agents, environments, runs and trackers import it.
+Depends on `containers` and `trajectories`. Used by `agents`, `environments`, `runs` and `trackers`.
 """

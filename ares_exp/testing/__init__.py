@@ -3,7 +3,7 @@
 A suite is a base class for pytest. Inherit from it in a test file and define its fixtures, or run it for a class with
 `pytest --ares-exp-part=PACKAGE:NAME`. The suites for containers also need pytest-asyncio in `auto` mode.
 
-Imports the contracts and the modules that run an episode. Only tests import it.
+Depends on the contracts and on the modules that run an episode. Used only by tests.
 
 | suite | fixtures and attributes to define |
 |---|---|

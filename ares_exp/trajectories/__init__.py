@@ -4,7 +4,7 @@ A trajectory is the record of one episode: its requests, responses, commands and
 episodes of a run. This package also exports record classes, collectors, and functions that serialise requests and
 responses. Each name is imported on first use.
 
-Imports containers, the environment contract and records. All code that records or reads episodes imports this package.
+Depends on `containers`, `environment` and `records`. Used by all code that records or reads episodes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gymnasium wrappers of environments, and presets, which create environments by name (`make("harbor:0")`).
 
-Imports runs and environments. `ares_exp.gym`, commands and user code import it.
+Depends on `runs` and `environments`. Used by `ares_exp.gym`, `commands` and user code.
 
 Each name is imported on first use, because most of the modules import gymnasium.
 """

@@ -23,8 +23,8 @@ def packages_page() -> str:
 
 
 def _said(name: str) -> tuple[str, str]:
-    """The first paragraph of a docstring, and the second of a folder's: what it imports, and what imports it."""
+    """The first paragraph of a docstring, and the second of a folder's: its dependencies and its users."""
     path = PACKAGE / name / "__init__.py" if (PACKAGE / name).is_dir() else PACKAGE / f"{name}.py"
     first, *rest = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")
-    imports = next((part for part in rest if part.startswith("Imports ")), "") if path.name == "__init__.py" else ""
+    imports = next((part for part in rest if part.startswith("Depends ")), "") if path.name == "__init__.py" else ""
     return plain(first), plain(imports)

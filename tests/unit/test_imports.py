@@ -120,7 +120,7 @@ def test_few_modules_are_at_the_top() -> None:
 )
 def test_every_folder_documents_its_imports(folder: Path) -> None:
     said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
-    assert any(part.startswith("Imports ") for part in said.split("\n\n")[1:])
+    assert any(part.startswith("Depends ") for part in said.split("\n\n")[1:])
 
 
 @pytest.mark.parametrize("module", ["images.image", "images.image_plan", "images.shared_work"])
