@@ -42,7 +42,7 @@ directory can control the run.
   stop                 like pressing Ctrl-C once: cancel running episodes; `resume=` continues them
   set KEY=VALUE ...    change concurrency, budget.*, retry.*, policy.max_concurrency or policy.max_retries
                        until this session ends
-  cancel TASK|EPISODE  cancel its running episodes, and remove its queued episodes; `resume=` runs both
+  cancel TASK|EPISODE  cancel the episode, or all episodes of the task, also queued ones; `resume=` runs them
 
 A sweep passes each command to all its jobs, including jobs that start later. control.jsonl records each command with
 its author, reason and outcome.

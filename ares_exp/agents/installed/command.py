@@ -195,7 +195,8 @@ class CommandAgentFactory(InstalledAgentFactory):
                 gets the environment variables `ARES_LLM_URL`, `ARES_LLM_KEY`, `ARES_MODEL`, `ARES_INSTRUCTION_FILE`,
                 `ARES_AGENT_DIR` (saved as `files/<episode>/agent/`), `ARES_MCP_FILE` (a JSON file with the task's MCP
                 servers), `ARES_SKILLS` (the directory of the task's skills) and, with `mount`, `ARES_AGENT_MOUNT`.
-            env: Additional environment variables. `$ARES_LLM_URL` and the other variables are replaced by their values.
+            env: Additional environment variables. In their values, `$ARES_LLM_URL` and the agent's other variables are
+                replaced.
             files: Text files to create in the container: path in the container → path on the host, or `{text, path,
                 fill, mode}`. Set either `text` to the content or `path` to a file on the host. With `fill: true`,
                 `$ARES_LLM_URL` and the other variables in the content are replaced. `mode: "600"` sets the mode.

@@ -424,7 +424,7 @@ class FileTransfer:
                 raise DaytonaConnectionError(str(error)) from error
             return file.tell()
 
-        what = f"The download of {path} in sandbox {self.sandbox.name}"
+        what = f"The download of {path} from sandbox {self.sandbox.name}"
         received = await self.service.call(what, fetch, timeout_sec=_TIMEOUT_SEC)
         if received != size:
             raise TransferError(

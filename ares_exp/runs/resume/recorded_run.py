@@ -216,7 +216,7 @@ class RecordedRun:
             return read_yaml(path)
         except OSError as error:
             raise ConfigError(
-                f"{path}: {error.strerror}. Without this record of Hydra, the config of the run is unknown. To "
+                f"{path}: {error.strerror}. Hydra writes this file. Without it, the config of the run is unknown. To "
                 f"replay only its trajectories, use `policy=replay policy.trajectory={self.path}`."
             ) from error
 

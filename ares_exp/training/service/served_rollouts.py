@@ -440,9 +440,12 @@ class ServedRollouts:
                 f"Expected a submission of at most {queue} rollouts, got {count}. Submit fewer, or raise `serve.queue`."
             )
         if running + waiting + count > queue:
-            raise FullError(f"{running + waiting} of at most {queue} rollouts run or wait. See `serve.queue`.")
+            raise FullError(f"{running + waiting} rollouts run or wait (limit: {queue}). Wait, or raise `serve.queue`.")
         if kept + count > most:
-            raise FullError(f"{kept} of at most {most} episodes are not acknowledged yet. See `serve.unacknowledged`.")
+            raise FullError(
+                f"Trainers have not acknowledged {kept} episodes (limit: {most}). Acknowledge them, or raise "
+                "`serve.unacknowledged`."
+            )
 
     def _register(self, submission: ServedSubmission) -> None:
         self.submissions[submission.submission_id] = submission
