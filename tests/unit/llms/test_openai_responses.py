@@ -94,7 +94,7 @@ def test_unsealed_reasoning_is_sent_as_text() -> None:
         (LLMRequest([], top_k=1), "`top_k`"),
         (LLMRequest([], metadata={"n": 1}), "`n` of the metadata"),
         (LLMRequest([{"role": "user", "content": [{"type": "input_audio"}]}]), "input_audio"),
-        (LLMRequest([], tools=[{"type": "custom", "custom": {}}]), r"`tools\[\]`"),
+        (LLMRequest([], tools=[{"type": "custom", "custom": {}}]), "all `tools` to have the type function"),
     ],
 )
 def test_unsupported_content_is_named(request_: LLMRequest, named: str) -> None:
