@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 
 
 def backoff_sec(tries: int, *, base_sec: float, max_sec: float, rng: random.Random) -> float:
-    """Returns the time in seconds to wait before a retry, which doubles with each failure (exponential backoff).
+    """Returns the seconds to wait before a retry. The wait doubles with each failure (exponential backoff).
 
     Args:
         tries: Number of failed tries, from 1.

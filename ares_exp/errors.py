@@ -344,7 +344,7 @@ class VerifierError(EpisodeError):
 
 
 class AddTestsDirError(VerifierError):
-    """The task's tests could not be copied into the container before the verifier."""
+    """The task's tests could not be copied into the container for the verifier."""
 
 
 class DownloadVerifierDirError(VerifierError):
@@ -464,7 +464,7 @@ class JournalError(SnapshotError):
 
 
 class NondeterministicCallError(JournalError):
-    """The agent requested input from outside its container and LLM client, which its journal cannot record."""
+    """The agent requested input that its journal cannot record: neither its container nor the LLM provides it."""
 
 
 class DivergenceError(_Divergence, JournalError):
@@ -513,8 +513,8 @@ INFRASTRUCTURE: Mapping[str, int] = {
     "ServerError": 2,
     "EndpointUnreachableError": 2,
 }
-"""Default number of retries, by the name of the error class. Neither the agent, the model nor the tests can cause these
-errors. The number is 0 for classes whose errors are permanent."""
+"""Default number of retries for errors that neither the agent, the model nor the tests can cause, by name of the
+error class. The number is 0 for classes whose errors are permanent."""
 
 
 def may_pass(name: str) -> bool:

@@ -78,7 +78,7 @@ async def run_episode(
 
 
 def _foresighted(policy: LLMClient, events: EpisodeEvents) -> ForesightedClient:
-    """Wraps the policy in a client that may send requests concurrently, and reports the costs to `events`."""
+    """Wraps the policy in a client that may send requests concurrently, and that reports their costs to `events`."""
 
     async def ask(call: PendingRequest, is_ahead: bool) -> LLMResponse:
         try:

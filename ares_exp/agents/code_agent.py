@@ -43,7 +43,7 @@ class AgentTerminal(AgentContainer, Protocol):
         """Types into the terminal, waits, and returns the output since the previous call.
 
         The first call opens the terminal. A later call opens a new terminal if the shell in the old terminal has ended,
-        or if the episode continues in another container. If a call opens a terminal, its output has `is_new=True`.
+        or if the episode continues in another container. The output of a call that opens a terminal has `is_new=True`.
 
         Args:
             keys: Characters to type, as a keyboard sends them: Enter is a carriage return.
@@ -131,7 +131,7 @@ class AgentFactoryBase(CodeAgentFactory):
 
     Attributes:
         harmless_options: Names of the constructor options that a restored snapshot may set, even if it comes from an
-            untrusted source. If the snapshot sets other options, the user has to pass the agent factory. Default: none.
+            untrusted source. To restore a snapshot with other options, users pass their own factory. Default: none.
     """
 
     harmless_options: ClassVar[frozenset[str]] = frozenset()

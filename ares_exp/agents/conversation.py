@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def as_plain_chat(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Converts messages for a chat without tools: tool calls to text, tool and system messages to user messages."""
+    """Converts messages for a chat without tools. Calls become text. Tool and system messages become user messages."""
     return [_plain(message) for message in messages]
 
 
@@ -107,8 +107,8 @@ class Conversation:
             compaction: Settings for the compaction.
             system_prompt: System prompt.
             tools: Definitions of the tools that the LLM may call.
-            state: Function that returns a text to append to each summary, such as the current screen. The text may be
-                empty.
+            state: Function whose return value, such as the text on the current screen, is appended to each summary. The
+                value may be empty.
         """
         self._llm = llm_client
         self._task = tuple(start)

@@ -130,7 +130,7 @@ class ConversingAgent:
         self.format_errors = 0
 
     def set_context(self, context: AgentContext) -> None:
-        """Stores the task's context. `run` puts its messages before the task, and describes its skills in the task."""
+        """Stores the task's context. `run` sends the context's messages before the task, and its skills in the task."""
         self._context = context
 
     async def _skills(self, template: Template, timeout_sec: float) -> str:

@@ -133,7 +133,7 @@ def _text(result: ExecResult, path: str) -> str:
 
 
 def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
-    """Replaces `old`. Returns its position and the new text. Raises `EditError` unless `old` occurs exactly once."""
+    """Returns the position of `old`, and the text with `new` instead. Raises `EditError` unless `old` occurs once."""
     count = text.count(old) if old else 0
     if count == 0:
         raise EditError(f"Nothing was changed: old_str is not in {path}. It must occur exactly, including whitespace.")

@@ -73,7 +73,7 @@ class _Server:
 
 
 class McpTools:
-    """The tools of a task's MCP servers. Call `open` first, which fills `definitions` (chat-completions format)."""
+    """The tools of a task's MCP servers. First call `open`, which fills `definitions` (chat-completions format)."""
 
     def __init__(self, container: AgentContainer, servers: Sequence[McpServer], *, timeout_sec: float) -> None:
         """Stores the servers of the task, which `open` starts. `timeout_sec` is the time limit of each request."""

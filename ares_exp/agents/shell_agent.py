@@ -38,8 +38,8 @@ class ShellAgentFactory(ConversingAgentFactory):
         command_timeout_sec: Time limit of one command in seconds.
         max_output_chars: Maximum length of a command's output in characters. From a longer output, the LLM gets the
             head and the tail (half of the maximum each) and the number of removed characters.
-        format_errors_in_a_row: Number of consecutive replies without exactly one command after which the episode is
-            truncated and scored; `None` for no limit.
+        format_errors_in_a_row: Number of consecutive replies with no command, or with several commands, after which the
+            episode is truncated and scored; `None` for no limit.
         templates_dir: Folder with custom `system.j2`, `instance.j2`, `observation.j2`, `format_error.j2`, `skills.j2`,
             `summarise.j2` and `handoff.j2`. Default templates replace missing files.
     """
@@ -98,7 +98,7 @@ class ShellAgent(ConversingAgent):
     _options: ShellAgentFactory
 
     async def run(self, task: str) -> None:
-        """Works on `task` until the LLM submits: the first line of a command's output is `SUBMIT`.
+        """Works on `task` until the LLM submits, with a command whose output starts with the line `SUBMIT`.
 
         Raises:
             RepeatedFormatError: Too many consecutive replies contained no command, or several commands.

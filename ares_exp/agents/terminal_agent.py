@@ -173,7 +173,7 @@ class TerminalAgent(ConversingAgent):
         self._screen.feed(output.text)
 
     def _news(self) -> str:
-        """Returns the new output for the LLM, after a note if a new terminal has replaced a terminal that ended."""
+        """Returns the new output for the LLM. If the old terminal has ended and was replaced, starts with a note."""
         lost, self._lost_terminal = self._lost_terminal, False
         note = "The terminal has ended, with all programs in it. This is a new terminal.\n"
         return f"{note if lost else ''}{cut_bytes(self._screen.news(), self._options.max_output_bytes)}"

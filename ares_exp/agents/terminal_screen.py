@@ -91,7 +91,7 @@ class TerminalScreen:
     def news(self) -> str:
         """Returns the output since the previous call, preceded by the last line of the earlier output as context.
 
-        Returns the visible screen if the earlier content has changed, or if there is no new output.
+        At the first call, after a change of the earlier content, or without new output, returns the visible screen.
         """
         now, before, self._told = self.everything, self._told, self.everything
         if before is not None and before.strip() in now:

@@ -87,7 +87,7 @@ def is_below_a_list(error: BaseException) -> bool:
 
 
 def _resolved(error: BaseException) -> BaseException:
-    """Returns the original error if a resolver of `${…}` raised it and OmegaConf wrapped it, otherwise `error`."""
+    """Returns the error of a `${…}` resolver if OmegaConf wrapped it in `error`, otherwise `error` itself."""
     from omegaconf.errors import InterpolationResolutionError
 
     while isinstance(error, InterpolationResolutionError) and error.__context__ is not None:
@@ -233,7 +233,7 @@ def _last(key: str) -> str:
 
 
 def _owners(key: str, elsewhere: Mapping[Option, Collection[str]]) -> str:
-    """Lists at most `_SHOWN_OPTIONS` options with the argument `key` as a text, joined by `or`; empty if none."""
+    """Returns a text that lists up to `_SHOWN_OPTIONS` options that have the argument `key`; empty if none has it."""
     owners = [option for option, keys in elsewhere.items() if key in keys]
     chosen = " or ".join(f"`{option.group}={option.name}`" for option in owners[:_SHOWN_OPTIONS])
     return f"{chosen} or another option" if len(owners) > _SHOWN_OPTIONS else chosen

@@ -52,7 +52,7 @@ def set_up_hydra(config_dirs: Sequence[Path] | None = None) -> None:
 
 
 def register_resolvers() -> None:
-    """Registers the resolvers that `conf/config.yaml` uses in `${…}` with OmegaConf. Can be called repeatedly."""
+    """Registers with OmegaConf the `${…}` resolvers that `conf/config.yaml` uses. Can be called repeatedly."""
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("fresh_dir", fresh_dir, replace=True, use_cache=True)
@@ -60,7 +60,7 @@ def register_resolvers() -> None:
 
 
 def is_fresh_dir(node: Any) -> bool:
-    """Returns whether Hydra's node `run` or `sweep` uses the default, a new directory. Does not create it."""
+    """Returns whether Hydra's node `run` or `sweep` has the default directory, a new one. Does not create it."""
     from omegaconf import OmegaConf
 
     unresolved: Any = OmegaConf.to_container(node, resolve=False)
@@ -93,7 +93,7 @@ def store_recorded_config(values: Mapping[str, Any], choices: Mapping[str, str])
 
 
 _Composed = tuple[bytes, Mapping[Path, object]]
-"""A pickled config, because unpickling is faster than copying, and the `file_stamp` of every file of the config."""
+"""A pickled config (unpickling is faster than copying), and the `file_stamp` of every file of the config."""
 
 _composed: dict[object, _Composed] = {}
 
@@ -178,7 +178,7 @@ _MAY_SET_IT = re.compile(r"[+~]*(experiment[@=]|hydra(\.mode|\.searchpath)?=)|--
 
 
 def is_decided_by_flags(arguments: Sequence[str]) -> bool:
-    """Returns whether only Hydra's flags choose run or sweep, not a plugin, experiment, config or `hydra.mode`."""
+    """Returns whether only Hydra's flags, and no plugin, experiment, config or `hydra.mode`, choose run or sweep."""
     return not installed_plugins().plugins and not any(_MAY_SET_IT.match(one) for one in arguments)
 
 

@@ -26,7 +26,7 @@ class Argument:
 
 
 def arguments_of(option: Option) -> list[Argument]:
-    """Reads the arguments of an option; an empty list for an experiment, which sets top-level keys instead.
+    """Returns the arguments of an option. An experiment has none, because it sets top-level keys instead.
 
     Raises `OSError` or `yaml.YAMLError` if the option's file cannot be read.
     """

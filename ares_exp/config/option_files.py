@@ -117,7 +117,7 @@ def _read_our_own(path: Path, group: str, stamp: object) -> bytes:
 
 
 def _read(path: Path, group: str) -> tuple[Any, str | None]:
-    """Returns the content of a file with the defaults of omitted arguments, and its `# @package`; `None` without it."""
+    """Returns the content of a file with the defaults of omitted arguments, and its `# @package` (`None` if absent)."""
     from omegaconf import DictConfig, OmegaConf
 
     if (size := path.stat().st_size) > MAX_YAML_BYTES:

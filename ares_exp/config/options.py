@@ -102,7 +102,7 @@ def refuse_unreadable(config_dirs: Sequence[Path]) -> str | None:
 
 
 def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:
-    """Describes each broken plugin, each root config in `config_dirs`, and each option that is ignored.
+    """Describes each broken plugin, each ignored option, and each root config in `config_dirs` (always ignored).
 
     An option is ignored if an earlier folder has an option with this name. An identical copy is not a problem.
     """

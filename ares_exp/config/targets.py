@@ -48,7 +48,7 @@ ADDED_ARGUMENTS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
         "timeout_sec": (600.0, "time limit in seconds for scoring one episode"),
     },
 }
-"""For each group, arguments that its options have in addition to those of their class: default and description.
+"""Default and description of each argument that the options of a group have in addition to those of their class.
 
 The run uses these arguments itself, and does not pass them to the class.
 """
@@ -142,8 +142,8 @@ def find_part(group: str, name: str) -> Any:
 def option_defaults(group: str, target: str, *, is_partial: bool = False) -> dict[str, Any]:
     """Returns the defaults of an option's arguments: the defaults of the constructor and of `ADDED_ARGUMENTS`.
 
-    If the option has `_partial_: true`, the run passes further arguments later. In this case, the result for an agent
-    contains only arguments with a default. For other groups, it is empty, because the passed arguments are unknown.
+    If the option has `_partial_: true`, the run passes further arguments later. For an agent, the result then omits
+    arguments without a default. For other groups, it is then empty, because the passed arguments are unknown.
     """
     if is_partial:
         known = constructor_defaults(target) if group == AGENT else {}
@@ -262,7 +262,7 @@ def _checked(group: str, made: Any) -> Any:
 
 
 def instantiate_node(config: DictConfig, group: str) -> Any:
-    """Creates the component that a config node describes: `group`, or `group.name` for one of several components.
+    """Creates the component that a config node describes. `group` is the node's key, such as `env` or `scorer.mine`.
 
     Raises:
         ConfigError: No option is chosen, or an argument is unknown, missing or invalid.

@@ -42,8 +42,8 @@ class Activity:
     """Measurements of the agent's work in the container since the last time step.
 
     Attributes:
-        container_sec: Total wall-clock seconds of all container calls: start and set-up, the agent's commands and file
-            transfers, and the verifier. The times of concurrent calls are added.
+        container_sec: Total wall-clock seconds of all container calls: for start, set-up, the agent's commands, file
+            transfers and the verifier. The times of concurrent calls are added.
         commands: Finished commands of the agent, in the order in which they ended.
         background_requests: LLM requests of the agent that the policy answered without a time step, in the order of the
             responses.

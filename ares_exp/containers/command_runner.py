@@ -200,7 +200,7 @@ class ShellPool:
             await asyncio.wait({channel.listener for channel in channels})
 
     def _coming(self, user: User | None) -> dict[asyncio.Future[None], float]:
-        """Returns the `ready` futures of channels whose command has just ended, each with the seconds to wait."""
+        """Returns the `ready` futures of channels whose command has just ended, and the seconds to wait for each."""
         now = time.monotonic()
         answered = (one for one in self._channels[user] if one.settling_until > now and not one.ready.done())
         return {one.ready: one.settling_until - now for one in answered}
@@ -356,7 +356,7 @@ class CommandRunner:
         shell: Shell | None = None,
         separate_stderr: bool = False,
     ) -> ExecResult:
-        """Runs a command as described in `Container.exec`. If it kills its own shell, the exit code is 137."""
+        """Runs a command as described in `Container.exec`. If the command kills its own shell, the exit code is 137."""
         check_arguments(command, cwd, env or {})
         if str(user) == self._default_user or {user, self._default_user} <= {"root", "0", 0}:
             user = None
@@ -392,7 +392,7 @@ class CommandRunner:
         )
 
     async def close(self) -> None:
-        """Closes every shell; running commands raise `ContainerDiedError`. Idempotent. Does not kill commands."""
+        """Closes every shell, but kills no commands. Their callers get `ContainerDiedError`. Idempotent."""
         await self._shells.close()
 
     async def _run(

@@ -117,7 +117,7 @@ class Mount:
 def find_missing_glibc(mounts: Iterable[Mount], exists: Callable[[str], bool]) -> str:
     """Returns an error message if a mounted package needs glibc and the container has none, otherwise `""`.
 
-    Backends that can read the container's files before it starts call this function, so that the start fails with a
+    Backends that can read files of a container before its start call this function, so that the start fails with a
     clear message. `exists` returns whether an absolute path exists in the container.
     """
     packages = [mount.needs_glibc for mount in mounts if mount.needs_glibc]

@@ -262,7 +262,7 @@ ShortLived = Literal["agent", "build", "fork", "host", "transfer", "verifier", "
 
 
 def name_prefix(purpose: str) -> str:
-    """Returns how directory names for a purpose start. In a full name, the creator's process number follows."""
+    """Returns the first part of directory names for a purpose. In a full name, the creator's process number follows."""
     return f"ares_exp-{purpose}-"
 
 
@@ -358,7 +358,7 @@ def find_directories(purpose: str, delete: Callable[[Path], bool], folders: Iter
 
 
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:
-    """Returns whether a directory's creator is dead. If so and `then` is set, calls it and returns its result."""
+    """Returns whether a directory's creator is dead. If so, and if `then` is set, returns the result of `then`."""
     try:
         with locked(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
             found = os.fstat(descriptor)

@@ -212,7 +212,7 @@ class MarkParser:
     """
 
     def __init__(self, key: str, sign: bytes = _MARK) -> None:
-        """Creates a parser for marks between two bytes `sign`. Programs in the container do not know the `key`."""
+        """Creates a parser for marks that start and end with `sign`. Programs in the container do not know `key`."""
         self._sign = sign
         self._prefix = sign + key.encode() + b" "
         self._carry = b""
@@ -360,7 +360,7 @@ class Channel:
         return self.run
 
     async def send(self, script: Script) -> None:
-        """Sends text to the shell. `script` creates the text: a script, or input for the script that is running."""
+        """Sends the text that `script` returns to the shell: a new script, or input for the script that is running."""
         with contextlib.suppress(OSError):  # the listener sees the end of the stream
             await self.stream.write(script(self._key, self.shell).encode("utf-8", "surrogateescape"))
 

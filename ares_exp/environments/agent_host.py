@@ -108,7 +108,7 @@ NO_CONTEXT = AgentContext()
 FIRST_REQUEST_GRACE_SEC = 2.0
 """Seconds for which the host still waits for the agent's first request after the agent's time limit has passed."""
 CANCEL_GRACE_SEC = 5.0
-"""Seconds that a cancelled agent has to end. They include the time to kill its running command."""
+"""Time limit in seconds for a cancelled agent to end, including the time to kill its running command."""
 
 
 class TimeIsUpError(Exception):
@@ -355,8 +355,8 @@ class AgentHost:
         If the agent has cancelled the call, the response is only recorded in the journal.
 
         Raises:
-            TimeIsUpError: The response is `None`, which means that the policy did not respond in time. Or it came after
-                the agent's time limit, so the agent does not get it.
+            TimeIsUpError: The policy did not respond in time (`response` is `None`). Or the response came after the
+                agent's time limit, so the agent does not get it.
         """
         if response is None:
             raise TimeIsUpError

@@ -1,8 +1,8 @@
 """`env=ares`, a source that runs the presets of the `martian-ares` package.
 
-Importing `martian-ares` fetches a list of data sets from a server. The import therefore has a time limit, and is
-delayed until tasks are loaded. The requests and responses of `martian-ares` have the same fields as in ares_exp, but
-the adapter converts tool definitions, tool choices, and messages that are tool calls.
+Importing `martian-ares` fetches a list of data sets from a server. The import therefore has a time limit, and
+takes place only when tasks are loaded. The requests and responses of `martian-ares` have the same fields as in
+ares_exp. Only tool definitions, tool choices, and messages that are tool calls have another form and are converted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class AresEnvironments(SelectingSource[SimpleNamespace]):
-    """A source of the tasks of one preset of `martian-ares`, with their names in that package, such as `20q:5`."""
+    """A source of the tasks of one preset of `martian-ares`. That package's task names, such as `20q:5`, are kept."""
 
     needs_container = False  # the package starts its own containers
 

@@ -242,7 +242,7 @@ class CodeEnvironment(EnvironmentBase):
             EpisodeStateError: `step` was called before `reset()`, after LAST, or during another call.
             AgentError, ContainerError, VerifierError: The agent, the container or the verifier failed. Nothing is left
                 running.
-            TypeError: `action` is not an `LLMResponse`; the episode continues.
+            TypeError: `action` is neither an `LLMResponse` nor `None`; the episode continues.
         """
         check_action(action)
         return await self._go_on("step()", lambda: self.apply(action))
@@ -321,8 +321,8 @@ class CodeEnvironment(EnvironmentBase):
             snapshot: The snapshot, its directory, or its snapshot.json.
             container_factory: Factory of the container; by default a factory with the recorded type and options.
                 Required if the recorded factory allowed a network.
-            code_agent_factory: Factory of the agent; by default the recorded factory, if an option of the group `agent`
-                creates it. Otherwise required.
+            code_agent_factory: Factory of the agent; by default the recorded factory. Required if no option of the
+                group `agent` creates this factory.
             task: The task; by default read from its recorded path, where it must be unchanged. Required if the episode
                 ran the task's solution (`policy=oracle`).
             limits: Limits that truncate episodes; by default the recorded limits.

@@ -194,7 +194,7 @@ class LimitedEnvironment(EnvironmentWrapper):
         return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any]:
-        """Calls `truncate` of the wrapped environment or, if this is not supported, closes it with reward `None`."""
+        """Truncates the wrapped environment. If this is not supported, closes it; the reward is then `None`."""
         if self._pending is None or self._pending.step_type == "LAST":
             raise no_episode(ended=self._pending is not None)
         return await self._cut_short(limit)

@@ -129,7 +129,7 @@ def _writing(
     delta: Delta,
     processes: list[str],
 ) -> Callable[[SnapshotStore, bool], EnvironmentSnapshot]:
-    """Copies the data of an episode, and returns a function that writes it as a snapshot and can run in a thread."""
+    """Copies an episode's data. Returns a function that writes this data as a snapshot, and may run in a thread."""
     from ares_exp.snapshots.snapshot import EnvironmentSnapshot, encode_messages
 
     assert time_step.observation is not None

@@ -121,7 +121,7 @@ class HarborEnvironments(CodeEnvironments[HarborTask]):
             registry: Path of a `registry.json`; with `repo`, a path in the repository.
             dataset: Data set of the registry, `name[@version]`, such as `terminal-bench@2.0`. Without `registry` and
                 `repo`, Harbor's own registry is used.
-            git_url: Git repository of one task, whose folder is `path`.
+            git_url: Git repository that contains one task, in the folder `path`.
             git_commit: Commit, branch or tag of `git_url`; `None` for the default branch.
             repo: Repository of tasks: `org/name[@ref]`, `git@host:org/name[@ref]`, or a URL that may end with
                 `/tree/<ref>/<folder>`.

@@ -122,7 +122,7 @@ class OwnModel:
         self._elsewhere = elsewhere
 
     async def open(self) -> None:
-        """Checks that the client is ready, or raises `PreflightError`. Its requests will run on this event loop."""
+        """Checks that the client is ready, or raises `PreflightError`. Requests will run on the caller's event loop."""
         self._home = asyncio.get_running_loop()
         if self._elsewhere is not None:
             return
@@ -169,13 +169,13 @@ class OwnModel:
         return EpisodeModel(self, client, task_name, files, scorer)
 
     async def read_asked(self, files: Path) -> Sequence[Asked] | None:
-        """Reads the record of an episode's questions; `None` if the episode has no record."""
+        """Reads the questions to the model and its answers that are recorded in `files`; `None` without a record."""
         if self._elsewhere is not None:
             return await self._elsewhere.read(files)
         return await asyncio.to_thread(read_asked, files)
 
     async def append_asked(self, files: Path, asked: Asked) -> None:
-        """Appends a question and its answer to the record of an episode.
+        """Appends a question to the model and its answer to the record in `files`.
 
         The answer was paid for, so the write is completed even if the caller is cancelled, for example by Ctrl-C.
 

@@ -135,7 +135,7 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
 
     Raises:
         SnapshotUnsupportedError: The snapshot has options that are not restored from a file for security reasons, or
-            this installation lacks the type. The caller must pass a factory.
+            this installation lacks the container type. The caller must pass a factory.
         SnapshotMetadataError: The recorded options are invalid.
     """
     name, options = snapshot.container_type, snapshot.container.get("options") or {}

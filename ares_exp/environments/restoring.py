@@ -93,7 +93,7 @@ class Rerun:
                 concurrent conversations may differ in the replay.
             step: Number of responses to replay.
             seed: The recorded seed.
-            lineage: Ids of the root and parent episode and the step, for the trajectory of the new episode.
+            lineage: Ids of the root and parent episodes, and the recorded step, for the new episode's trajectory.
             edits: Edits that are applied to messages before the policy sees them. Ignored if `snapshot` is set, because
                 a snapshot contains its own edits.
             snapshot: Snapshot of an earlier step from which the replay starts; by default, it starts at the first step.
@@ -109,7 +109,7 @@ class Rerun:
         self._report = report
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for pickling. In the other process, `report` logs the messages as warnings."""
+        """Returns the state for pickling. After unpickling, `report` logs the messages as warnings."""
         return {**self.__dict__, "_report": logger.warning}
 
     def prepare(self, episode: CodeEnvironment, tasks: Sequence[Task]) -> None:
@@ -203,8 +203,8 @@ class Continuation:
         Args:
             snapshot: The snapshot.
             task: The task; by default read from its recorded path.
-            lineage: Ids of the root and parent episode and the step, for the trajectory of the new episode; by default
-                the lineage in the snapshot.
+            lineage: Ids of the root and parent episodes, and the recorded step, for the new episode's trajectory. By
+                default, the lineage in the snapshot.
             edits: Changes to messages before the policy sees them, in addition to the edits in the snapshot.
             new_seed: Seed for the agent's random values after the snapshot. With `None`, the agent gets the same random
                 values as in the original episode.
@@ -218,7 +218,7 @@ class Continuation:
         self._on_release = on_release
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for pickling without `task`, which is then read from its path, and without `on_release`."""
+        """Returns the state for pickling, without `on_release`. The task is read again from its recorded path."""
         return {**self.__dict__, "task": None, "_given_task": None, "_on_release": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

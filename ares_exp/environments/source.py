@@ -132,7 +132,7 @@ class SourceBase(EnvironmentSource):
 
     @property
     def needs_container(self) -> bool:
-        """Whether the environments use a container and a code agent, whose options a run then checks. Default: yes."""
+        """Whether the environments use a container and a code agent, so that a run checks both. Default: yes."""
         return True
 
     @property
@@ -155,7 +155,7 @@ class SourceBase(EnvironmentSource):
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """The selected tasks in order, for task lists. Default: empty, if the source has only names of tasks."""
+        """The selected tasks in order, for task lists; empty if the source knows only their names. Default: empty."""
         return ()
 
     @property
@@ -178,7 +178,7 @@ class SourceBase(EnvironmentSource):
         return ()
 
     def digest(self, task_name: str) -> str | None:
-        """Returns a digest that changes if the task changes. Blocking. Default: `None`, if no digest is known."""
+        """Returns a digest that changes if the task changes; `None` if it is unknown. Blocking. Default: `None`."""
         return None
 
     def keep(self, task_names: Sequence[str]) -> None:

@@ -167,9 +167,9 @@ _SKIPPED = frozenset({
 class FactsOracle(Policy):
     """An oracle that answers questions by comparing words with the bundled facts, without a model.
 
-    It knows the names and facts of all bundled objects. It looks for names and facts whose words occur in the question.
-    If they do not cover every significant word of the question, the answer is "don't know". Otherwise, the answer is
-    yes if all of them are true of the hidden object, and no if not.
+    It knows the names and facts of all bundled objects, and looks for those whose words occur in the question. If these
+    matches do not cover every significant word of the question, the answer is "don't know". Otherwise, the answer is
+    yes if all matches are true of the hidden object, and no if not.
 
     This oracle does not understand grammar, so use it only for tests and for trying out the game. If the results
     matter, use a model (`policy@env.oracle=…`).
@@ -343,7 +343,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             return time_step
 
     async def truncate(self, limit: LimitName) -> TimeStep[LLMRequest]:
-        """Ends a game without a correct guess, because `limit` was reached. Raises `EpisodeStateError` like `step`."""
+        """Ends the game as truncated, because `limit` was reached. Raises `EpisodeStateError` like `step`."""
         with self._calls.during("truncate()"):
             self.time_step = self._cut_short(self._playing(), limit)
             return self.time_step
@@ -364,7 +364,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         return self._game.hidden if self._game is not None else None
 
     def report(self) -> EpisodeReport:
-        """Returns facts about the game. Their `phase` is `oracle` while the oracle is answering a question."""
+        """Returns facts about the game. The field `phase` is `oracle` while the oracle is answering a question."""
         game = self._game
         if game is None:
             return EpisodeReport(environment_usage=EnvironmentUsage())

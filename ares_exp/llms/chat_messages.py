@@ -70,7 +70,7 @@ def calls_of(message: Mapping[str, Any]) -> list[ToolCallData]:
 def split_system(request: LLMRequest) -> tuple[str | None, list[Mapping[str, Any]]]:
     """Returns the system prompt and the messages. System and developer messages at the start become part of the prompt.
 
-    Many chat templates do not support several such messages, which Codex, for example, sends.
+    Some agents, such as Codex, send several such messages, which many chat templates do not support.
     """
     texts = [request.system_prompt or ""]
     messages = list(request.messages)
@@ -156,7 +156,7 @@ def tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def arguments_object(arguments: str) -> dict[str, Any] | None:
-    """Parses the arguments of a tool call: `None` for text that is not a JSON object, `{}` for an empty text."""
+    """Returns the parsed arguments of a tool call; `None` if they are not a JSON object, `{}` if the text is empty."""
     if not arguments.strip():
         return {}
     try:

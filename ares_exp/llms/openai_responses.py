@@ -128,7 +128,7 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
 def request_to_body(
     request: LLMRequest, *, model: str, strict: bool = True, report: Report | None = None
 ) -> dict[str, Any]:
-    """Converts `request` to a body for `model`, which asks the endpoint to store nothing and to encrypt reasoning.
+    """Converts `request` to a body for `model`. The body asks the endpoint to store nothing and to encrypt reasoning.
 
     Raises:
         UnsendableRequestError: `request` is malformed, or has unsupported content and `strict` is set.

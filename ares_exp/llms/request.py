@@ -68,7 +68,7 @@ class Origin:
 
     Attributes:
         wire: Wire format of the request: `"chat_completions"`, `"responses"`, `"messages"` or `"generate_content"`.
-        conversation: Name of the conversation: `"main"`, or the conversation of a subagent or a background request.
+        conversation: Name of the conversation: `"main"`, or the name of a subagent's or a background conversation.
         model: Requested model name.
         sampling: Sampling parameters of the HTTP request (token limit, temperature, …), by their names in its API. The
             fields of the `LLMRequest` contain them only if the agent's `forward_sampling` is set.

@@ -85,8 +85,8 @@ class LLMResponse:
         latency_sec: Seconds from the first attempt to send the request until the complete response, including retries.
         sampling: Sampling parameters that were sent to the engine, by their names in its API, if known.
         policy_version: Version of the weights that generated the response, as named by the engine or trainer, if known.
-        policy_version_from: Source of `policy_version`. `body`, `header` or `metadata` of the endpoint's response,
-            `announced` by a trainer, or set in the `policy`. `None` if the source is unknown.
+        policy_version_from: Source of `policy_version`: `body`, `header` or `metadata` (of the endpoint's response),
+            `announced` (by a trainer), or `policy` (its settings or updates). `None` if the source is unknown.
         activations: Files of saved hidden states, by module name. Each entry has the path of the `.npy` `file` relative
             to the run's directory, the number of `rows`, and the token `positions` of the rows.
     """

@@ -1,6 +1,6 @@
 """Assembly of a streamed response into the body that the endpoint would have sent without streaming.
 
-The same converters can therefore read streamed and other responses. The body also contains content of the stream that
+Converters can therefore read responses with and without streaming. The body also contains content of the stream that
 this package does not know, so that the converter can report it.
 """
 

@@ -84,7 +84,7 @@ _ahead: ContextVar[_Ask | None] = ContextVar("asked ahead", default=None)
 
 
 def counted_when_awaited(on_wait: Callable[[float], None]) -> Callable[[float], None]:
-    """Wraps `on_wait` to count a wait only while the episode awaits the request. Parallel waits are not added up."""
+    """Wraps `on_wait`, so that the waits of a request count only while the episode awaits this request."""
 
     def waited(seconds: float) -> None:
         ask = _ahead.get()
@@ -120,8 +120,8 @@ class AskedAhead(Generic[T]):
             concurrency: Maximum number of concurrent requests. With 1, no request is sent ahead of time.
             has_room: Function that returns whether the episode's limits allow more than the given number of further
                 responses.
-            on_wait: Callback that receives the remaining wait of a request for its endpoint, in seconds. It is called
-                when the episode starts to wait for the response.
+            on_wait: Callback for a request that was sent ahead of time and that its endpoint still delays when the
+                episode starts to wait for the response. It receives the remaining delay in seconds.
         """
         self._ask = ask
         self.looks_ahead = concurrency > 1
@@ -135,7 +135,7 @@ class AskedAhead(Generic[T]):
         self.awaited: int | None = None
 
     def expect(self, pending: Sequence[PendingRequest]) -> None:
-        """Cancels requests that are no longer pending. Sends all pending requests except the first ahead of time."""
+        """Cancels requests that are no longer pending. Sends all others but the first ahead, if limits allow."""
         if not self.looks_ahead or self._closed:
             return
         self._pending = pending
@@ -215,7 +215,7 @@ async def _ask_no_more(call: PendingRequest, is_ahead: bool) -> NoReturn:
 
 
 class PaidBackgroundRequests:
-    """A client for episodes without a response log. Passes each background response to `pay`, to count its cost."""
+    """A client for episodes without a response log. Counts the cost of responses to background requests with `pay`."""
 
     def __init__(self, client: LLMClient, pay: Callable[[LLMResponse], None]) -> None:
         """Stores the client, and the function `pay`, which receives each response to a background request."""

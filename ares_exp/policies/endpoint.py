@@ -86,7 +86,7 @@ class Endpoint:
 
     Attributes:
         base_url: URL including the version.
-        key: API key to use instead of the key in the environment variable; `None` if it is not replaced.
+        key: API key that replaces the key in the environment variable; `None` to use the environment variable.
     """
 
     def __init__(
@@ -415,7 +415,7 @@ def _model_names(body: bytes) -> list[str]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception and its causes, the innermost last, because the first is often only a "Connection error"."""
+    """Yields an exception and then its causes, in order. The first is often only a "Connection error"."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

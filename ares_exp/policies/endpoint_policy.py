@@ -141,8 +141,8 @@ class EndpointPolicy(Policy):
             (`Retry-After`), the request fails.
         max_concurrency: Maximum number of concurrent requests. A request that waits for its retry does not count. If
             the endpoint demands the wait (`Retry-After`), all other requests wait as well.
-        max_concurrency_per_episode: Maximum number of concurrent requests of one episode whose agent waits for several
-            responses. With 1, requests are sent one after the other.
+        max_concurrency_per_episode: Maximum number of concurrent requests of one episode, if its agent waits for
+            several responses at once. With 1, requests are sent one after the other.
         max_response_bytes: Maximum size of a response in bytes.
         preflight_timeout_sec: Time limit in seconds of the check before the run (`preflight`).
         prices: US dollars per million tokens, by model name: `{gpt-x: {input_per_million_usd: 2.5,
@@ -374,7 +374,7 @@ class EndpointPolicy(Policy):
         return replace(request, stream=False, **ours)
 
     def version_at(self, episode: EpisodeSpec) -> dict[str, Any]:
-        """Returns the version of the weights for a response in which the endpoint does not report it.
+        """Returns the version of the weights, for a response that does not contain the version.
 
         The result has the fields `policy_version` and `policy_version_from` of an `LLMResponse`. It is empty if no
         trainer has announced a version.

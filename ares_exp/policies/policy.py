@@ -122,7 +122,7 @@ class Policy(LLMClient):
     def recorded_files(self, task_name: str, attempt: int) -> Path | None:
         """Returns the directory with the files of the recorded episode that an attempt replays. Default: `None`.
 
-        If a judge (a scorer that uses a model) repeats a recorded request, these files contain its response.
+        If a judge (a scorer that uses a model) repeats a recorded request, these files contain the recorded response.
         """
         return None
 

@@ -72,7 +72,7 @@ class ReplayPolicy(Policy):
                 differences that the normalisers remove. With `False`, the policy responds despite differences.
             normalise: Normalisers, which replace varying parts of requests before these are compared. Each is the name
                 of a built-in normaliser, or a custom `{pattern, replacement}`. They are applied in this order, after
-                the agent's normalisers. With an empty list, no normaliser is applied. See
+                the agent's normalisers. With an empty list, not even the agent's normalisers are applied. See
                 `ares_exp.trajectories.request_diff`.
         """
         self._path = trajectory
@@ -160,7 +160,7 @@ class ReplayPolicy(Policy):
 
 
 def _last_tries(stored: Iterable[StoredEpisode]) -> list[StoredEpisode]:
-    """Returns the last episode of each attempt, and all without an attempt number, sorted by run and attempt."""
+    """Returns the last episode of each attempt, by run and attempt. Keeps all episodes without an attempt number."""
     runs: dict[Path, int] = {}
     last: dict[tuple[int, str, int | str], StoredEpisode] = {}
     for found in stored:
@@ -218,7 +218,7 @@ class _Replayed:
             self._compare(request)
 
     def _respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Returns the recorded response to a background request. The request may differ, because it is not a step."""
+        """Returns the recorded response to a background request, even if the request differs from the recorded one."""
         asked = serialize_llm_request(request)
         if (recorded := self._next_background_request(asked)) is None:
             raise ReplayDivergenceError(

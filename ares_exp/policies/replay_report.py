@@ -33,7 +33,7 @@ class Score:
     Attributes:
         matching: Number of steps that are equal, either exactly or after normalising.
         compared: Number of matching, different and extra steps, plus the recorded steps that the replay did not reach.
-            The latter do not count if the replay was interrupted by a failed container, Ctrl-C, or the replay policy.
+            The latter do not count if Ctrl-C, a container failure, or an error of the replay policy ended the replay.
     """
 
     matching: int = 0

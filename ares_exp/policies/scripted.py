@@ -91,7 +91,7 @@ class ScriptedPolicy(Policy):
         return _Script(episode.task_name, self._replies_for(episode.task_name), self._repeat_last)
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Returns the next reply outside of a run. Uses the entry `*` of a mapping, because the task is unknown."""
+        """Returns the next reply, without an episode. Uses the entry `*` of a mapping, because the task is unknown."""
         self._without_episode = self._without_episode or self.for_episode(EpisodeSpec("*"))
         return await self._without_episode(request)
 

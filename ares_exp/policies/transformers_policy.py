@@ -156,7 +156,7 @@ class TransformersPolicy(Policy):
         await self._model_in_process().loaded()
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
-        """Returns a client for one episode. It samples with the episode's seed, and continues earlier token ids."""
+        """Returns a client for one episode. The options `seed` and `continue_tokens` determine its seed and prompts."""
         return TokenClient(
             spec=episode,
             load=self._chat,
@@ -168,7 +168,7 @@ class TransformersPolicy(Policy):
         )
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Responds to one request outside of episodes, with seed 0."""
+        """Responds to one request outside of episodes. The option `seed="episode"` then means seed 0."""
         self._without_episode = self._without_episode or self.for_episode(EpisodeSpec("", 0))
         return await self._without_episode(request)
 

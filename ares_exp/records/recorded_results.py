@@ -62,13 +62,13 @@ def read_sessions(run_dir: RunDir) -> Iterator[dict[str, Any]]:
 
 
 def last_attempts(run_dir: RunDir) -> int | None:
-    """Returns `attempts` (per task) from the last session that recorded this setting; `None` if no session did."""
+    """Returns the setting `attempts` (number per task) from the last session that recorded it; `None` if none did."""
     planned = [line.get("attempts") for line in read_sessions(run_dir)]
     return next((one for one in reversed(planned) if isinstance(one, int) and one > 0), None)
 
 
 def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
-    """Reads the scores that `ares-exp score` added to a finished run, by episode id and then by name of the score.
+    """Reads the scores that `ares-exp score` added to a finished run: episode id → name of the score → value.
 
     Raises:
         ConfigError: A file cannot be read, or a complete line is not a valid score. The message has the line number.

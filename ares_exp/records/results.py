@@ -124,11 +124,11 @@ class ErrorInfo:
     """The record of an error that ended an episode, or of a limit that truncated it.
 
     Attributes:
-        type: Class name of the exception, or `limit`. For the limit `agent_exit`, the class name of the agent's
-            exception.
+        type: Class name of the exception, or `limit` for a limit. For the limit `agent_exit`, the class name of the
+            agent's exception.
         message: Human-readable message.
-        limit: Limit that was reached: `steps`, `time`, `tokens`, `cost`, `unknown`, or a name that the environment
-            defines; `None` for an error.
+        limit: Limit that was reached, such as `steps`, `time`, `tokens`, `cost`, `agent_exit`, or a limit that the
+            environment defines; `unknown` if it has no name; `None` for an error.
     """
 
     type: Text
@@ -281,8 +281,8 @@ class StageResult:
 class EpisodeResult:
     """One line of `episodes.jsonl`: the result of one episode.
 
-    After an error (`retry`), or when the run is resumed, another episode is started for the same attempt. The file
-    keeps the lines of all episodes. The last episode is the result of the attempt.
+    If an attempt is retried after an error, or run again in a resumed run, it gets another episode. The file keeps the
+    lines of all episodes. The result of the attempt is the result of its last episode.
 
     Attributes:
         episode_id: Unique id of the episode, which is also the name of its trajectory file.
@@ -417,7 +417,7 @@ def final_results(results: Iterable[EpisodeResult]) -> tuple[EpisodeResult, ...]
 
 
 def reward_names(results: Iterable[EpisodeResult]) -> list[str]:
-    """Returns the names of all rewards in order of appearance. Omits `reward` if it equals each result's reward."""
+    """Returns all names in `rewards`, in order of appearance. Omits `reward` if it repeats each result's `reward`."""
     given = [(name, value != result.reward) for result in results for name, value in result.rewards.items()]
     names = dict.fromkeys(name for name, _ in given)
     return [name for name in names if name != "reward" or ("reward", True) in given]

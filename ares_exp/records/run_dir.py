@@ -376,7 +376,7 @@ class RunDir:
 
     @contextmanager
     def owned(self, *, resume: bool = False) -> Iterator[None]:
-        """Creates the directory and its `episodes.jsonl`, and locks it against other processes during the block.
+        """Creates the directory and its `episodes.jsonl`. Locks the directory against other processes during the block.
 
         Raises:
             ConfigError: The directory contains another run (unless it is resumed), is used by another process, is not
@@ -430,8 +430,8 @@ class RunDir:
     def sweep_up(self) -> None:
         """Removes the temporary files that killed processes have left in the run directory.
 
-        Only the process that owns the directory may call this method. Folders with files of tasks, snapshots and
-        trackers are not searched.
+        Only the process that owns the directory may call this method. Does not search the folders that contain files of
+        tasks, snapshots or trackers.
         """
         others = (self.files, self.snapshots, self.branch_point, self.tensorboard, self.path / "wandb")
         folders = [path for path in self.path.iterdir() if path.is_dir() and not path.is_symlink()]

@@ -65,7 +65,7 @@ class RunSummary:
 
     @property
     def broken(self) -> tuple[EpisodeResult, ...]:
-        """The results of reference solutions (see `must_pass`) below the threshold; empty if other policies ran."""
+        """The results with rewards below the threshold, if reference solutions ran (`must_pass`); otherwise empty."""
         scored = self.scored if self.must_pass else ()
         return tuple(one for one in scored if one.reward is not None and one.reward < self.threshold)
 

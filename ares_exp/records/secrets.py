@@ -52,10 +52,10 @@ class RepeatedWarnings(logging.Filter):
 
 
 def kind_of(record: logging.LogRecord) -> str:
-    """Returns a text that is the same for all records of a kind, which is the message format without the values.
+    """Returns a text that is the same for all records of a kind: the message format, without the values.
 
-    If the format starts with `%`, formats of different kinds look alike. The text then also contains the first value,
-    in which all numbers are replaced by 0.
+    A format that starts with `%`, such as `%s: %s`, is too general to identify a kind. The text then also contains the
+    first value, in which all numbers are replaced by 0.
     """
     template = str(record.msg)
     if not template.startswith("%"):
@@ -114,9 +114,9 @@ def scrub(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mask_known_secrets(text: str) -> str:
-    """Masks episodes' API keys, values of sensitive environment variables, and values passed to `protect` in a text.
+    """Masks the known secrets in `text`, also if they are encoded as JSON strings.
 
-    Also finds values that are encoded as JSON strings.
+    These are API keys of episodes, values of sensitive environment variables, and values passed to `protect`.
     """
     if EPISODE_KEY_PREFIX in text:
         text = _EPISODE_KEY.sub(MASK, text)
@@ -150,7 +150,7 @@ class KnownSecrets:
 
 
 class SecretFilter(logging.Filter):
-    """A log filter that masks the known secrets, and the secrets in `typed`, in messages and tracebacks."""
+    """A log filter that masks secrets in messages and tracebacks: known secrets and those in `typed` (command line)."""
 
     def __init__(self, typed: Iterable[str] = ()) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def _in_json(secret: str) -> str:
 
 _protected: set[str] = set()
 _known: tuple[tuple[int, Mapping[Any, Any]], tuple[str, ...]] = ((-1, {}), ())
-"""Cache for `_known_secrets`: the number of protected values with the environment variables, and their secrets."""
+"""Cache for `_known_secrets`: its key (number of protected values, and environment variables) and its result."""
 
 
 def protect(values: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from ares_exp.snapshots.store import SnapshotStore
 
 HEAD_BYTES, TAIL_BYTES = 96 * 2**10, 32 * 2**10
 MAX_BYTES = 2**20
-"""Maximum number of characters of all file texts of an episode. After that, files are only listed with their sizes."""
+"""Maximum number of characters of all file texts of an episode. Beyond it, files are listed without text."""
 MAX_FILES = 200
 SHOWN_FOLDERS = ("verifier",)
 SHOWN_NAMES = ("manifest.json",)
@@ -148,7 +148,7 @@ def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry], diffs: _Diff
 
 
 def _change(old: Entry | None, new: Entry | None) -> str | None:
-    """Returns `added`, `changed`, `removed` or `permissions`; `None` if at most the time of a directory changed."""
+    """Returns `added`, `changed`, `removed` or `permissions`; `None` if nothing or only a time changed."""
     if new is None or new.kind == "whiteout":
         return "removed" if old is None or old.kind != "whiteout" else None
     if old is None or old.kind == "whiteout":

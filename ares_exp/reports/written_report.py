@@ -147,7 +147,7 @@ class Subject:
     """The runs that a report shows.
 
     Attributes:
-        path: Path of the run or sweep; for a comparison, of the first run.
+        path: Path of the run, the sweep, or the first of two compared runs.
         runs: The runs by display name.
         more: Other top-level keys of the payload: `pair` for a comparison of two runs, or `sweep` for a sweep.
         first_tasks: Tasks whose trajectories are added first, because the size of the file is limited.
@@ -166,7 +166,7 @@ class Subject:
 
 MAX_BYTES = 25 * 10**6
 BYTES_OF_A_ROW = 260
-"""Estimated number of bytes per episode for data that is not in its row yet, such as the name of its HTML block."""
+"""Estimated number of bytes that are added later to each episode's data, such as the name of its HTML block."""
 MISSES = 20
 """Number of consecutive trajectories that do not fit into the file, after which no further trajectories are tried."""
 

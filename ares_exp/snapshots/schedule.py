@@ -33,8 +33,8 @@ class SnapshotSchedule:
     Attributes:
         output_dir: Directory of the snapshot store.
         timeout_sec: Time limit of one snapshot in seconds.
-        is_only_to_continue: Whether the snapshots only serve to continue episodes, so that the agent must be
-            restorable.
+        is_only_to_continue: Whether the snapshots only serve to continue episodes. If so, a run requires an agent that
+            can be restored.
     """
 
     @validate_call
@@ -55,7 +55,7 @@ class SnapshotSchedule:
             every: Number of applied responses between two snapshots: 1 means every step, 5 means steps 0, 5, 10, …
                 Snapshots are taken while the environment waits for an action. With `None`, they are taken only on
                 request.
-            keep: Number of snapshots to keep per episode: the latest ones. `None` keeps all.
+            keep: Number of snapshots to keep per episode; the oldest ones are deleted. `None` keeps all.
             success_reward: Smallest reward of a successful episode. The snapshots of an episode with at least this
                 reward are deleted at its end. `None` keeps all of them.
             timeout_sec: Time limit of a snapshot in seconds. A snapshot that takes longer is cancelled, reported and

@@ -41,7 +41,7 @@ MAX_MESSAGES_BYTES = 256 * 2**20
 MAX_FILE_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
 MAX_INTEGER_BITS = 1000
-"""Maximum length of an integer in bits, so that a float can approximate it. Random generators have long states."""
+"""Maximum length of an integer in bits: enough for the states of random generators, within the range of floats."""
 CHECKSUM = "checksum"
 _NOT_INCLUDED = (CHECKSUM, "snapshot_dir")
 _NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage", CHECKSUM)
@@ -339,7 +339,7 @@ class EnvironmentSnapshot:
         Args:
             data: The JSON object.
             where: Name of the file, for error messages.
-            snapshot_dir: Directory of the snapshot in its store. `None`: the directory that `data` contains.
+            snapshot_dir: Directory of the snapshot in its store; by default the directory that `data` contains.
 
         Raises:
             SnapshotVersionError: The schema version is not the current one.
@@ -466,7 +466,7 @@ def _file_at(path: Path) -> Path:
 def encode(data: Mapping[str, Any], path: Path) -> bytes:
     """Returns the bytes of a `snapshot.json`, with masked secrets and a checksum.
 
-    Raises `SnapshotError` if it exceeds `MAX_FILE_BYTES`, because it could not be read again.
+    Raises `SnapshotError` if the file would exceed `MAX_FILE_BYTES`, because it could not be read again.
     """
     written = json.loads(dump_json(data))
     text = f"{dump_json(with_checksum(written), indent=1)}\n".encode()

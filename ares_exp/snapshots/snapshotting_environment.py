@@ -41,7 +41,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     """
 
     def __init__(self, env: MinimalEnvironment, schedule: SnapshotSchedule, *, episode_id: str | None = None) -> None:
-        """Wraps `env`, which must support `export_state`. `episode_id` is the first episode's id; others are random."""
+        """Wraps `env`, which needs `export_state`. `episode_id` is the first episode's id; later ids are random."""
         super().__init__(env)
         self._schedule = schedule
         self._episode_id = episode_id or uuid.uuid4().hex
@@ -55,7 +55,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
         self.snapshot_failures = 0
 
     def report(self) -> EpisodeReport:
-        """Returns the environment's report with its snapshots, and the seconds waited for them (phase `snapshot`)."""
+        """Returns the environment's report. Adds the snapshots, and the time spent on waiting for them."""
         report = super().report()
         return replace(
             report,
@@ -145,7 +145,7 @@ class SnapshottingEnvironment(EnvironmentWrapper):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Completes the snapshot in progress, or cancels it after a cancellation. Then closes the environment."""
+        """Waits for the snapshot in progress or, if the block was cancelled, cancels it. Closes the environment."""
         try:
             if isinstance(exc, asyncio.CancelledError | KeyboardInterrupt):
                 await self._abandon_snapshot()

@@ -130,7 +130,7 @@ class SnapshotStore:
 
         Args:
             snapshot: Snapshot to add. Its `snapshot_dir` is ignored.
-            sync: Whether the snapshot and its objects must survive a power cut when this method returns.
+            sync: Whether the snapshot and its objects survive a power cut after this method has returned.
 
         Returns:
             The snapshot as it is in the store, with masked secrets and its new `snapshot_dir`.
@@ -171,7 +171,7 @@ class SnapshotStore:
         return committed
 
     def get(self, snapshot_id: str) -> EnvironmentSnapshot:
-        """Reads a snapshot. Raises `SnapshotNotFoundError` or, if it is unreadable, `SnapshotMetadataError`."""
+        """Reads a snapshot. Raises `SnapshotNotFoundError` if missing, and `SnapshotMetadataError` if unreadable."""
         directory = self._directory(snapshot_id)
         with _told(directory, "read"):
             if directory.is_symlink():
@@ -187,7 +187,7 @@ class SnapshotStore:
         return snapshot
 
     def nearest(self, episode_id: str, step: int) -> EnvironmentSnapshot | None:
-        """Returns an episode's last snapshot at or before `step`; `None` if there is none, or if it is not restorable.
+        """Returns an episode's last snapshot at or before `step`. `None` if it does not exist or is not restorable.
 
         Raises:
             SnapshotError: The snapshot cannot be read.

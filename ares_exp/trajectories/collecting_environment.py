@@ -180,7 +180,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
         return time_step
 
     async def step(self, action: Any) -> TimeStep[Any]:
-        """Steps the environment and records the step, after any past steps that are not recorded yet."""
+        """Steps the environment and records the step. If earlier steps are not recorded yet, records them first."""
         started = time.perf_counter()
         if not self._active:
             self._adopt()

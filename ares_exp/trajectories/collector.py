@@ -227,8 +227,8 @@ class EpisodeCollector(CollectorBase):
         `_ended` then writes the whole episode.
 
         Raises:
-            OSError: The line, or the start line before the first step, could not be written. Raised at most once per
-                episode, and not if the file was removed.
+            OSError: The line could not be written or, at the first step, the start line could not. Raised at most once
+                per episode. Not raised if the file was removed.
         """
         try:
             if handle.unwritten is None:

@@ -1,7 +1,7 @@
-"""The recorded responses of an episode, which resume, replay and branches pass to the agent again.
+"""The recorded responses of an episode, which the agent gets again in a resumed run, a replay or a branch.
 
-These features pass recorded responses up to a certain step, and compare each request of the agent with the recorded
-request. Each feature chooses this step differently, and reacts differently to requests that differ.
+All three pass recorded responses up to a certain step, and compare each request of the agent with the recorded request.
+They choose this step in different ways, and react in different ways to requests that differ.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class RecordedResponses:
     def next_for(self, request: Mapping[str, Any]) -> Exchange | None:
         """Returns the next recorded exchange for the conversation of `request`; `None` if there is none.
 
-        The recorded conversation has the same name or, if there is none, the same first request. If neither exists, the
-        first conversation of an agent without tools uses the recorded main conversation, because records rename this
-        conversation to `main`.
+        It comes from the recorded conversation with the same name. Without one, it comes from a recorded conversation
+        with the same first request. Without both, the first conversation of an agent without tools continues with the
+        recorded main conversation, because records rename this conversation to `main`.
         """
         conversation = conversation_of(request)
         if conversation not in self._names:
@@ -117,7 +117,7 @@ class RecordedResponses:
         return self._comparison.compare(step, exchange.request, request)
 
     def are_same(self, recorded: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-        """Returns whether two requests are equal after normalising. Also counts changes that `compare` ignores."""
+        """Returns whether two requests are equal after normalising. Unlike `compare`, ignores no earlier changes."""
         return RequestComparison(self._normalisers).compare(0, recorded, request).is_same
 
     def use(self, request: Mapping[str, Any]) -> None:

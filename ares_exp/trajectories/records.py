@@ -60,7 +60,7 @@ def _with_main(steps: Sequence[StepRecord], *, is_whole: bool) -> tuple[StepReco
     """Renames the first conversation to `main` if no conversation has this name and the first one has no tools.
 
     In an incomplete episode (`is_whole` is false), the first conversation may be a background request, such as a
-    request for a title. It is then renamed only if it grows, so that its requests differ in their number of messages.
+    request for a title. It is then renamed only if its number of messages differs between requests.
     """
     requests = [step.observation for step in steps if step.observation is not None]
     names = [conversation_of(request) for request in requests]

@@ -2,8 +2,8 @@
 
 Each message and each setting is equal, equal after normalising, or different. Normalisers replace values that change in
 each run, such as times or process ids, by a placeholder (see `BUILT_IN`). Known secrets are masked, as in the records.
-Resume and branches use all built-in normalisers, and a replay uses those in its config. Both also use the normalisers
-of the agent. `ares-exp compare` uses none.
+Resumed runs and branches use all built-in normalisers, and a replay uses those in its config. All three also use the
+normalisers of the agent. `ares-exp compare` uses none.
 
 An agent that is replayed from its journal gets the recorded times again. Its requests must therefore be exactly equal,
 and only their digests are compared (`agents.runtime.call_identity`).
@@ -386,7 +386,7 @@ class RequestChange:
 
 
 def is_request(observation: Any) -> bool:
-    """Returns whether an observation is a request from a code agent, which is a mapping with a list of `messages`."""
+    """Returns whether an observation is a request from a code agent, that is, a mapping with a list of `messages`."""
     messages = observation.get("messages") if isinstance(observation, Mapping) else None
     return isinstance(messages, tuple) and all(isinstance(message, Mapping) for message in messages)
 

@@ -1,6 +1,6 @@
 """The response log of a running episode, from which a resumed run continues the episode.
 
-It contains each request and its response. A response is written before it is passed to the agent, so that no paid
+The log contains each request and its response. A response is written before it is passed to the agent, so that no paid
 response is lost after `kill -9`. The folder `responses/` of the run contains one file per episode, independent of
 collectors. The file is deleted when the attempt has a result.
 

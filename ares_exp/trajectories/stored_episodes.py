@@ -173,7 +173,7 @@ def _has_ended(episode: StoredEpisode) -> bool:
 def _of_one_run(
     files: Sequence[Path], cache: HeaderCache | None, *, running: bool, broken: list[str] | None, left_out: list[str]
 ) -> Iterable[StoredEpisode]:
-    """Returns the episodes in `files`. If several files contain an episode, prefers the first one in which it ended."""
+    """Returns the episodes in `files`. If several files contain an episode, prefers the first file with its end."""
     found: dict[str, StoredEpisode] = {}
     written: dict[Path, bool] = {}
     for path in files:

@@ -16,7 +16,7 @@ from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The result of the last `reset` or `step`: the response (`None` after `reset`), and the next time step."""
+    """The last `reset` or `step`: the response passed to it (`None` for `reset`), and the time step it returned."""
 
     action: Any
     observation: Any

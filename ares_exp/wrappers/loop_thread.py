@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 CANCEL_GRACE_SEC = 5.0
-"""Maximum time in seconds for which a caller waits until a coroutine that it has cancelled ends."""
+"""Maximum time in seconds to wait for the end of a cancelled coroutine."""
 SIGNAL_CHECK_SEC = 1.0
 """Interval in seconds at which a waiting thread wakes up, so that Ctrl-C works even if it cannot interrupt the wait."""
 

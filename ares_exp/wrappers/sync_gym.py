@@ -1,8 +1,8 @@
 """`GymWrapper`, which turns an asynchronous environment into an ordinary `gymnasium.Env`.
 
 It runs the coroutines of `AsyncGymWrapper` on an event loop in a separate thread. It also works in the vector
-environments `SyncVectorEnv` and, with `shared_memory=False`, `AsyncVectorEnv`, because shared memory cannot contain
-chat requests. Pass them a factory that creates the environment, because a running environment cannot move to another
+environments `SyncVectorEnv` and `AsyncVectorEnv`. The latter needs `shared_memory=False`, because shared memory cannot
+contain chat requests. Pass a factory to vector environments, because a running environment cannot move to another
 process.
 """
 
@@ -68,7 +68,7 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
     @property
     def loop_thread(self) -> LoopThread:
-        """The thread in which the environment runs. Its `interrupt()` cancels a running call from another thread."""
+        """The thread in which the environment runs. Other threads can cancel a running call with its `interrupt()`."""
         return self._loop_thread
 
     def reset(  # type: ignore[override]  # its `info` is a `dict[str, Any]`, with known keys
@@ -238,7 +238,7 @@ def _result(job: asyncio.Future[Outcome]) -> Any:
 
 
 class ThreadedGymDriver(GymDriver):
-    """A driver for an environment that runs on another event loop, so this loop cannot access its pending requests."""
+    """A driver of an environment that runs on another event loop. It cannot access the pending requests there."""
 
     def pending_requests(self) -> tuple[PendingRequest, ...]:
         """Returns an empty tuple, so that the policy receives only one request at a time, as the observation."""

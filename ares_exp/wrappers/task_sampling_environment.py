@@ -69,7 +69,7 @@ class TaskSamplingEnvironment(EnvironmentWrapper):
 
     @property
     def current_task(self) -> Any:
-        """The task of the episode, or its name if the task is unknown; `None` before the first `reset()`."""
+        """The task of the episode, or only its name if the environment has no task object; `None` before `reset()`."""
         return super().current_task or self._task_name
 
     def report(self) -> EpisodeReport:

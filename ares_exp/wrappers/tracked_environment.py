@@ -20,7 +20,7 @@ from ares_exp.trackers.tracker import Tracker
 
 
 class TrackedEnvironment(EnvironmentWrapper):
-    """Calls `log_episode` of a tracker for every episode that has ended or failed. Does not pass trajectories.
+    """Calls `log_episode` of a tracker for every episode that has ended or failed, without its trajectory.
 
     The caller must start the tracker before the first episode, and finish it at the end. Exceptions of the tracker do
     not affect the episode.

@@ -76,7 +76,7 @@ class CodexRecipe(PackagedRecipe):
     def conversation_headers(self) -> tuple[str, ...]:  # type: ignore[override]
         """Header with the id of the Codex thread, by which requests of subagents are recognised.
 
-        Empty if subagents are disabled, because there is only one thread.
+        Empty if subagents are disabled, because Codex then has only one thread.
         """
         return ("thread-id",) if self.subagents else ()
 

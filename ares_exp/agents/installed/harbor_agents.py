@@ -117,7 +117,7 @@ class HarborEnvironment:
         self.task_env_config = SimpleNamespace(workdir=None)
 
     async def link_programs(self, root: str, link: str | None) -> None:
-        """Creates links to the programs in the container's `root/bin` where Harbor's classes look for programs.
+        """Links the programs in the container's `root/bin` into the directory where the Harbor class looks.
 
         Also sets `default_user` to the agent's user, and the working directory and `PATH` to the values for this user.
 
@@ -148,8 +148,8 @@ class HarborEnvironment:
     ) -> HarborResult:
         """Runs a command with the environment variables in the argument `env` and in the attribute `env`.
 
-        The attribute contains the variables in the config, which may contain secrets of this machine. Variables of the
-        argument that contain such a secret are not passed.
+        A variable in the argument is not passed if it contains a secret of this machine. The variables in the attribute
+        come from the config, which may set them to such secrets.
         """
         from harbor.environments.base import ExecResult as HarborResult
 
@@ -267,7 +267,7 @@ class HarborAgent(InstalledAgent):
     async def _run(self, agent: BaseAgent, task: str, root: str, logs: Path) -> str:
         """Runs the setup and the agent of the Harbor class, and saves the trajectory file that the class writes.
 
-        Returns the text of the error that the class raised, or `""`. An error of the container is raised.
+        Returns the text of the error that the class raised, or `""` without an error. Raises errors of the container.
         """
         from harbor.models.agent.context import AgentContext as HarborContext
 
@@ -312,7 +312,7 @@ class HarborAgentFactory(InstalledAgentFactory):
         forward_sampling: bool = False,
         background_requests: BackgroundRequests = "observe",
     ) -> None:
-        """Validates the options. Options with the same name in Harbor have the same meaning.
+        """Validates the options. Options that also exist in Harbor have the same meaning as there.
 
         Args:
             name: Name of an agent of Harbor (`harbor run --agent NAME`), or the import path of a class.
@@ -359,7 +359,7 @@ class HarborAgentFactory(InstalledAgentFactory):
         )
 
     async def preflight(self) -> None:
-        """Packs the package if it is missing. Raises `ConfigError` if the Harbor class rejects its options."""
+        """Packs the package if it is missing. Raises `ConfigError` if the Harbor class rejects its `kwargs`."""
         await super().preflight()
         async with working_directory("agent") as folder:
             try:

@@ -173,7 +173,7 @@ class InstalledAgent:
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[tuple[Line, ForwardedPort]]:
-        """Opens a `Line` for the program's LLM calls, and a forwarded port to it. Closes both on exit."""
+        """Opens a `Line` for the program, and a forwarded port that leads to this line. Closes both on exit."""
         from ares_exp.agents.interception.agent_endpoint import Endpoint
 
         if not isinstance(self._container, ServingContainer):

@@ -34,7 +34,7 @@ class Launch:
         key: API key to send with each request.
         model: Model name to send in requests.
         instruction_file: Path of the file with the task's instruction.
-        directory: Directory for session files, `AGENT_DIR`. The directory exists, is writable for the agent, and is
+        directory: Directory for session files; by default `AGENT_DIR`. It exists, the agent can write to it, and it is
             saved in the run directory.
         program: Return value of `AgentRecipe.find_program`.
         context: Skills, MCP servers and earlier messages of the task.
@@ -92,8 +92,8 @@ class LaunchedCommand:
         command: Shell source, run as the agent's user in the container's working directory. Its standard input is the
             instruction, and its environment includes `Launch.variables`.
         env: Additional environment variables. Put the API key here, not into `command`, which is recorded.
-        files: Text files to create before the start, as the agent's user, by path. A path is absolute or starts with
-            `~/`.
+        files: Text files to create before the start: path → file. They belong to the agent's user. A path is absolute
+            or starts with `~/`.
     """
 
     command: str
@@ -158,7 +158,7 @@ class AgentRecipe(Protocol):
     def mounts(self) -> tuple[Mount, ...]:
         """Host directories with the program, mounted read-only into the container. Known after `preflight`.
 
-        All containers get the same mounts. If they contain several builds, `find_program` selects the fitting build.
+        All containers get the same mounts. If several builds are mounted, `find_program` selects the one that fits.
         """
         ...
 
@@ -169,8 +169,8 @@ class AgentRecipe(Protocol):
     async def find_program(self, container: AgentContainer) -> str:
         """Finds the program in this container, and checks that it runs there.
 
-        Returns the path of the program or the shell words that start it, which become `Launch.program`. Returns an
-        empty string if the recipe does not need a program.
+        Returns the value for `Launch.program`: the path of the program, the shell words that start it, or an empty
+        string if the recipe does not need a program.
 
         Raises:
             AgentInstallError: The program does not run in the container. The message names the missing part.

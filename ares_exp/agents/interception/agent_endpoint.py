@@ -61,7 +61,7 @@ class Connection(web.RequestHandler):
         line: `Line` that connects the agent to its LLM.
         request: HTTP request that is being handled; `None` between requests.
         is_half_closed: Whether the client has closed its sending side, but may still read the response.
-        served: Call whose complete response was sent to the last HTTP request; `None` if no response was sent.
+        served: Call whose response was sent completely for the last HTTP request; `None` if there is none.
         waits_for: Call whose response the client waits for; `None` if it does not wait.
     """
 
@@ -119,10 +119,10 @@ class Connection(web.RequestHandler):
         return response
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Is called when the client closes its sending side. Keeps the connection open if its request is complete.
+        """Is called when the client closes its sending side. Keeps the connection open if a request is complete.
 
-        The endpoint cannot know whether the client has disconnected or still reads the response. Therefore, the client
-        no longer counts as waiting, and its response does not count as delivered.
+        The client may have disconnected, or may still read the response. The endpoint cannot know which is true, so the
+        client no longer counts as waiting, and the response does not count as delivered.
         """
         self.is_half_closed = self.request is not None and self.request.content.is_eof()
         if self.is_half_closed:

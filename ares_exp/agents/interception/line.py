@@ -86,8 +86,8 @@ class Conversation:
             `side-…` for a background conversation, which offers no tools. `…` is the start of the first request's
             fingerprint (digest), so the name does not depend on the order in which conversations start. If no request
             of an episode offers tools, the records name the first conversation `main`.
-        key: Value of the header that identifies the conversation, or `MAIN_KEY` if its requests have no such header.
-            Empty if the agent does not identify conversations by a header.
+        key: Value of the header that identifies the conversation. `MAIN_KEY` if the agent has such a header, but these
+            requests lack it; empty if no such header is known for the agent.
         has_tools: Whether any request of the conversation offers tools.
         last: Digests of the conversation's last request.
         turns: Calls that may be retried, by the fingerprints of their requests.
@@ -100,7 +100,7 @@ class Conversation:
     turns: dict[str, Turn] = field(default_factory=dict)
 
     def is_repeated_by(self, request: LLMRequest) -> bool:
-        """Returns whether a request without tools repeats the last response of this conversation without tools."""
+        """Returns whether `request` repeats this conversation's last response, and neither of them has tools."""
         turn = self.turns.get(self.last.fingerprint)
         if self.has_tools or request.tools or turn is None or not turn.call.done() or turn.call.cancelled():
             return False
@@ -168,7 +168,7 @@ BackgroundRequests = Literal["observe", "answer"]
 
 RETRY_HEADER = "x-stainless-retry-count"
 MAIN_KEY = "main"
-"""Conversation key of requests without a header that identifies the conversation. See `Conversation.key`."""
+"""Conversation key of requests that lack the header for the conversation's identity; see `Conversation.key`."""
 _FORWARDED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",

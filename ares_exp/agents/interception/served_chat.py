@@ -134,7 +134,7 @@ class ChatCompletionsWire:
 
 
 def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
-    """Returns the functions in `tools`, and `tool_choice`; `None` for both without functions. Drops other tools."""
+    """Returns `tools`, without those that are not functions, and `tool_choice`. Both are `None` without functions."""
     tools = []
     for tool in optional(body, "tools", list) or ():
         kind = optional(typed(tool, "tools[]", Mapping), "type", str) or "function"
@@ -184,7 +184,7 @@ def _finish_reason(response: LLMResponse) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Returns the token counts, with details about prompt and completion, which some clients require."""
+    """Returns the token counts, including the details on prompt and completion that some clients require."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.generated_tokens,

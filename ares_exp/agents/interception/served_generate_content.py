@@ -90,7 +90,7 @@ _STATUSES = {
 
 
 def split_path(path: str, alt: str) -> tuple[str, dict[str, Any]]:
-    """Splits a path such as `/v1beta/models/NAME:streamGenerateContent` into the wire's path and body fields.
+    """Splits a path such as `/v1beta/models/NAME:streamGenerateContent` into two: the wire's path, and body fields.
 
     The fields contain the model and whether to stream. A path of another API is returned unchanged, without fields.
     `alt` is the query parameter with the format of a stream: `"sse"` for events, anything else for a list.

@@ -5,7 +5,7 @@
 | `system`, `messages` (also of role system), `tools` with a schema, `tool_choice`, `stop_sequences` | supported, see \
 `llms.anthropic_messages` |
 | `thinking` and `redacted_thinking` blocks | reasoning of the message, verbatim |
-| images and documents in messages and tool results | supported with their bytes in the request, otherwise rejected |
+| images and documents in messages and tool results | supported if the request has their bytes, otherwise rejected |
 | `max_tokens`, `temperature`, `thinking`, `output_config` and similar fields (`SAMPLING`) | `origin.sampling` |
 | `stream`, `model` | determine the format of the response |
 | tools of the provider (`web_search_…`), `cache_control`, `metadata`, `is_error`, and all other fields | listed in \

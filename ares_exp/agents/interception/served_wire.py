@@ -26,7 +26,7 @@ class Asked:
         wants_usage: Whether the client wants token counts at the end of a stream. Always `True`, except in the
             chat-completions format.
         is_list: Whether a response that is not streamed is sent as a list with one item.
-        forms: Formats of calls to special tools in the response: name of the tool in `request` → format.
+        forms: Name of a special tool in `request` → format in which the response contains calls to this tool.
     """
 
     request: LLMRequest

@@ -211,7 +211,7 @@ class AgentRuntime:
     def rerun_finished_stage(self, agent: AgentStart) -> None:
         """Replays an agent that has finished its stage of the task.
 
-        A journal from disk has only digests of LLM requests. The replay puts the complete requests back into it. The
+        A journal from disk has only digests of LLM requests. The replay replaces them by the complete requests. The
         caller has to cancel the runtime afterwards.
 
         Raises:
@@ -303,7 +303,7 @@ class AgentRuntime:
         return call
 
     def _dispatch(self) -> None:
-        """Starts to execute the new calls, unless they are held or replayed, and calls `on_change`."""
+        """Starts to execute the new calls, unless they are held or replayed. In any case, calls `on_change`."""
         if self._new and self._replay is None and self._held is None:
             new, self._new = self._new, []
             for call in new:

@@ -1,4 +1,4 @@
-r"""Encoding of journal entries as JSON lines, and decoding of such lines, which are validated.
+r"""Encoding of journal entries as JSON lines, and validation and decoding of such lines.
 
 ```
 {"t": "call", "id": 7, "k": "exec", "a": {"command": "ls"}}
@@ -132,7 +132,7 @@ def digest_of(path: Path) -> str:
 
 MAX_ENTRIES = 1_000_000
 MAX_MESSAGES = 30_000_000
-"""Maximum total number of messages in all requests of a journal, which an episode of about 5000 steps reaches."""
+"""Maximum total number of messages in all requests of a journal. An episode reaches it after about 5000 steps."""
 
 _PYTHONS: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, NotImplementedError, EOFError),

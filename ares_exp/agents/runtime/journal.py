@@ -32,7 +32,7 @@ class CallEntry:
 
 @dataclass(frozen=True, slots=True)
 class DoneEntry:
-    """The result of a call, at the point at which it was delivered to the agent.
+    """The result of a call. Its place in the journal shows when it was delivered to the agent.
 
     Attributes:
         call_id: Number of the call.

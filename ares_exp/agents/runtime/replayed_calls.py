@@ -102,7 +102,7 @@ def recorded(entry: CallEntry) -> str:
 
 
 def _apart(was: str, now: str) -> tuple[str, str]:
-    """Returns excerpts of two strings that start shortly before their first difference."""
+    """Returns excerpts of two strings. They start shortly before the first difference between the strings."""
     start, was, now = apart(was, now, width=SHOWN_CHARS, before=SHOWN_CHARS // 4)
     dots = "…" if start else ""
     return f"{dots}{was}", f"{dots}{now}"
@@ -133,8 +133,8 @@ def _digest(data: Any) -> str:
 class JournalReplay:
     """The position in a journal during a replay.
 
-    Between two results in the journal, the agent may make the recorded calls in any order. For example, asyncio stores
-    the tasks that are passed to `as_completed` and `wait` in a set, whose order depends on memory addresses.
+    Between two results in the journal, the agent may make the recorded calls in any order. For example, the
+    functions `as_completed` and `wait` of asyncio store tasks in a set. Its order depends on memory addresses.
 
     Attributes:
         error: Error for the first call that differs from the journal; `None` if no call differs. It is not raised in
@@ -177,7 +177,7 @@ class JournalReplay:
     def next_event(self, *, finished: bool) -> DoneEntry | SeedEntry | None:
         """Returns the next result or change of the seed, or `None` at the end of the journal.
 
-        The error message depends on `finished`: whether the agent has ended.
+        `finished` is whether the agent has ended. It only affects the error message.
 
         Raises:
             DivergenceError: The agent has not made a recorded call, or has made a different call.

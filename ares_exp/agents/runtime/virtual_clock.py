@@ -84,8 +84,8 @@ class _Exchange:
     """The functions of one module that are replaced while agent code runs.
 
     `names` is the `__dict__` of the module, in which the functions are replaced. `ours` contains the replacements by
-    name, and `before` the original functions by name. `read` returns the functions in `names` as a tuple, and `theirs`
-    is this tuple before the replacement.
+    name. The original functions are in `before` (by name) and in `theirs` (as a tuple). `read` returns a tuple of the
+    functions that are currently in `names`.
     """
 
     __slots__ = ("before", "names", "ours", "read", "theirs")

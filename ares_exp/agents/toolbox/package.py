@@ -19,7 +19,7 @@ MOUNT_ROOT = "/opt/ares_exp"
 PACKAGE_NAME = r"^[a-z0-9][a-z0-9_-]{0,59}$"
 """Regular expression for the names of packages."""
 USERS_PACK = ".pack"
-"""Suffix of the directories in the cache with packages that the user has packed (`ares-exp agents pack`)."""
+"""Suffix of the cache directories that contain packages packed by the user (`ares-exp agents pack`)."""
 GNU_MACHINES = {"x64": "x86_64", "arm64": "aarch64"}
 """Names of architectures in npm (keys) and in GNU target triples (values)."""
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}

@@ -154,7 +154,7 @@ class AgentStore:
         return found
 
     def use(self, build: Build) -> Installed | None:
-        """Finds a build like `find`, updates `last_used`, and prevents its removal until the end of this process."""
+        """Finds a build (see `find`), updates `last_used`, and protects it from removal until this process ends."""
         if not self.place(build).is_dir():
             return None
         hold(self.folder)

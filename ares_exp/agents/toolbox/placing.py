@@ -1,4 +1,4 @@
-"""Selection of the builds of an agent to mount into containers, and of the build that fits a container.
+"""Selection of an agent's builds: which builds are mounted into containers, and which build fits a container.
 
 All installed builds are mounted, because only the running container shows which build fits. A container with the glibc
 loader needs the glibc build, even if musl is also installed.
@@ -39,7 +39,7 @@ class Placed:
     python: str = ""
 
     def path(self, *names: str) -> str:
-        """Returns the path in the container of a file in the build's directory."""
+        """Returns the container path of a file in the build's directory, from the parts of its relative path."""
         return "/".join((self.build.target, *names))
 
 
@@ -67,8 +67,8 @@ def package_for(name: str) -> AgentPackage:
 def default_builds(package: AgentPackage, *, libc: str | None = None, pythons: Sequence[str] = ()) -> list[Build]:
     """Returns the builds to install for a C library (default: glibc) and for Python versions.
 
-    By default, the Python version is the version of this process, or the newest supported version if the former is not
-    supported.
+    The default Python version is the version of this process or, if ares_exp does not support it for agents, the newest
+    supported version.
 
     Raises:
         ToolboxError: The package has no build for this machine and C library.
@@ -106,7 +106,7 @@ async def ready_builds(
 
 
 async def fitting_build(container: AgentContainer, package: AgentPackage, builds: Sequence[Build]) -> Placed:
-    """Returns the one of the mounted `builds` that fits the container's C library and Python.
+    """Returns the build, from the mounted `builds`, that fits the container's C library and Python.
 
     Raises:
         AgentInstallError: No build fits. The message contains the command that installs a fitting build, if one exists.
@@ -166,7 +166,7 @@ async def _libc(container: AgentContainer) -> str:
 
 
 async def _for_python(container: AgentContainer, package: AgentPackage, by_python: dict[str, Build]) -> Placed:
-    """Returns the build for a Python interpreter in the container, given the mounted builds by Python version.
+    """Returns the mounted build that fits a Python in the container. `by_python` has these builds by Python version.
 
     Raises:
         AgentInstallError: The container has no Python for which a build is mounted.

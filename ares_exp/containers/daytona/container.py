@@ -132,7 +132,7 @@ class DaytonaContainer(Container):
     async def _create(
         self, connection: Connection, plan: ImagePlan, directory: Path, ttl_min: int
     ) -> tuple[ImagePlan, AsyncSandbox]:
-        """Creates and returns the sandbox, with the image plan used. Without an object store, this is another plan."""
+        """Creates the sandbox. Returns the plan that it used (`stored` or `after_start` of `plan`), and the sandbox."""
         spec, options = self._spec, self._options
 
         async def create(plan: ImagePlan) -> AsyncSandbox:
@@ -168,7 +168,7 @@ class DaytonaContainer(Container):
         await self.set_network(self._spec.network)
 
     async def _become(self, env: Mapping[str, str], workdir: str | None, user: User) -> None:
-        """Opens new shells with these settings and environment variables. The task's own settings override them."""
+        """Replaces the shells by shells with these settings. `env` and `workdir` of the task's spec override them."""
         if self._channels is not None:
             await self._channels.close()
         self._image_env = {name: value for name, value in env.items() if name not in self._spec.env}

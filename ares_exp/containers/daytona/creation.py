@@ -39,7 +39,7 @@ APPEARS_WITHIN_SEC = 5.0
 """Seconds to wait until a sandbox appears, after the response to its creation was lost."""
 
 REMOVAL_SEC = 60.0
-"""Time limit for removing a sandbox, including retries during its creation. Later, only its TTL removes it."""
+"""Time limit for removing a sandbox, with retries during its creation. If it expires, only the TTL removes it."""
 
 _TRIES = 6  # attempts at a creation, while failed attempts leave no sandbox
 _LOOK_SEC = 15.0

@@ -37,7 +37,7 @@ class Credentials:
 
     @classmethod
     def from_environment(cls) -> Credentials:
-        """Reads the environment variables that the SDK documents. Their secrets are then masked in all files and logs.
+        """Reads the environment variables that Daytona's SDK documents. Then masks the secrets in all files and logs.
 
         Raises `PreflightError` if a variable is missing or unusable.
         """

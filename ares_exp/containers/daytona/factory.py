@@ -224,7 +224,7 @@ async def remove_stale(service: DaytonaService) -> None:
 
 
 def find_all(*, snapshots: bool) -> list[Leftover]:
-    """Lists the sandboxes of runs and, if `snapshots` is true, this machine's snapshots, all as stale. Blocking."""
+    """Lists the sandboxes of runs. Also lists this machine's snapshots, as stale, if `snapshots` is true. Blocking."""
     credentials = Credentials.from_environment()
 
     async def look(service: DaytonaService) -> list[Leftover]:

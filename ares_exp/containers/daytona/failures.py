@@ -1,4 +1,4 @@
-"""Classification of the SDK's errors: what the cause is, and whether the same request may succeed later.
+"""Classification of the errors of Daytona's SDK: what the cause is, and whether the same request may succeed later.
 
 An error may have a code from the service's API, its proxy, or its daemon in the sandbox. Errors without a code are
 classified by their text.
@@ -79,7 +79,7 @@ class Failure:
 
 
 def read(what: str, error: DaytonaError) -> Failure:
-    """Classifies an exception of the SDK. `what` is the subject of the resulting message, such as "The sandbox x"."""
+    """Classifies an exception of Daytona's SDK. `what` is the subject of the message, such as "The sandbox x"."""
     status, code = error.status_code, error.code
     wait_sec = _wait_sec(error.headers)
 

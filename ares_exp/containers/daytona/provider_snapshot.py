@@ -108,7 +108,7 @@ async def keep_files(service: DaytonaService, sandbox: AsyncSandbox) -> Delta:
 
 
 async def make_ready(service: DaytonaService, name: str) -> None:
-    """Activates a snapshot of `keep_files` if it is inactive, because the service deactivates old snapshots.
+    """Activates a snapshot that `keep_files` created, if it is inactive: the service deactivates old snapshots.
 
     Raises `SnapshotMismatchError` if the snapshot no longer exists or cannot be used.
     """

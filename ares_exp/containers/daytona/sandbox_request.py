@@ -93,7 +93,7 @@ def create_params(
         spec: The task's container.
         options: The factory's options.
         plan: Plan of the image, as returned by `ImagePlan.stored` or `ImagePlan.after_start`.
-        labels: Labels that name the owner.
+        labels: Labels that name the owner of the sandbox.
         ttl_min: Minutes after which the service removes the sandbox, whatever its state is, unless the TTL is renewed.
         directory: Directory with the files of the plan. It is empty if the plan has no files.
     """

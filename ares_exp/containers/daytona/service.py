@@ -50,7 +50,7 @@ class DaytonaService:
     """
 
     def __init__(self, credentials: Credentials, *, base_sec: float = 0.5) -> None:
-        """Creates the object without connecting. `base_sec` limits the wait before a retry, and doubles each time."""
+        """Creates the object without connecting. `base_sec` limits the first wait for a retry; later limits double."""
         self.credentials = credentials
         self.creating: dict[str, asyncio.Task[AsyncSandbox]] = {}
         self._client: AsyncDaytona | None = None
@@ -167,9 +167,9 @@ _connecting = threading.Lock()  # every loop has its own service and thread
 
 
 def _connect(credentials: Credentials) -> AsyncDaytona:
-    """Creates the SDK's client. It allows any number of parallel requests, because every sandbox keeps some open.
+    """Creates the client of Daytona's SDK, without a limit on parallel requests: every sandbox keeps requests open.
 
-    The client polls, because the library of the event stream (`engineio`) would let Ctrl-C stop the event loop.
+    The client polls instead of using the event stream, whose library (`engineio`) lets Ctrl-C stop the event loop.
     """
     from daytona import AsyncDaytona, DaytonaConfig
 

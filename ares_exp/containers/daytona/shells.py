@@ -111,7 +111,7 @@ class SandboxShells:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
-        """Writes scripts and the commands' environment variables to `directory`. Returns where commands start."""
+        """Writes scripts and the commands' environment variables to `directory`. Returns the commands' directory."""
         script = _SET_UP.replace("SHELL", shlex.quote(_SHELL.replace("KEY", self._key)))
         script = script.replace("BECOME", shlex.quote(_BECOME)).replace("DIRECTORY", self.directory)
         command = f"exec sh -c {shlex.quote(script)}"
@@ -316,7 +316,7 @@ class ShellStream:
     """The stdin and stdout of a shell in a sandbox, as a `ChannelStream`."""
 
     def __init__(self, shells: SandboxShells, terminal: PseudoTerminal, number: int, marks: MarkParser | None) -> None:
-        """Takes over the terminal of a running shell. `marks` finds the marks to acknowledge (`None`: no marks)."""
+        """Takes over the terminal of a running shell. `marks` parses the marks to acknowledge (`None`: no marks)."""
         self._shells = shells
         self._terminal = terminal
         self._number = number

@@ -84,7 +84,7 @@ def limits(spec: ContainerSpec, can: Capabilities, *, swap_mb: int, pids_limit: 
 
 
 def gpu_request(name: str, count: int, can: Capabilities) -> dict[str, Any]:
-    """Returns the device request for `count` GPUs. All containers share GPUs, because they get the engine's first GPUs.
+    """Returns the device request for the engine's first `count` GPUs, which all containers therefore share.
 
     Raises `UnsupportedTaskError` if the engine does not have enough GPUs.
     """

@@ -149,7 +149,7 @@ _ALL_IDS = ["0", "0", "4294967295"]
 async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> dict[str, Entry]:
     """Runs `read` in a thread, and stops it after `READ_SEC` or if the caller is cancelled.
 
-    `read` gets a function that works like `skip`, but raises `CaptureError` to stop `read`.
+    `read` is called with a wrapper of `skip`, which raises `CaptureError` when `read` must stop.
     """
     given_up = threading.Event()
 
@@ -293,7 +293,7 @@ class ArchiveCapture:
 
 
 def _lost_names(signatures: Mapping[str, bytes]) -> Iterator[str]:
-    """Yields a note for each captured hard link to an unchanged file of the image. It becomes a separate file."""
+    """Yields a note for each captured hard link to an unchanged file of the image. The link becomes a separate file."""
     paths: dict[tuple[bytes, ...], list[str]] = {}
     for path, signature in signatures.items():
         inode, _, names, mode = signature.split(b" ")[:4]

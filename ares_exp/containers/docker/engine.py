@@ -106,7 +106,7 @@ async def connect(host: str | None = None) -> Engine:
 
 
 async def why_unreachable(host: str | None) -> str:
-    """Checks that the engine at `host` responds within `INQUIRY_TIMEOUT_SEC`. Returns `""`, or why it does not.
+    """Checks that the engine at `host` responds within `INQUIRY_TIMEOUT_SEC`. Returns the reason if not, or `""`.
 
     Opens a new connection for this, because an engine that is shutting down still responds on open connections.
     """

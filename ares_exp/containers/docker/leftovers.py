@@ -48,7 +48,7 @@ def image_labels(tag: str, *, keep: bool) -> dict[str, str]:
 
 
 def remove_stale(engine: Engine) -> int:
-    """Removes leftovers of dead runs from the engine and this machine. Returns how many. Blocking, never raises."""
+    """Removes leftovers of dead runs from the engine and this machine. Returns their number. Blocking, never raises."""
     try:
         return ownership.remove_stale([*find_short_lived(), *find(engine.api)])
     except engine_errors() as error:

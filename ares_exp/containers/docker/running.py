@@ -179,7 +179,7 @@ class RunningContainer:
             await self.exec(script, user="root", shell="sh -c", timeout_sec=_HANG_UP_SEC)
 
     def _starts_elsewhere(self, why: str) -> bool:
-        """Returns whether an error reports a missing working directory. If so, sets it to `/` for later shells."""
+        """Returns whether an error reports a missing working directory. If so, later shells start in `/`."""
         if _NO_WORKDIR not in why:
             return False
         self._start_dir = "/"

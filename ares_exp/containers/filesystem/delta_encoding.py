@@ -56,12 +56,12 @@ _INTEGERS = {
 
 
 def malformed(what: str, *found: object) -> NoReturn:
-    """Raises `SnapshotMetadataError`, for data that `encode` never writes."""
+    """Raises `SnapshotMetadataError` for data that `encode` never writes."""
     raise SnapshotMetadataError(f"{what}: {str(found[0])[:200]!r}." if found else f"{what}.")
 
 
 def unsafe(what: str, value: object) -> NoReturn:
-    """Raises `UnsafeSnapshotError`, for data that is well-formed but unsafe to use."""
+    """Raises `UnsafeSnapshotError` for data that is well-formed but unsafe to use."""
     raise UnsafeSnapshotError(f"{what}: {str(value)[:200]!r}.")
 
 
@@ -262,7 +262,7 @@ def _json(value: object) -> bytes:
 def _ends_object(line: bytes) -> bool:
     """Returns whether `put_lines` must end a stored object after this line.
 
-    For an entry, only the path decides. So if another field changes, the other objects still contain the same lines.
+    For an entry, this depends only on the path. So a change of another field changes only the object with that entry.
     """
     # The first line, and each line of chunks, is a separate object.
     return not line.startswith(b'{"path":') or zlib.crc32(line[8 : line.find(b',"kind":')]) % _CUT == 0

@@ -133,7 +133,7 @@ class _Reader:
         self._start_stage("")
 
     def _start_stage(self, base: str) -> None:
-        """Starts a stage with the state of the earlier stage `base`, or with the initial state if it is an image."""
+        """Starts a stage with the state of the earlier stage `base`, or the initial state if `base` is an image."""
         fresh = (dict(self.start.env), self.start.workdir, "root", ("/bin/sh", "-c"))
         env, self.workdir, self.user, self.shell = self.stages.get(base.lower(), fresh)
         self.env = dict(env)

@@ -218,7 +218,7 @@ class Storage:
 
 
 def find_storage() -> Storage:
-    """Returns where this process's containers store their files. The first call tests this for some milliseconds."""
+    """Returns where this process's containers store their files. The first call takes milliseconds, for a test."""
     return _find_storage(Path(tempfile.gettempdir()))
 
 

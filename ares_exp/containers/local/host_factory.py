@@ -74,7 +74,7 @@ class MachinePaths:
                 self._write(top, is_kept=False)
 
     def settle(self) -> None:
-        """Creates directories of `claim` that are still missing, and records the inode of each for `remove_made`."""
+        """Creates claimed directories that are still missing. Records the inodes of all of them for `remove_made`."""
         with self._lock:
             for path in sorted(self._unsettled):
                 if not os.path.lexists(path):

@@ -3,8 +3,8 @@
 No other module decides what a container may ask of the kernel. The container's root may be the host's root, so the
 seccomp filter denies system calls that capabilities and namespaces still allow. Some of these calls create user
 namespaces (with a new set of capabilities, and cgroups to mount). Others use kernel keyrings of the caller, or sockets
-to the hypervisor, which network namespaces do not cover. Attacks on kernels often exploit the rest. Docker's default
-profile also denies all of them. Their numbers are from the kernel's `unistd.h`.
+to the hypervisor, which network namespaces do not cover. Attacks on kernels often exploit the other denied
+calls. Docker's default profile also denies all of these calls. The numbers of calls are from the kernel's `unistd.h`.
 """
 
 from __future__ import annotations

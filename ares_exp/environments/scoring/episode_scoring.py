@@ -243,7 +243,7 @@ class Scoring:
 
 
 async def _raise_if_lost(container: Container) -> None:
-    """Raises `ContainerLostError` if the container is lost, which is then the real cause of a test timeout."""
+    """Raises `ContainerLostError` if the real cause of a test timeout is that the container was lost."""
     try:
         await container.exec("true", user="root", cwd="/", timeout_sec=60, shell=PLAIN_SHELL)
     except ContainerLostError:

@@ -130,7 +130,7 @@ class ConfiguredScorer:
 
     @property
     def uses_container(self) -> bool:
-        """Whether the scorer may use the container. It may not if it is not `async`, because it runs in a thread."""
+        """Whether the scorer uses the container. A scorer that is not `async` cannot, because it runs in a thread."""
         return _is_async(self.part) and self.scorer.uses_container
 
     async def score(self, episode: ScoredEpisode, container: Container | None) -> Score:

@@ -174,7 +174,7 @@ class StateWatcher:
                 self._give_back(self._states.drop())
 
     def links(self) -> Mapping[str, Any] | None:
-        """Completes the files of the last response. Returns `LLMResponse.activations`; `None` without saved states."""
+        """Completes the files of the last response. Returns its `activations`; `None` if no states were saved."""
         states, self._states = self._states, None
         return None if states is None or states.is_dropped else states.complete()
 

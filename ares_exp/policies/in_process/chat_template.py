@@ -78,7 +78,7 @@ class ChatTemplate:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """Ids of tokens that end a response: the tokenizer's end-of-sequence token and the template's special token."""
+        """Ids of tokens that end a response: the end-of-sequence token and the special token that the template adds."""
         conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = _after_mark(self._render(conversation, LLMRequest([])))
         first = [*(self._ids(after) if after else []), None][0]

@@ -165,7 +165,7 @@ def _joined(parts: Sequence[LLMResponse], finish: str | None) -> LLMResponse:
 
 
 def sampling_of(request: LLMRequest) -> dict[str, Any]:
-    """Returns all sampling parameters, with neutral values if unset, because engines would use the model's defaults."""
+    """Returns all sampling parameters. Unset ones get neutral values, because engines have other defaults."""
     asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     return {**NEUTRAL_SAMPLING, **{name: value for name, value in asked.items() if value is not None}}
 

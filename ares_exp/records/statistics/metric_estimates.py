@@ -39,7 +39,7 @@ def metrics(statistics: RunStatistics) -> dict[str, float]:
 
 
 def added_metrics(results: Sequence[EpisodeResult], added: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Returns means of the rewards that `ares-exp score` added, by metric name such as `stat/rewards/judge_low`."""
+    """Returns metrics of the rewards that `ares-exp score` added: means, and bounds (`stat/rewards/judge_low`)."""
     means = mean_scores(results, added)
     return {key: value for name, mean in means for key, value in _estimate(f"stat/rewards/{name}", mean)}
 

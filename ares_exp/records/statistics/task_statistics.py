@@ -22,8 +22,8 @@ class PassRate:
 
     Attributes:
         k: Number of attempts.
-        pass_at_k: Estimate of pass@k, whose `tasks` counts the tasks with at least k attempts; `None` without such
-            tasks.
+        pass_at_k: Estimate of pass@k. Its attribute `tasks` is the number of tasks with at least k attempts. `None`
+            without such tasks.
         pass_hat_k: Estimate of pass^k, over the same tasks; `None` without such tasks.
     """
 
@@ -68,8 +68,8 @@ def _pass_rate(counts: Sequence[tuple[int, int]], k: int, level: float) -> PassR
 def _of_one_task(attempts: int, passed: int, k: int, level: float) -> PassRate:
     """Computes the pass rates of a single task, with intervals over its attempts.
 
-    The bounds `p` of the interval of the share of passed attempts become `1 - (1 - p)^k` for pass@k and `p^k` for
-    pass^k.
+    Each bound `p` of the interval for the share of passed attempts gives one bound of each pass rate:
+    `1 - (1 - p)^k` for pass@k, and `p^k` for pass^k.
     """
     low, high = wilson(passed / attempts, attempts, level=level)
     return PassRate(
@@ -94,7 +94,7 @@ class TaskStatistics:
         outcomes: Number of attempts by outcome.
         errors: Number of attempts without a reward, by class of the error.
         tries: Number of all episodes of these attempts.
-        num_steps, tokens: Mean number of steps, and of prompt and generated tokens, of an attempt.
+        num_steps, tokens: Mean number of steps, and mean number of tokens (prompt and generated), per attempt.
         cost: Mean cost of an attempt, in US dollars.
         seconds: Mean duration of an attempt, in wall-clock seconds.
     """

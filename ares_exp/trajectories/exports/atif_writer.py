@@ -261,7 +261,7 @@ class _AtifWriter:
         )
 
     def _show(self, new: Sequence[Mapping[str, Any]], step: dict[str, Any] | None) -> None:
-        """Writes new messages: outputs of the calls and commands in `step` as its results, the others as new steps."""
+        """Writes each new message as a result of `step` if it is an output of its calls, otherwise as a new step."""
         if not all(map(_parts_fit, new)):
             self._dropped[PARTS] = None
         rest = list(new)
@@ -294,7 +294,7 @@ class _AtifWriter:
 
 
 def _response_fields(action: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns the fields of a response's ATIF step, and the fields that ATIF lacks; `None` for other actions."""
+    """Returns the ATIF fields of a response, and its fields that ATIF lacks; `None` if `action` is not a response."""
     try:
         pieces = action["data"]
         fields: dict[str, Any] = {

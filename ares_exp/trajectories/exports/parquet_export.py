@@ -71,7 +71,7 @@ def write_table(path: Path, columns: Any, batches: Iterable[Iterable[Mapping[str
 
     Args:
         path: The file, whose directory must exist.
-        columns: Function of the module pyarrow that returns the Arrow type of each column, by name.
+        columns: Function that gets the module `pyarrow`, and returns the Arrow types of the columns by name.
         batches: The rows in batches. Only one batch is in memory at a time.
 
     Raises:

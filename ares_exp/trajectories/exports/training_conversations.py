@@ -147,8 +147,8 @@ class _ChatReader:
     def remembered(self, reply: Message, thinking: Sequence[ThinkingData]) -> Message:
         """Returns the reply with its reasoning, and remembers the reasoning for later requests.
 
-        Later requests contain the reply as a part of their history, often without the reasoning. `request` adds it
-        again.
+        Later requests contain the reply as a part of their history, often without the reasoning. The
+        method `request` then adds the reasoning again.
         """
         if self._reasoning is None:
             return reply

@@ -99,7 +99,7 @@ class FoundEpisode:
         head: Fields of the episode's first line.
         offsets: Offsets of the episode's lines, in bytes of the uncompressed text.
         steps: Steps that were read so far; empty if steps are not decoded.
-        ended: The episode after its `end` was read, otherwise `None`. It has no steps if steps are not decoded.
+        ended: The episode; `None` until its `end` is read. It has no steps if steps are not decoded.
     """
 
     head: Mapping[str, Any]
@@ -111,7 +111,7 @@ class FoundEpisode:
 
     @property
     def trajectory(self) -> EpisodeTrajectory:
-        """The episode. If its `end` is missing, contains the steps so far. Raises `ValueError` if `head` is invalid."""
+        """The episode, with the steps so far if its `end` is missing. Raises `ValueError` if `head` is invalid."""
         return self.ended or _lost(self.head, self.steps)
 
     def take(self, kind: str, text: str, *, with_steps: bool) -> None:
@@ -279,7 +279,7 @@ def end_lost_episodes(path: Path) -> None:
 
 
 def _records_of_json(line: Line) -> tuple[str, str, str]:
-    """Returns the type and the JSON text of the record in a line of a JSON file. The episode id is empty."""
+    """Returns the type, an empty episode id, and the JSON text of the record in a line of a JSON file."""
     if not line.offset:
         return "start", "", f"{line.text.rstrip()}]}}"
     if line.text.startswith("]"):

@@ -194,7 +194,7 @@ class WriterLock:
         self._descriptor: int | None = None
 
     def acquire(self, path: Path, holder: str) -> None:
-        """Adds the writer `holder`, and locks `path` if it is the first one. Raises `OSError` if `path` is missing."""
+        """Adds the writer `holder`. The first writer locks `path`, or raises `OSError` if `path` is missing."""
         with self._lock:
             if self._descriptor is None:
                 descriptor = os.open(path, os.O_RDONLY)

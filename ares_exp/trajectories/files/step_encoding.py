@@ -135,7 +135,7 @@ class ConversationReader:
             self._nodes.append((parent, index))
 
     def conversation(self, node: int) -> FrozenList:
-        """Returns the messages of `node`. Raises `ValueError` if it is missing or a file repeats too many messages."""
+        """Returns the messages of `node`. Raises `ValueError` for a missing node, or above `MAX_REPEATED_MESSAGES`."""
         if type(node) is not int or not EMPTY <= node < len(self._nodes):
             raise ValueError(f"expected a conversation number below {len(self._nodes)}, got {node!r:.80}")
         at, tail = node, []
@@ -332,7 +332,7 @@ def _unmistakable(value: Any, *reserved: str) -> Any:
 
 
 def _are_ids(tokens: Any) -> bool:
-    """Returns whether all tokens have exactly the type `int`. `1.0` and `True` do not, although they equal 1."""
+    """Returns whether all tokens have exactly the type `int`. Values that only equal 1 (`1.0`, `True`) are rejected."""
     return isinstance(tokens, FrozenList) and {int}.issuperset(map(type, tokens))
 
 

@@ -274,7 +274,7 @@ class ComposeProject:
         return {service: name.lstrip("/") for service, name in sorted(found, reverse=True)}
 
     async def remove(self, engine: Engine) -> str:
-        """Kills and removes the project's resources. Returns why some of them remain, otherwise `""`. Idempotent."""
+        """Kills and removes the project's resources. Returns the reason if some remain, otherwise `""`. Idempotent."""
         if not self._exists:
             return ""
         until = time.monotonic() + APPEARS_WITHIN_SEC

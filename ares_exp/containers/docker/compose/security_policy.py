@@ -213,11 +213,11 @@ class _Reading:
         )
 
     def _is_read_from_ours(self, path: object) -> bool:
-        """Like `_is_ours`, but rejects variables: the compose program opens the file before the second check."""
+        """Returns `_is_ours`, but false for variables: the compose program opens the file before the second check."""
         return "$" not in str(path) and self._is_ours(path)
 
     def _is_ours(self, path: object, below: str = ".") -> bool:
-        """Returns whether a path, with links resolved, is in the compose file's folder. Accepts variables for now."""
+        """Returns whether a path (links resolved) is in the compose file's folder. True for a path with a variable."""
         if path is None:
             return True
         text = posixpath.join(below, str(path)).replace("$$", "\0")  # an escaped `$`
