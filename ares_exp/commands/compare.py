@@ -1,4 +1,4 @@
-"""The command `compare`: compares the statistics of runs, the jobs of a sweep, or two episodes."""
+"""The command `compare`: compares two episodes, the jobs of a sweep, or the statistics of runs."""
 
 from __future__ import annotations
 

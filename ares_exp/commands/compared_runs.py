@@ -171,9 +171,9 @@ def _differing(records: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _name(run: ChosenRun, differing: Sequence[str]) -> str:
-    """Returns a run's overrides for the keys in `differing` as its name: `seed=1`. If it has none, returns `defaults`.
+    """Returns a run's name: its overrides for the keys in `differing`, such as `seed=1`, or `defaults` if it sets none.
 
-    Without recorded overrides or differing keys, returns the path.
+    If its overrides were not recorded, or `differing` is empty, the name is the path.
     """
     if run.overrides is None or not differing:
         return str(run.path)

@@ -493,7 +493,7 @@ class _Writer:
         return data
 
     def _trajectory(self, result: EpisodeResult, stored: StoredEpisode | None) -> Mapping[str, Any] | None:
-        """Returns the trajectory of a trial in ATIF. If it is missing or broken (with a warning), returns `None`."""
+        """Returns a trial's trajectory in ATIF; `None` if it is missing or, after a warning, if it is broken."""
         try:
             return None if stored is None else to_atif(stored.load())[0]
         except TrajectoryFormatError as error:

@@ -299,7 +299,7 @@ def _task_name(snapshot: EnvironmentSnapshot) -> str:
 
 
 def _came_from(snapshot: EnvironmentSnapshot) -> str:
-    """Returns the snapshot from which the episode was branched, and the branch's number, or `–` without a branch."""
+    """Returns the snapshot from which the episode was branched, with the branch's number; `–` if it is not a branch."""
     parent, branch = snapshot.lineage.get("parent"), snapshot.lineage.get("branch")
     if parent is None:
         return "–"

@@ -1,4 +1,4 @@
-"""The command `task`: creates a task from a template, checks tests, and opens a shell in a task's container."""
+"""The command `task`: creates a task from a template, checks a task's tests, or opens a shell in its container."""
 
 from __future__ import annotations
 

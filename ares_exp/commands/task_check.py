@@ -486,7 +486,7 @@ def _of_solve_scripts(run: RunDir, result: EpisodeResult) -> dict[str, str]:
 
 
 def _printed(what: str, shown: str) -> tuple[str, str]:
-    """Returns a heading for the program `what`, and the last lines of its output from the message `shown`."""
+    """Returns a heading that names the program `what`, and the last lines of its output, which `shown` contains."""
     found = SHOWN_OUTPUT.fullmatch(shown)
     text = _last_lines(shown if found is None else found[2])
     code = "" if found is None else f" (exit code {found[1]})"

@@ -175,9 +175,9 @@ def _snapshot(reference: str) -> EnvironmentSnapshot:
 def _recorded(
     snapshot: EnvironmentSnapshot, episode: EpisodeParts, overrides: Sequence[str]
 ) -> tuple[HarborTask, EpisodeParts]:
-    """Returns the task of a snapshot, and `episode` with the container backend that is recorded in the snapshot.
+    """Returns a snapshot's task, and a copy of `episode` that uses the container backend recorded in the snapshot.
 
-    If an override sets `container=…`, returns `episode` unchanged.
+    If an override sets `container=…`, the copy keeps the backend of `episode`.
     """
     from ares_exp.environments.recorded_setup import recorded_container_factory, recorded_task
 

@@ -42,7 +42,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BranchOptions:
-    """Changes that are made at the branching point, which are the same for all branches. `None` means no change.
+    """Changes that every branch makes at the branching point. `None` means no change.
 
     Attributes:
         inject: User message that is appended to the request that the agent sends at the branching point.

@@ -270,7 +270,7 @@ class _Job:
 
     @classmethod
     def read(cls, folder: Path, known: _Job | None, since: float) -> _Job | None:
-        """Reads what a job has spent; `None` if there is no `episodes.jsonl`. Returns `known` if it is unchanged."""
+        """Reads what a job has spent; `None` without `episodes.jsonl`. If this file is unchanged, returns `known`."""
         path = RunDir(folder).episodes
         try:
             stat = path.stat()
@@ -375,7 +375,7 @@ class Spending:
         self.check()
 
     def pay(self, episode: RunningEpisode, response: LLMResponse) -> None:
-        """Counts a policy's response and the environment's own model calls. Ends the run if a budget is exhausted."""
+        """Counts a policy's response and all model calls by the environment. Ends the run if a budget is exhausted."""
         self._meter.add_response(episode.planned.episode_id, response)
         if self._limits_cost:
             for model in tuple(self._parts.policy.unpriced):
@@ -398,7 +398,7 @@ class Spending:
             self._end(BudgetExhaustedError(why))
 
     async def watch(self) -> None:
-        """Checks the budgets every two seconds, because time, environments and other jobs also use up budgets."""
+        """Checks the budgets every two seconds. Time, environments and other jobs use them up between responses."""
         while True:
             await asyncio.sleep(INTERVAL_SEC)
             await asyncio.to_thread(self._refresh)

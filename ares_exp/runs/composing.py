@@ -28,7 +28,7 @@ _SWEEP = "Add `-m` for a sweep, with one run per value"
 
 @dataclass(frozen=True, slots=True)
 class ComposedJob:
-    """A run that is ready to be executed, with Hydra's logging config (`hydra/job_logging`) for it."""
+    """A run that is ready to be executed, and the logging config that Hydra composed (`hydra/job_logging`)."""
 
     run: Run
     logging: Mapping[str, Any]

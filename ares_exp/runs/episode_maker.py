@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 class EpisodeMaker:
     """Creates and runs episodes from the components of a run.
 
-    It does not log responses, so that an episode cannot be resumed. Only collectors write to the disk.
+    It does not log responses, so its episodes cannot be resumed. Only collectors write to the disk.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
     async def _take_over_responses(self, planned: PlannedEpisode, own: Path) -> None:
         """Copies recorded responses of the environment's own models, such as judges, from an earlier episode.
 
-        This is the earlier episode that this episode continues, or the recorded episode that the policy replays.
+        If this episode continues an earlier one, copies all from there. In a replay, copies only those of scorers.
         """
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
         if (earlier := planned.earlier) is not None:  # copied before the earlier log is deleted
@@ -237,7 +237,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
             await in_thread(lambda: copy_responses(recorded, own, of_scorers=True))
 
     def _start(self, episode: RunningEpisode) -> EpisodeStart | None:
-        """Returns a snapshot of the episode that is continued, or the branching point; `None` to start normally."""
+        """Returns a snapshot of the earlier episode or, without one, the branching point; `None` to start normally."""
         from ares_exp.environments.restoring import Continuation
         from ares_exp.snapshots.store import SnapshotStore
 

@@ -424,7 +424,7 @@ class Experiment:
             self._scheduler.interrupt()
 
     def is_ended_by(self, error: BaseException) -> bool:
-        """Returns whether a disk failure of the run's records caused an error. If so, ends the run."""
+        """Returns whether `error` was caused by a failure to write the run's records. If so, ends the run."""
         return self._storage.causes(error)
 
     def _cannot_record(self, failure: StorageError) -> None:

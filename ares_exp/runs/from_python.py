@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResults:
-    """The results of a run. Printing this object shows the command's table of results.
+    """The results of a run. Printing this object shows the table that `ares-exp` prints at the end of a run.
 
     Attributes:
         run_dir: Run directory.
@@ -56,7 +56,7 @@ class RunResults:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command for such a run; 0 if the run is complete and no reference solution failed."""
+        """The exit code that `ares-exp` has for such a run; 0 if it is complete and no reference solution failed."""
         return self.summary.exit_code
 
     def to_frame(self, *, tries: bool = False) -> pandas.DataFrame:

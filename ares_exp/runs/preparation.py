@@ -206,7 +206,7 @@ def _some(names: Collection[str]) -> str:
 def _raise_all(outcomes: Sequence[object]) -> None:
     """Raises the errors among the outcomes of several checks. Does nothing if there are none.
 
-    Several `UserError`s are combined into one error that lists all problems. Another error is raised instead of them.
+    If all are `UserError`s, combines them into one error that lists all problems. If not, raises the first other error.
     """
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for error in errors:

@@ -1,4 +1,4 @@
-"""The progress display of a run: a bar and status lines on a terminal, or otherwise a plain line every few seconds.
+"""The progress display of a run: a bar and status lines on a terminal, and elsewhere a plain line every few seconds.
 
 A separate thread draws the display. It therefore stays current while the event loop is busy, and a slow terminal never
 delays an episode.
@@ -160,7 +160,7 @@ class Progress:
 
 @contextlib.contextmanager
 def _log_lines_above(console: Console) -> Iterator[None]:
-    """Makes log handlers that write to a terminal print above the bar, which their lines would otherwise overwrite."""
+    """Makes log records for the terminal appear above the bar. Otherwise, they would overwrite the bar."""
     from rich.file_proxy import FileProxy
 
     handlers = [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]

@@ -89,7 +89,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _own_version(checkout: Path) -> str | None:
-    """Returns the version of `ares_exp`: in a checkout from `pyproject.toml`, as editable installs may be outdated."""
+    """Returns the version of `ares_exp`. Prefers a checkout's `pyproject.toml`, as editable installs may be stale."""
     try:
         version: str = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
     except (OSError, KeyError, ValueError):

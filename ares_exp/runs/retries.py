@@ -64,8 +64,7 @@ class RetryRules:
                 shortened at random by up to half, so that attempts that failed together are not retried together.
             max_wait_sec: Maximum wait in seconds. It also applies if an endpoint requests a longer wait
                 (`Retry-After`).
-            seed: Seed of the random part of the waits; `None` for other waits in every run. Results do not depend on
-                it.
+            seed: Seed of the random waits; `None` for different waits in each run. Results do not depend on it.
 
         Raises:
             ConfigError: A name in `errors` is not an error class.

@@ -95,7 +95,7 @@ class _Seeded(EnvironmentWrapper):
 def _make_parts(
     given: Mapping[str, Any], values: Mapping[str, Any], overrides: Sequence[str], config_dirs: Sequence[Path]
 ) -> tuple[Components, Settings, list[Callable[[], Awaitable[None]]]]:
-    """Creates the components without starting them, the settings, and the functions that close the components.
+    """Creates the components (without starting them), the settings, and the functions that close the components.
 
     `given` contains an object, the name of an option, the content of an option file or `None` (the default option) for
     each config group. Objects belong to the caller and are not closed.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SHOWN_TASKS = 10
 _VERBS = {"branch": "branch_from", "replay": "replay"}
-"""Config keys that name a recorded run, by kind of the run that starts from it."""
+"""Config keys that name a recorded run from which a new run starts, by kind of the new run."""
 
 logger = logging.getLogger(__name__)
 

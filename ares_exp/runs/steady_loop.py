@@ -1,4 +1,4 @@
-"""The event loop of a run, whose time limits do not count time in which the process was stopped."""
+"""The event loop of a run. Its clock, and therefore every time limit, stands still while the process is stopped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 TICK_SEC = 1.0
 STOPPED_SEC = 5.0
-"""Time between two callbacks, in seconds, after which a process that used almost no CPU time counts as stopped."""
+"""Minimum gap between two clock readings, in seconds, for a process that used little CPU to count as stopped."""
 
 _T = TypeVar("_T")
 

@@ -116,9 +116,9 @@ class TrainedRun:
     def execute(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
         """Adds an attempt to the queue. The run executes and records it when a slot is free.
 
-        The attempt's task and number must be unique in the run. `on_end` is called once, when the attempt has ended
-        with a result, an error that is not retried, `cancel` or an interrupt. At that time, the row of the last episode
-        is already written. The argument of `on_end` is this episode, or `None` if the attempt never started.
+        The attempt's task and number must be unique in the run. `on_end` is called once, when the attempt has a
+        result, has failed without another retry, or was cancelled or interrupted. At that time, the row of the last
+        episode is already written. The argument of `on_end` is this episode, or `None` if the attempt never started.
         """
         self._on_end[planned.slot] = on_end
         self._scheduler.append(planned)

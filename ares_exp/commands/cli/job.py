@@ -106,8 +106,8 @@ class JobFunction:
     def _end_command(self, hydra: Any) -> None:
         """Ends the command after an interruption, by raising `KeyboardInterrupt`.
 
-        In a launcher's process, ends only this job: returns with Hydra's basic sweeper, and raises `SweepInterrupted`
-        with other sweepers, which would otherwise start more jobs.
+        In a launcher's process, ends only this job. Raises `SweepInterrupted` unless the sweeper is Hydra's basic
+        sweeper, because other sweepers would start more jobs.
         """
         from ares_exp.errors import SweepInterrupted
         from ares_exp.runs.sweeps.plan import BASIC_SWEEPER

@@ -98,7 +98,7 @@ def _explain(word: str, rest: Sequence[str], program: str) -> str:
 
 
 def _meant(word: str, rest: Sequence[str], program: str) -> str:
-    """Returns a sentence that suggests what the user may have meant, with a leading space, or an empty string."""
+    """Returns a space and a sentence that suggests what the user may have meant; empty without a suggestion."""
     from ares_exp.config.schema import GROUPS, KEYS
 
     settable = (*KEYS, *GROUPS)

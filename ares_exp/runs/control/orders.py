@@ -1,6 +1,6 @@
 """Orders, which are commands that a user sends to a run in progress, and the files that contain them.
 
-An order is a small JSON file in the folder `control/` of the run directory. To reach all jobs of a sweep, it is in
+An order is a small JSON file in the folder `control/` of the run directory. An order to all jobs of a sweep is in
 `control/` of the sweep's folder. The run reads and removes the file, and records the outcome in `control.jsonl`. Every
 user who can write to the directory can control the run. The run rejects all other files in `control/`.
 """
@@ -157,10 +157,10 @@ WATCHED_SEC = 10.0
 
 @dataclass(frozen=True, slots=True)
 class OrderFile:
-    """A file that was found in `control/`.
+    """A file that was found in `control/`, or the stop file of a sweep, which acts as the order `stop`.
 
-    If the file is not a valid order, `order` is `None` and `problem` is the reason. `uid` is the user id of the file's
-    owner. It is `None` for the order that stops all jobs of a sweep, which has no file in `control/`.
+    If the file is not a valid order, `order` and `uid` are `None`, and `problem` is the reason. For a valid order,
+    `uid` is the user id of the file's owner; `None` for the stop file.
     """
 
     name: str

@@ -38,12 +38,12 @@ class RunControl:
 
     Attributes:
         sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` if there is no sweep.
-        set: Function that changes settings of the run, passed by key. If one value is invalid, it changes nothing.
+        set: Function that sets config keys to new values (a mapping). If one value is invalid, it changes nothing.
         interrupt: Function that ends the run, like Ctrl-C.
         on_drop: Function that is called with each episode that is removed from the queue.
         note: Function that is called with each line of `control.jsonl`.
-        is_recorded: Function that returns whether the run can still write its records. If not, the run has already
-            reported this, so failures to write `status.json` are not logged as warnings.
+        is_recorded: Function that returns whether the run can still write its records. If it cannot, this was
+            already reported, and failures to write `status.json` are not logged as warnings.
     """
 
     run_dir: RunDir

@@ -222,8 +222,8 @@ _HOSTNAME = socket.gethostname()
 class LiveStatus:
     """The counts from which a run computes its current state.
 
-    `add` counts episodes that have ended. `read` adds the running episodes and returns a `RunStatus`. Any thread can
-    call it. The public attributes have the same meaning as in `RunStatus`, and are set by the run.
+    `add` counts episodes that have ended. `read`, which any thread can call, adds the running episodes and returns a
+    `RunStatus`. The public attributes have the same meaning as in `RunStatus`, and are set by the run.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ def versions_here() -> dict[str, str]:
 
 
 def parts_to_send(parts: EpisodeParts) -> dict[str, Any]:
-    """Returns the arguments of an environment that are sent to a host. The host creates the factories itself."""
+    """Returns the arguments of an environment for a host, without the factories, which the host creates itself."""
     names = ("limits", "seed", "provide_solution", "start_from", "episode_id", "attempt", "output_dir")
     return {name: getattr(parts, name) for name in names}
 
@@ -67,8 +67,8 @@ def parts_to_send(parts: EpisodeParts) -> dict[str, Any]:
 class _Hosted(NamedTuple):
     """An environment in the host.
 
-    `files` is the directory for the files of its episode. If `is_streamed`, it is only on the node, and the run fetches
-    the files.
+    `files` is the directory for the files of its episode. If `is_streamed`, the directory is only on the node, and the
+    run fetches the files.
     """
 
     environment: EnvironmentBase
@@ -388,7 +388,7 @@ class EnvironmentHost(ModelsElsewhere):
         return found
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
-        """Sends a call of an environment's own model to the run, which records it, even if the caller is cancelled."""
+        """Makes the run record a call to an environment's own model, even if the caller is cancelled."""
         if (name := self._name_of(files)) is not None:
             await finish(self._ask("append_record", name, key, asked))
 

@@ -141,8 +141,8 @@ class Placement(Generic[HostT]):
 
 
 def beside(losses: int, slots: int) -> int:
-    """Returns how many environments may share a host with an attempt that has lost `losses` hosts.
+    """Returns how many environments a host may have in total while it runs an attempt that has lost `losses` hosts.
 
-    The number includes the attempt. It is divided by `FEWER` for every lost host, but is at least 1.
+    This is the number `slots`, divided by `FEWER` for every lost host, but at least 1: the attempt itself.
     """
     return max(1, slots // int(FEWER**losses))

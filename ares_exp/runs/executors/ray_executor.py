@@ -80,7 +80,7 @@ class RayExecutor(Executor):
 
         Args:
             address: Address of the cluster: `auto` (a cluster on this machine) or `host:6379`. `None` uses the variable
-                `RAY_ADDRESS`, or otherwise starts a local cluster that is stopped at the end of the run.
+                `RAY_ADDRESS` or, if it is not set, starts a local cluster that is stopped at the end of the run.
             episodes_per_host: Maximum number of concurrent environments on a host.
             hosts_per_node: Number of hosts on each node. If a host ends, only the environments on it are lost.
             resources: Ray resources that each host reserves on its node, such as `{docker: 1}`. Only nodes with these
@@ -201,7 +201,7 @@ class RayExecutor(Executor):
     # The cluster
 
     async def _connect(self) -> None:
-        """Connects to the cluster, or starts a local one, in a thread, so that Ray keeps the run's signal handlers."""
+        """Connects to the cluster or starts a local one. Uses a thread, so that Ray keeps the run's signal handlers."""
         try:
             import ray
         except ImportError as error:

@@ -50,7 +50,7 @@ KILL_SEC = 30.0
 """Time limit for Ray to kill a host, in seconds."""
 
 GUESSES = "Some common causes include"
-"""Start of Ray's list of possible causes. Error messages are cut off there, because the list is always the same."""
+"""First words of Ray's list of possible causes. Error messages are cut off there, because the list never changes."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -65,8 +65,8 @@ class RemoteHost:
         ray: Imported package `ray`.
         actor: Handle of the Ray actor, an `EnvironmentHost`.
         node: Name of the host's node.
-        models: Environments' own models, such as judges, by config key. They stay in the run's process, to which the
-            host sends their requests.
+        models: Environments' own models, such as judges, by config key. They stay in the run's process, which
+            receives requests to them from the host.
         lease_sec: Number of seconds without a reply after which the host counts as lost. The host uses the same lease
             time.
         on_lost: Function that is called once, when the host is lost.
@@ -392,7 +392,7 @@ class RemoteEnvironment(EnvironmentBase):
     # Values that need no call
 
     def report(self) -> EpisodeReport:
-        """Returns the host's last report. Its usage of own models is the larger of the host's and the run's counts."""
+        """Returns the host's last report. Its `environment_usage` is the larger of the host's and the run's counts."""
         report = self._facts.report or EpisodeReport()
         if self.asked is None:
             return report
@@ -443,7 +443,7 @@ class RemoteEnvironment(EnvironmentBase):
         return changed
 
     def reported(self, report: EpisodeReport) -> None:
-        """Stores a report that the host sent during a call. Ignores reports after the call, which are outdated."""
+        """Stores a report if a call is in progress. Ignores reports that arrive later, because they are outdated."""
         if self._calls.in_progress:
             self._facts = self._facts._replace(report=report)
 

@@ -25,8 +25,8 @@ class Failure(NamedTuple):
 
     Attributes:
         name: Name of the error's class.
-        pickled: Pickled class, arguments of its `__new__`, `args` and attributes; `None` if they cannot be pickled.
-            Attributes that cannot be pickled are omitted.
+        pickled: Error as pickled data: its class, the arguments of `__new__`, `args`, and all attributes that can be
+            pickled; `None` if another part cannot be pickled.
         message: Message of the error.
         detail: Traceback of the error.
     """

@@ -32,7 +32,7 @@ _AT_LAST_STEP = frozenset({Outcome.COMPLETED.value, Outcome.TRUNCATED.value})
 def starts_where_started(key: str, given: Container[str]) -> bool:
     """Returns whether the value of `key` is a path that is relative to the folder in which the run was started.
 
-    The result is false for paths of tasks that are relative to a git repository, which a key in `given` selects.
+    If a key in `given` selects a git repository, returns false for paths of tasks, which are relative to it.
     """
     in_a_repository = key in _MAYBE_IN_A_REPOSITORY and ("env.repo" in given or "env.git_url" in given)
     return PATH_KEY.search(key) is not None and not in_a_repository
@@ -261,7 +261,7 @@ def is_folder_of_runs(path: Path) -> bool:
 
 
 def no_such_run(path: Path) -> str:
-    """Returns an error message why `path` is not a run, for example because it is missing or a folder of runs."""
+    """Returns a message that says why `path` is not a run: for example, it is missing or a folder of runs."""
     place = next((one for one in (path, *path.parents) if one.exists()), Path())
     names = sorted(one.name for one in place.iterdir() if is_recorded_run(one)) if place.is_dir() else []
     if names:
@@ -314,8 +314,8 @@ class EpisodeRef:
     def parse(cls, text: str) -> Self:
         """Parses a reference and finds what it refers to.
 
-        The longest part of the path that is a run directory is the run. The rest names the episode by its id, the start
-        of its id, or its task if the task has a single attempt.
+        The run is the longest prefix of `text` that is a run directory. The text after it names the episode by its id,
+        the start of its id, or its task if the task has a single attempt.
 
         Raises:
             ConfigError: The run, episode or step does not exist. The message lists existing ones.

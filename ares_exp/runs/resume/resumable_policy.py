@@ -1,6 +1,6 @@
 """The policy of an episode that can be resumed: it logs every response, and replays the responses in the log.
 
-The log also contains requests without a response because of a time limit. If this limit ended a stage of the task, a
+The log also contains requests that got no response within a time limit. If this limit ended a stage of the task, a
 replay ends the stage at the same request.
 """
 
@@ -53,8 +53,8 @@ class ResumablePolicy:
     Two requests count as the same even if times, process ids and similar values in them differ (see `request_diff`). An
     agent can have several conversations. A request is compared with the next recorded request of its own conversation.
 
-    Responses that are requested ahead of time are logged when they arrive. If the earlier episode did not use such a
-    response, it is replayed for any later request that is the same.
+    Responses that are requested ahead of time are logged when they arrive. If the earlier episode did not use one
+    of its responses, the response is replayed when the agent sends the same request, even at another step.
 
     Attributes:
         given_again: The responses that were replayed so far.
@@ -118,12 +118,12 @@ class ResumablePolicy:
         await self._asked.close()
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Responds to one request, with a recorded response or by the policy.
+        """Returns the recorded response to a request. If there is none, requests a response from the policy.
 
         Raises:
             PolicyError: The policy failed, or returned an invalid response.
-            UnansweredError: In the earlier episode, a time limit ended this request or the stage before a response
-                arrived.
+            UnansweredError: In the earlier episode, a time limit expired before the response arrived, or the stage
+                ended before this request.
         """
         position = self._position
         self._position += 1
@@ -233,8 +233,8 @@ class ResumablePolicy:
     async def _paid_response(self, request: LLMRequest) -> LLMResponse:
         """Waits until the run allows requests, and requests a response from the policy.
 
-        The caller counts the cost of the response. Only a refusal is counted here, because the caller gets an error
-        instead.
+        The caller counts the cost of the response. If the policy refuses, the caller gets only an error, so this
+        method counts the cost.
         """
         if self._may_ask is not None:
             await self._may_ask()
@@ -246,7 +246,7 @@ class ResumablePolicy:
             raise
 
     def _take(self, call: PendingRequest) -> _Answered | None:
-        """Returns an unused response to the same request that the earlier episode requested ahead of time, if any."""
+        """Returns a response to this request that the earlier episode got ahead of time and did not use, if any."""
         stage, request = self._events.num_stages, serialize_llm_request(call.request)
         for number, earlier in self._left_over.items():
             response = earlier.response
@@ -264,7 +264,7 @@ class ResumablePolicy:
         self._logged.append(Exchange(serialize_llm_request(request), response, self._events.num_stages))
 
     async def _end_stage(self, asked: Mapping[str, Any], next_one: Exchange) -> None:
-        """Adds the request `asked` before `next_one` in the log, without a response, because its stage had ended."""
+        """Logs the request `asked` before the exchange `next_one`, without a response, because the stage has ended."""
         place = next(number for number, exchange in enumerate(self._logged) if exchange is next_one)
         self._logged.insert(place, Exchange(asked, None, self._events.num_stages))
         await self._start_log(self._logged)
@@ -276,4 +276,4 @@ class ResumablePolicy:
 
 
 def _stay(request: LLMRequest, response: LLMResponse | None) -> None:
-    """Does nothing. Replaces the method `advance` of clients that have no such method."""
+    """Does nothing. Called instead of `advance` if a client does not have this method."""

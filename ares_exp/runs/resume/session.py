@@ -402,7 +402,7 @@ def _task_differences(recorded: Any, tasks: Mapping[str, str | None]) -> Iterato
 
 
 def _wall_sec(run_dir: RunDir, results: Sequence[EpisodeResult]) -> float:
-    """Returns the total duration of earlier sessions in seconds. A killed session ends with its last episode."""
+    """Returns the total seconds of earlier sessions. A killed session counts until the end of its last episode."""
     starts: list[float] = []
     ends: list[float] = []
     for line in read_sessions(run_dir):

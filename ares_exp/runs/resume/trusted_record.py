@@ -106,7 +106,7 @@ def values_as_meant(run: RecordedRun) -> dict[str, Any]:
 
 
 def _text(value: Any, composed: Any) -> Any:
-    """Returns the reference `composed` if it is safe to resolve again, or the recorded value with escaped `${`."""
+    """Returns the reference `composed` if it is safe to resolve again; if not, the recorded value with escaped `${`."""
     if isinstance(composed, str) and "${" in composed and "${" not in _REFERENCE.sub("", composed):
         return composed
     if isinstance(value, dict):
@@ -172,7 +172,7 @@ def check_config_dirs(run: RecordedRun) -> Sequence[Path]:
 
 
 def check_secrets(keys: Sequence[str]) -> None:
-    """Raises `ConfigError` if there are `keys`, which are the keys whose recorded values are masked secrets."""
+    """Raises `ConfigError` if there are any `keys` whose recorded values are masked secrets."""
     if keys:
         again = " ".join(f"{key}=…" for key in keys)
         raise ConfigError(

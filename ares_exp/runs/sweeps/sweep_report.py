@@ -165,13 +165,13 @@ class SweepReport:
 
     @property
     def best(self) -> Row | None:
-        """The complete job with the best objective, otherwise the best incomplete job; `None` without an objective."""
+        """The best job by objective, if any. Incomplete jobs count only if no complete job has an objective."""
         sign = -1 if self.plan.minimize else 1
         return max(self._rated, key=lambda row: sign * (row.objective or 0.0), default=None)
 
     @property
     def equals(self) -> list[Row]:
-        """The jobs that share the best objective. Empty if all of several jobs share it, so that none is best."""
+        """The jobs that share the best objective. Empty if there are several jobs and all share it, so none is best."""
         best, rated = self.best, self._rated
         equals = [row for row in rated if best is not None and row.objective == best.objective]
         return equals if len(equals) < len(rated) or len(rated) == 1 else []
