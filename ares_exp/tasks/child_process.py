@@ -20,7 +20,7 @@ _MAX_ERROR_BYTES = 4096
 
 
 class ChildFailedError(Exception):
-    """A program failed. The message starts with a verb, such as "was stopped", and callers add a subject."""
+    """A program failed. The message lacks a subject (such as "was stopped"), which callers put in front of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class ChildProcess:
     def run_python(
         self, program: Path, arguments: Sequence[str], *, env: Mapping[str, str], timeout_sec: float
     ) -> None:
-        """Runs a Python file that does not import ares_exp; see `run`. A nonzero exit code also raises an error."""
+        """Runs a Python file, which must not import ares_exp; see `run`. A nonzero exit code also raises an error."""
         ended = self.run([sys.executable, "-P", str(program), *arguments], env=env, timeout_sec=timeout_sec)
         if ended.exit_code != 0:
             raise ChildFailedError(f"failed: {ended.errors[-1] if ended.errors else f'exit code {ended.exit_code}'}")
@@ -103,7 +103,7 @@ class ChildProcess:
     def _kill(self, process: subprocess.Popen[bytes], why: threading.Event | None = None) -> None:
         """Kills the program's process group and sets the event `why`. Does nothing if the group was killed before.
 
-        A second kill could hit another process group with the same id. A closed stdin marks a killed program.
+        A second kill could hit another process group with the same id. A closed `process.stdin` shows a kill.
         """
         assert process.stdin is not None
         with self._lock:

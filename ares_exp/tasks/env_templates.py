@@ -38,7 +38,7 @@ def resolve_env(table: Mapping[str, str], *, where: str, host: Mapping[str, str]
 
 
 def secret_values(tables: Iterable[Mapping[str, str]], *, host: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Returns the secrets in `tables`, longest first, so that a secret is masked before a shorter one inside it.
+    """Returns the secrets in `tables`, longest first, so that a secret is masked before any secret that it contains.
 
     A secret is the value of a host variable that a template uses, if the key or the variable has a sensitive name such
     as `API_KEY`. Values with fewer than 8 characters are omitted, because other texts may contain them by chance.

@@ -143,7 +143,7 @@ class HarborStage:
 
     @property
     def verifier_timeout_sec(self) -> float:
-        """Time limit of the verification in seconds. A step does not inherit the task's limit (default: 600)."""
+        """Time limit of the verification in seconds. A step without a limit gets 600, not the task's limit."""
         return self._verifier.timeout_sec
 
     @property
@@ -154,7 +154,7 @@ class HarborStage:
 
     @property
     def verifier_network(self) -> NetworkPolicy:
-        """Network policy of the verifier's container, or of the shared container, while the tests run."""
+        """Network policy, while the tests run, of the container in which they run."""
         base = self._verifier_environment if self.verifier_mode == "separate" else self.config.environment
         return self._verifier.network or self.config.verifier.network or base.network
 
@@ -166,12 +166,12 @@ class HarborStage:
 
     @property
     def _verifier_environment(self) -> EnvironmentSection:
-        """The step's `[verifier.environment]`, otherwise the task's table of this name, otherwise `[environment]`."""
+        """The `[verifier.environment]` of the step; if missing, that of the task; if missing too, `[environment]`."""
         return self._verifier.environment or self.config.verifier.environment or self.config.environment
 
     @cached_property
     def _verifier_image(self) -> tuple[str | None, Path | None]:
-        """Image or build context of the verifier's container. Both are `None` if it uses the agent's image."""
+        """Image or build context of the verifier's container; both `None` if the verifier uses the agent's image."""
         for section, tests in ((self._verifier, self.folder / "tests"), (self.config.verifier, self.root / "tests")):
             if section.environment is not None and section.environment.docker_image:
                 return section.environment.docker_image, None
@@ -347,7 +347,7 @@ class HarborStage:
                 raise AddTestsDirError(f"The tests in {folder} could not be copied to {TESTS_DIR}: {error}") from error
 
     def goes_on(self, verdict: Verdict) -> bool:
-        """Returns whether the next step runs: always without a `min_reward`, otherwise if the verdict reaches it."""
+        """Returns whether the next step runs: false only if this step's `min_reward` is not reached."""
         return self.step is None or self.step.min_reward is None or reaches(verdict, self.step.min_reward)
 
 
@@ -460,8 +460,8 @@ class HarborTask:
         Raises:
             UnsupportedTaskError: The task uses unsupported features. The message lists the features.
             TaskError: An environment variable of the host or the required solution is missing, the prior conversation
-                is not an ATIF document, an artifact or hook names a service without a compose file, or `stop_processes`
-                is not a boolean.
+                is not an ATIF document, an artifact or hook names a service but the task has no compose file, or
+                `stop_processes` is not a boolean.
         """
         unsupported = refusals(self.config)
         if unsupported:

@@ -83,7 +83,7 @@ def select(
     limit: int | None = None,
     preset: str = "harbor",
 ) -> list[T]:
-    """Returns the selected tasks in the order of the set: tasks that match an entry and are not excluded.
+    """Returns the tasks that match an entry of `tasks_selector` and are not excluded, in the order of `tasks`.
 
     Args:
         tasks: All tasks of the set.

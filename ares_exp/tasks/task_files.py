@@ -185,7 +185,7 @@ def _present(root: Path) -> Iterator[str]:
 
 
 def with_files(content: str, texts: Mapping[str, str]) -> str:
-    """Returns a task's content digest with digests of additional files appended (`texts`: contents by file name)."""
+    """Appends digests of additional files to a task's content digest. `texts` has their contents by file name."""
     digests = {name: hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest() for name, text in texts.items()}
     return f"{content} {json.dumps(digests, sort_keys=True)}" if digests else content
 
@@ -196,7 +196,7 @@ def content_of(recorded: str | None) -> str | None:
 
 
 def changed_files(before: str | None, now: str | None) -> list[str]:
-    """Returns the names of additional files (see `with_files`) that are in both digests, but with other contents."""
+    """Returns the names of additional files (see `with_files`) that both digests contain with different hashes."""
     old, new = _files(before), _files(now)
     return [name for name in old if name in new and old[name] != new[name]]
 

@@ -51,7 +51,7 @@ def _destination(path: str) -> str | None:
 
 
 class Artifact(TomlTable):
-    """A file or directory to copy from the container. An entry of `artifacts` may also be a string: its `source`."""
+    """A file or directory to copy from the container. Instead of a table, an entry may be only the `source` string."""
 
     source: Annotated[str, AfterValidator(_source)]
     destination: Annotated[str, AfterValidator(_destination)] | None = None

@@ -35,7 +35,7 @@ def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
 
 
 class AgentContract:
-    """The suite for code agents. Define the fixture `factory`, and `replies` after which the agent ends its episode."""
+    """The suite for code agents. Define the fixture `factory`, and `replies` that make the agent end its episode."""
 
     replies: Replies = (
         "```bash\nls\n```",

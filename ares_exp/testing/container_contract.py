@@ -78,7 +78,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _needs_isolation(factory: ContainerFactory) -> None:
-    """Skips the test if containers are not isolated, because it needs two containers or could harm this machine."""
+    """Skips a test that needs two containers, or could harm this machine, if containers are not isolated."""
     if not as_container_factory(factory).is_isolated:
         pytest.skip("the backend declares that its containers are not isolated")
 

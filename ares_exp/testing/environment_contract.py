@@ -36,7 +36,7 @@ GRACE_SEC = 10.0
 class EnvironmentContract:
     """The suite for environments.
 
-    Define the fixture `environment`, and `replies` with the policy's responses, preferably until the episode ends.
+    Define the fixture `environment`, and `replies`: texts of the policy's responses, which should end the episode.
     Tests of optional members are skipped if the environment does not have these members.
     """
 

@@ -150,7 +150,7 @@ class ForwardedPortContract(ContainerSuite):
             await server.close()
 
     async def open(self, box: Container, serve: Serve, port: int = FORWARDED_PORT) -> ForwardedPort:
-        """Opens a forwarded port, whose connections `serve` receives."""
+        """Opens a forwarded port. Its connections are passed to `serve`."""
         assert isinstance(box, ServingContainer)
         return await box.forward_port(serve, port=port)
 

@@ -24,9 +24,9 @@ METHODS: Mapping[str, Sequence[str]] = {
     "container": ("preflight", "check", "__call__"),
     "policy": ("__call__",),
 }
-"""Methods by which the kind of a part is recognised. A class that accepts an `llm_client` is an agent instead."""
+"""Methods by which the kind of a part is recognised. Agents are recognised by the argument `llm_client`."""
 FIXTURES = {"agent": "factory", "container": "factory"}
-"""For each kind of part, the fixture of its suite that returns the part. By default, it is named like the kind."""
+"""Names of the fixtures that return the part, by kind of part. For other kinds, the fixture is named like the kind."""
 
 
 def suites_of(parts: Sequence[str], options: Sequence[str]) -> ModuleType:

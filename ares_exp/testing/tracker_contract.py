@@ -62,7 +62,7 @@ class TrackerContract:
 
     @pytest.fixture
     def watched(self, tracker: Tracker) -> Iterator[SeveralTrackers]:
-        """Yields the tracker in the same wrapper as in a run. After the test, checks that no call of it has failed."""
+        """Yields the tracker in the same wrapper as in a run. After the test, checks that no call has failed."""
         watched = SeveralTrackers({"tracker": tracker})
         yield watched
         assert watched.failures == 0

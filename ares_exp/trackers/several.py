@@ -42,7 +42,7 @@ class SeveralTrackers(TrackerBase):
 
     @property
     def place(self) -> str | None:
-        """The lines that the run prints at its end: the `place` of each tracker, if any; `None` if there are none."""
+        """The lines that the run prints at its end: each tracker's `place`. `None` if no tracker has a `place`."""
         return "\n".join(filter(None, (one.place for one in self._trackers.values()))) or None
 
     def start(self, run: RunInfo) -> None:

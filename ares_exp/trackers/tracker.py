@@ -29,7 +29,7 @@ class RunInfo:
         earlier: Results of episodes in earlier sessions, which count in the totals.
         task_set: Folder or file of the task set, or `None` if the tasks are not in files.
         tasks: Names of the selected tasks.
-        task_digests: Digests of the tasks, which show whether a task has changed. `None` if unknown.
+        task_digests: Digest of each task by name, which shows changes to the task. An unknown digest is `None`.
         parents: Run directories of the runs that this run branches from or replays.
     """
 

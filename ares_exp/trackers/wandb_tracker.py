@@ -1,7 +1,7 @@
 """The tracker for Weights & Biases (W&B). It works in background threads, so that the run never waits for W&B.
 
-One thread records the metrics, and another one the table and the artifacts, because logging an artifact online can
-block. The metrics are then still written to the disk, even if the service does not respond.
+One thread records the metrics. Another thread records the table and the artifacts, because it can block while it logs
+an artifact online. Metrics are written to the disk even if the service does not respond.
 """
 
 from __future__ import annotations

@@ -45,11 +45,11 @@ from ares_exp.wrappers.loop_thread import LoopThread
 POLL_SEC = 20.0
 """Maximum time in seconds that the service waits for new episodes or requests before it responds without any."""
 CANCEL_LIMIT_SEC = 60.0
-"""Time limit in seconds for the cancellation of a submission whose `Client.run` failed or was cancelled."""
+"""Time limit in seconds for cancelling a submission after its call of `Client.run` has failed or was cancelled."""
 
 FULL = 429
 RETRIED = (None, FULL, 502, 503, 504)
-"""HTTP statuses after which a call is retried; `None` means that the service cannot be reached."""
+"""HTTP statuses after which a call is retried. `None` stands for no response, because the service is unreachable."""
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "stop", "stop_token_ids")
 """Sampling parameters of trainers that `sampling_of` passes on to the service."""

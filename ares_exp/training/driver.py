@@ -399,7 +399,7 @@ async def driven(
         policy: Policy to use instead of an option of the group `policy`. It is closed at the end of the run.
         max_staleness: Maximum staleness of an episode, as for `EpisodeDriver`.
         config_dirs: Folders of options, as for `--config-dir`.
-        quiet: Whether to print no progress and no summary.
+        quiet: Whether to suppress the progress and the summary.
 
     Yields:
         The driver.

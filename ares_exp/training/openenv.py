@@ -1,4 +1,4 @@
-"""OpenEnv sessions that run episodes in the rollout service. TRL's asynchronous GRPO trainer can also use them.
+"""OpenEnv sessions that run episodes in the rollout service, for example for TRL's asynchronous GRPO trainer.
 
 ```
 factory = partial(EpisodeSessions, "http://127.0.0.1:8300", policy={"base_url": engine, "model": model})

@@ -116,7 +116,7 @@ class RecordedSequences:
         return [*self.counts.sentences(), *left_out_sentences(self.left_out), *refused]
 
     def add(self, episode: EpisodeTrajectory) -> SequenceReport | None:
-        """Creates and counts the rows of an episode; `None` if it is skipped (no reward, or cannot be trained on)."""
+        """Creates and counts the rows of an episode. Returns `None` if it has no reward or cannot be trained on."""
         if episode.total_reward is None:
             self.left_out["episodes without a reward"] += 1
             return None

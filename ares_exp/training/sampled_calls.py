@@ -1,9 +1,9 @@
 """The LLM calls of an episode as token ids: the prompt, the sampled tokens, and their log-probabilities.
 
 A call is rejected if its record does not prove that its tokens were sampled from the policy's own distribution. For
-example, token ids or log-probabilities are missing, or their numbers differ. Other reasons are sampling parameters that
-change the distribution: truncation such as `top_p`, a penalty, or a grammar. Prompts with media are also rejected,
-because token ids do not represent media.
+example, token ids or log-probabilities are missing, or their lists differ in length. Other reasons are sampling
+parameters that change the distribution: truncation such as `top_p`, a penalty, or a grammar. Prompts with media are
+also rejected, because token ids do not represent media.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
     **dict.fromkeys(("json_schema", "regex", "ebnf"), ()),
 }
-"""Sampling parameters that can change the distribution, with the values that do not. `None` never changes it."""
+"""Parameters that can change the sampling distribution, each with the values (besides `None`) that do not change it."""
 
 _MEDIA = ("image", "image_url", "input_image", "input_audio", "audio", "video", "video_url", "file", "input_file")
 
@@ -53,7 +53,7 @@ class SampledCall:
         policy_version: Version of the weights; `None` if unknown.
         finish_reason: Reason why the response ended; `None` if unknown.
         states_sampling: Whether the record shows how the tokens were sampled: it contains the temperature, and no
-            sampling parameter is `null`, which means that the engine chose an unknown value.
+            sampling parameter is `null`. With `null`, the engine chooses the value, which is then unknown.
     """
 
     step: int

@@ -33,7 +33,7 @@ from ares_exp.trajectories.stored_episodes import StoredEpisode
 
 Made = Literal["clean", "realigned", "forked"]
 Lost = Literal["mask", "group"]
-"""Treatment of an episode without a reward: `mask` excludes it from training, `group` all episodes of its prompt."""
+"""Treatment of an episode without a reward: `mask` excludes only it, `group` excludes all episodes of its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class _Row:
         self.go_on(call)
 
     def go_on(self, call: SampledCall) -> None:
-        """Extends the row by a call: the rest of its prompt, which must start with this row, and its sampled tokens."""
+        """Appends the rest of a call's prompt, which must start with the tokens of the row, and its sampled tokens."""
         context = call.prompt[len(self.ids) :]
         self.ids += context
         self.mask += [0] * len(context)

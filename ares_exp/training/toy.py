@@ -2,7 +2,7 @@
 
 `python -m ares_exp.training.toy FOLDER [SEED]` writes:
 
-- `FOLDER/model`: a model with two layers, random weights and about thirty tokens. Each of the last tokens represents a
+- `FOLDER/model`: a model with two layers, random weights and about thirty tokens. Some tokens each represent a
   complete call of the tool `bash`, so that one token is one reply (`policy.max_output_tokens=1`).
 - `FOLDER/tasks/two-words`: a task of two turns. Its reward is 0.5 if the first line of a file is correct, and 1 if both
   lines are correct.

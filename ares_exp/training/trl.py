@@ -53,7 +53,7 @@ def columns_of(episodes: Sequence[Episode], pad: int) -> dict[str, list[Any]]:
 
 
 def episode_reward(episode_reward: list[float | None], **_: Any) -> list[float | None]:
-    """Returns the column `episode_reward` unchanged, as TRL requires a reward function."""
+    """Returns the column `episode_reward` unchanged. It only exists because TRL requires a reward function."""
     return episode_reward
 
 

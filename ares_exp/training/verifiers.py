@@ -11,8 +11,8 @@ __all__ = ["Greetings", "GreetingsHarness", "GreetingsEnv"]
 verifiers finds the plugin by its name: `vf.load_environment(vf.SingleAgentEnvConfig(taskset={"id": "greetings"}, …))`.
 While verifiers serves the environment, one run (`ares_exp.driven`) executes and records all rollouts. Each rollout is
 an episode and gets its reward. The agent sends its LLM calls to the endpoint of the rollout, where verifiers records
-the tokens. The agent's commands run in containers of ares_exp. verifiers itself therefore needs no container, and a
-rollout can use its runtime `subprocess`. Requires verifiers 0.4 (`import verifiers.v1`).
+the tokens. The agent's commands run in containers of ares_exp. verifiers itself therefore needs no container, so
+its runtime `subprocess` is sufficient. Requires verifiers 0.4 (`import verifiers.v1`).
 """
 
 from __future__ import annotations

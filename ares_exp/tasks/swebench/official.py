@@ -27,7 +27,7 @@ _DEFAULT_PARSER = "parse_log_pytest_v2"
 
 
 Report = dict[str, Any]
-"""The harness's report with `grader` (its version) and `reason` (why the run could not be graded, or `None`)."""
+"""The harness's report with `grader` (version of the harness) and `reason` (why grading was impossible, or `None`)."""
 
 
 def rewards(report: Report) -> dict[str, float]:

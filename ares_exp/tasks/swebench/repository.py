@@ -111,7 +111,7 @@ class AgentPatch:
 async def set_up_repository(container: Container, base_commit: str) -> None:
     """Prepares the repository for an agent: removes history that may contain the fix, and records the current files.
 
-    Remotes, branches and tags that are newer than the base commit, the reflog, and unreachable objects are removed.
+    Removes remotes, the reflog, unreachable objects, and branches and tags that are newer than the base commit.
     Commits that the creator of the image added on top of the base commit are kept. `agent_patch` later compares the
     agent's files with the recorded files.
 

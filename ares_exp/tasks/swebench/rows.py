@@ -1,8 +1,8 @@
 """Functions that find SWE-bench data sets, read their rows, and validate them.
 
 Rows may come from the Hugging Face hub or from a file. They must have the columns of the data set `SWE-bench/SWE-bench`
-on the hub. The columns `image`, `eval_script`, `log_parser` and `eval_type` exist since version 5 of the official
-harness.
+on the hub. Version 5 of the official harness introduced the columns `image`, `eval_script`, `log_parser` and
+`eval_type`.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def check_git_url(url: str) -> str:
     """Validates the URL of a repository, and returns it unchanged.
 
     Raises:
-        ValueError: The text is not a URL with a supported protocol. Or it contains a password or an HTTP user name,
-            which may be a token, and would be written to every record of a run.
+        ValueError: The text is not a URL with a supported protocol, or contains a password or an HTTP user name (which
+            may be a token). Such secrets would be written to every record of a run.
     """
     scheme, separator, _ = url.partition("://")
     if url.startswith("-") or _UNPRINTABLE.search(url) or len(url) > _MAX_CHARACTERS:

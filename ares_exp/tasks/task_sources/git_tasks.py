@@ -1,7 +1,7 @@
 """Git repositories of tasks, and their cache, which contains one clone per commit.
 
 Only the requested tasks are checked out in a clone. A clone contains no history. If the server supports partial clones,
-a clone contains only the files that are checked out. It consists of a bare repository, `<folder>/<key>/git`, and of the
+a clone contains only the files that are checked out. Each clone has a bare repository, `<folder>/<key>/git`, and the
 checked-out files, `<folder>/<key>/files/<repository name>`. The key is a hash of the URL and the commit, so the files
 never change after they are checked out.
 """
@@ -157,7 +157,7 @@ class Repositories:
         return self._git.run("cat-file", "blob", f"{commit}:{path}", git_dir=self._git_dir(url, commit))
 
     def fetch(self, tasks: Sequence[GitTask], report: Callable[[str], None]) -> Fetched:
-        """Checks out tasks that are not cached. Passes a warning about each submodule (not fetched) to `report`."""
+        """Checks out tasks that are not cached. Warns with `report` about their submodules, which are not fetched."""
         found, submodules = Fetched(), TaskWarnings()
         groups: dict[tuple[str, str], list[GitTask]] = {}
         for task in tasks:
@@ -268,7 +268,7 @@ class Repositories:
 
 
 def _present(files: Path, tree: Mapping[str, str]) -> set[str]:
-    """Returns the folders of tasks of which at least the task.toml has been checked out to `files`."""
+    """Returns the task folders in `tree` whose task.toml is checked out in `files`. Other files may be missing."""
     folders = (posixpath.dirname(path) or "." for path in tree if posixpath.basename(path) == TASK_TOML)
     return {folder for folder in folders if os.path.lexists(files / folder / TASK_TOML)}
 

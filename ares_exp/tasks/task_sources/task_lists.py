@@ -247,7 +247,7 @@ def _references(
 ) -> list[TaskReference]:
     """Returns the locations of the tasks of a data set.
 
-    A task without a URL is in the repository `url`. If `url` is `None`, it is a folder on this machine.
+    A task without a URL is in the repository `url`. If `url` is `None`, such a task is a folder on this machine.
     """
     log.info("%s: data set %s@%s, %d tasks", where, dataset.name, dataset.version, len(dataset.tasks))
     if not dataset.tasks:
@@ -377,7 +377,7 @@ def choose(datasets: Sequence[Dataset], wanted: DatasetName, *, where: str) -> D
 
 
 def newest(versions: Sequence[str]) -> str:
-    """Returns the default version: `head`, otherwise the highest number (`2.1`), otherwise the alphabetically last."""
+    """Returns the default version: `head`; without `head`, the highest number; without numbers, the last by name."""
     if "head" in versions:
         return "head"
     numbered = []

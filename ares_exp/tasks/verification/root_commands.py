@@ -21,7 +21,7 @@ is_empty() { [ -d $1 ] && [ ! -L $1 ] && [ "$(ls -A $1 | wc -c)" -eq 0 ]; }
 gone() { [ ! -e $1 ] && [ ! -L $1 ]; }
 clear() { rm -rf $1 2>/dev/null; gone $1 || is_empty $1 || mv $1 $1.left-$$; }
 """
-"""Shell functions. `clear PATH` removes a path or, if this is impossible, empties a mount point or renames the path."""
+"""Shell functions. `clear PATH` removes a path. A mount point is only emptied; other remains are renamed."""
 _RESERVE = """\
 umask 022
 close() { [ -O $1 ] || chown 0:0 $1; }
@@ -67,8 +67,8 @@ while [ $left = yes ]; do
 done 2>/dev/null
 exit 0
 """
-"""Script of `stop_processes`. It kills all processes except process 1, the processes that run this script, and their
-children. The loop itself starts no processes."""
+"""Script of `stop_processes`. It spares process 1, the processes that run this script, and children of the latter. All
+other processes are killed. The loop itself starts no processes."""
 
 
 async def as_root(

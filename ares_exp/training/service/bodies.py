@@ -39,7 +39,7 @@ class PolicyBody(Body):
     Attributes:
         mode: `endpoint` sends calls to `base_url`. `relay` keeps them until the trainer fetches them with
             `GET /v1/requests` and responds with `POST /v1/responses`.
-        wire: API of the endpoint. `ids` sends prompts as token ids, which continue the token ids of earlier calls.
+        wire: API of the endpoint. `ids` sends prompts as token ids that start with the ids of earlier calls.
         base_url: URL of the endpoint, including the version. Required if `mode` is `endpoint`.
         model: Name of the model.
         tokenizer: Directory or hub name of the tokenizer, for `ids`, `relay` and `on_abort: continue`. Defaults to
@@ -94,12 +94,12 @@ class SubmissionBody(Body):
         rollout_ids: Ids of the rollouts, in the order of the tasks. `null` creates ids. If the ids were submitted
             before, the service returns the existing submission.
         policy: Endpoint of all rollouts.
-        policies: For single rollouts, fields that replace fields of `policy`, by rollout id.
+        policies: Fields that replace fields of `policy` for single rollouts, by rollout id.
         want: Content of the episodes, in addition to the reward.
         conversations: Names or patterns of the conversations whose rows or calls the episodes contain.
         realign_tokens: Maximum number of sampled tokens at the end of a row that the next prompt may replace. If more
             tokens differ, the next call starts a new row.
-        encoding: Encoding of token lists. `packed` is base64 of little-endian int32 (ids), uint8 (mask) and float32.
+        encoding: Encoding of token lists. `packed` is base64: little-endian int32 ids, uint8 masks, float32 logprobs.
         limits: Limits of each episode.
         max_staleness: Maximum age of the oldest response of an episode, in versions.
         on_stale: Action if a response exceeds `max_staleness`. `replace` runs another attempt, and `report` returns
@@ -149,7 +149,7 @@ class Cancelled(Body):
 
 
 class RequestsQuery(Body):
-    """A query for LLM requests of one submission, or of all. Waits up to `wait` seconds if there is no request."""
+    """A query for LLM requests of one or all submissions. If there are none, the service waits up to `wait` seconds."""
 
     submission: Name | None = None
     wait: Wait = 0.0
@@ -218,7 +218,7 @@ class Accepted(Body):
 
 
 class AckBody(Body):
-    """Acknowledges all episodes up to a cursor, of one or all submissions. The service deletes these episodes."""
+    """An acknowledgement of all episodes of one or all submissions up to a cursor. The service deletes them."""
 
     cursor: Count
     submission_id: Name | None = None
@@ -267,7 +267,7 @@ class ServiceState(Body):
 
 
 class EpisodesQuery(Body):
-    """A query for episodes after a cursor, of one or all submissions. Waits up to `wait` seconds for new episodes."""
+    """A query for episodes of one or all submissions after a cursor. Waits up to `wait` seconds for new ones."""
 
     submission: Name | None = None
     after: Count = 0
@@ -341,7 +341,7 @@ class ErrorFacts(Body):
 
 
 class Loss(Body):
-    """An attempt that another attempt has replaced, because it failed or was stale."""
+    """An attempt that failed or was stale, and was therefore replaced by another attempt."""
 
     attempt: int
     state: State

@@ -204,7 +204,7 @@ class RolloutPolicies(Policy):
         return shared.policy
 
     def _uncounted(self, may_ask: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Wraps `may_ask`, so that a call does not count as in flight while it waits in `may_ask`."""
+        """Wraps `may_ask`, which waits until a call is allowed, so that a waiting call does not count as in flight."""
 
         async def uncounted() -> None:
             self.count(-1)

@@ -44,7 +44,7 @@ class _Limits:
 
 @dataclass(eq=False, slots=True)
 class _OpenRequest:
-    """A request without a response. The trainer cannot fetch it before `lease_end`, in the event loop's time."""
+    """A request without a response. The trainer cannot fetch it again before `lease_end`, in the event loop's time."""
 
     rollout_id: str
     prompt: Sequence[int]
