@@ -355,7 +355,8 @@ def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
     """Returns the files that `sources` match, by their names in the context. Applies `.dockerignore`. Blocking.
 
     Raises `TaskError` if a source is missing. Raises `UnsupportedTaskError` if a source leads out of the context, or if
-    the SDK would change or lose it: a link in a directory, an empty directory, a device, or a name that is not UTF-8.
+    Daytona's SDK would change or lose it: a link in a directory, an empty directory, a device, or a name that is not
+    UTF-8.
     """
     root = context.resolve()
     names = names_not_ignored(root)

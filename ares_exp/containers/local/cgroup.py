@@ -283,8 +283,8 @@ def _groups_of(process: Path) -> dict[str, tuple[Path, Path]]:
 def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path]]:
     """Yields the cgroup mounts that a process sees: the name of the hierarchy, the mounted cgroup and the mount point.
 
-    The name is `unified` for version 2. A mount of version 1 is yielded once per mount option, including its
-    controllers.
+    The name is `unified` for version 2. A mount of version 1 is yielded once for each of its mount options, which
+    include the names of its controllers.
     """
     for mount in mounts(process):
         for name in {"cgroup": mount.options, "cgroup2": (_UNIFIED,)}.get(mount.kind, ()):
