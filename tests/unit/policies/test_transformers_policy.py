@@ -254,7 +254,7 @@ async def test_weight_updates_change_version_and_samples(tokenizer: Any, tmp_pat
     responses.append(await policy.for_episode(episode())(ask("hello")))
     with pytest.raises(ConfigError, match="'strange'"):
         await policy.update("4", {"strange": before["lm_head.weight"]})
-    with pytest.raises(ConfigError, match=r"of shape"):
+    with pytest.raises(ConfigError, match=r"to have the shape"):
         await policy.update("4", {"lm_head.weight": before["model.norm.weight"]})
     with pytest.raises(ConfigError, match="safetensors"):
         await policy.update("4", tmp_path / "nowhere")
