@@ -452,7 +452,7 @@ class EnvironmentBase:
 
 
 class EnvironmentWrapper(EnvironmentBase):
-    """Base class of wrappers. Members that a subclass does not override are those of the wrapped environment."""
+    """Base class of wrappers. Members that a subclass does not override are forwarded to the wrapped environment."""
 
     def __init__(self, env: MinimalEnvironment) -> None:
         """Wraps `env`. Closing the wrapper closes `env`."""

@@ -233,7 +233,7 @@ def _conf_tree(value: str) -> Path:
     """Returns the folder that the entry point `value` names, without importing the package.
 
     Raises:
-        _BrokenPluginError: There is no such folder, or its content is not allowed.
+        _BrokenPluginError: The folder is missing, or its content is not allowed.
     """
     if not _MODULE.fullmatch(value):
         raise _BrokenPluginError(f"its entry point must be the dotted name of a folder, got {value!r}")

@@ -338,7 +338,7 @@ async def read_snapshot(snapshot: EnvironmentSnapshot | str | Path) -> Environme
 
 
 def _checked_task(snapshot: EnvironmentSnapshot, task: Task) -> Task:
-    """Returns `task`. Raises `SnapshotMismatchError` if its name or digest differs from those in the snapshot."""
+    """Returns `task`. Raises `SnapshotMismatchError` if its name or digest differs from the snapshot."""
     was, now = snapshot.task_data, task.describe()
     for key in ("name", "digest"):
         if was.get(key) != now.get(key):

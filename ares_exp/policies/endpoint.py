@@ -401,7 +401,7 @@ class Endpoint:
 
 
 def _http_library() -> Any:
-    """Returns the HTTP module that the installed version of `openai` uses: `httpx2` since version 3, else `httpx`."""
+    """Returns the HTTP module that the installed `openai` uses: `httpx2` since version 3, otherwise `httpx`."""
     import openai
 
     return importlib.import_module("httpx" if int(openai.__version__.partition(".")[0]) < 3 else "httpx2")

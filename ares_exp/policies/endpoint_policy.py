@@ -228,7 +228,7 @@ class EndpointPolicy(Policy):
         """Checks that the model and the key are set, and that the package `openai` is installed.
 
         Raises:
-            PreflightError: Something is missing. The message lists all problems and suggests fixes.
+            PreflightError: A requirement is missing. The message lists all problems and suggests fixes.
         """
         model = (
             [] if self.model is not None else ["`policy.model` is required and has no default. Set `policy.model=…`."]

@@ -205,7 +205,7 @@ def object_or_empty(path: Path) -> dict[str, Any]:
 
 
 def _planned(run_dir: RunDir, totals: Mapping[str, Any]) -> int:
-    """Returns the number of planned attempts, from `summary.json` or else from the config; 0 if it is unknown."""
+    """Returns the number of planned attempts, from `summary.json`, otherwise from the config; 0 if it is unknown."""
     if isinstance(planned := totals.get("planned"), int):
         return planned
     tasks = read_object(run_dir.provenance).get("tasks")

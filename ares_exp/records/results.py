@@ -164,7 +164,7 @@ class Replayed:
 
     Attributes:
         episode_id: Id of the earlier episode.
-        steps: Number of replayed responses, including those from before a restored snapshot.
+        steps: Number of replayed responses, including the responses from before a restored snapshot.
         prompt_tokens, generated_tokens, cost: Sums over the replayed responses. The totals of the earlier episode also
             contain these amounts.
         from_snapshot: Step of the restored snapshot; `None` if the replay started at the first step.

@@ -85,7 +85,7 @@ class ShownRun:
 
     @cached_property
     def stored(self) -> Mapping[str, StoredEpisode]:
-        """The recorded trajectories by episode id, including those of running episodes. Steps are not loaded yet."""
+        """The recorded trajectories of finished and running episodes, by episode id. Steps are not loaded yet."""
         return {one.episode_id: one for one in self._loaded}
 
     @cached_property
@@ -246,7 +246,7 @@ class ShownRun:
         }
 
     def _about(self, config: Sequence[Sequence[str]], replay: Mapping[str, Any]) -> list[str]:
-        """Returns phrases that say what is special about the run, for example that it is a replay or was merged."""
+        """Returns phrases for special kinds of runs, for example a replay or a merged run."""
         told: dict[str, str] = {key: value for key, value in config if value != "null"}
         about = []
         if replay:

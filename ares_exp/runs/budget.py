@@ -76,7 +76,7 @@ class Budget(Limits):
         """Returns a copy of the budget with new values for some limits, by name, such as `cost` or `sweep.tokens`.
 
         Raises:
-            ConfigError: There is no limit of this name.
+            ConfigError: No limit has this name.
             ValidationError: A value is invalid.
         """
         data = asdict(self)

@@ -228,7 +228,7 @@ class ResumableEpisodeMaker(EpisodeMaker):
     async def _take_over_responses(self, planned: PlannedEpisode, own: Path) -> None:
         """Copies recorded responses of the environment's own models, such as judges, from an earlier episode.
 
-        If this episode continues an earlier one, copies all from there. In a replay, copies only those of scorers.
+        If this episode continues an earlier one, copies all responses. In a replay, copies only the scorers' responses.
         """
         recorded = self._parts.policy.recorded_files(planned.task_name, planned.attempt)
         if (earlier := planned.earlier) is not None:  # copied before the earlier log is deleted

@@ -96,7 +96,7 @@ class RetryRules:
         """Returns a copy of the rules with new values, by name, such as `base_sec` or `errors.RateLimitError`.
 
         Raises:
-            ConfigError: There is no rule or error class of this name.
+            ConfigError: No rule or error class has this name.
             ValidationError: A value is invalid.
         """
         given = {**self._given, "errors": dict(self._given["errors"])}

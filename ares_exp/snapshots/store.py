@@ -78,13 +78,13 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class RemovedObjects:
-    """The result of `SnapshotStore.gc`: what was removed or, in a dry run, would be removed.
+    """The result of `SnapshotStore.gc`: the removed objects or, in a dry run, the objects to remove.
 
     Attributes:
         objects: Number of objects.
         bytes: Total size of these objects on disk.
         directories: Number of temporary directories.
-        skipped: Sentence that says why nothing was removed; `None` if `gc` ran.
+        skipped: Reason why nothing was removed, as a sentence; `None` if `gc` ran.
     """
 
     objects: int = 0

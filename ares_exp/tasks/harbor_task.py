@@ -166,7 +166,7 @@ class HarborStage:
 
     @property
     def _verifier_environment(self) -> EnvironmentSection:
-        """The `[verifier.environment]` of the step; if missing, that of the task; if missing too, `[environment]`."""
+        """The `[verifier.environment]` of the step, otherwise of the task; `[environment]` if both are missing."""
         return self._verifier.environment or self.config.verifier.environment or self.config.environment
 
     @cached_property

@@ -482,7 +482,7 @@ async def python(box: Container, source: str, **given: object) -> Any:
 
 
 async def make_awkward(box: Container, *, leave_out: Collection[str] = ()) -> tuple[list[str], list[str]]:
-    """Makes many kinds of unusual changes to the files of a container: all `STEPS` except those in `leave_out`.
+    """Makes many kinds of unusual changes to the files of a container: all `STEPS` except the steps in `leave_out`.
 
     Returns:
         The paths that contain all changes (`roots` of `listing`), and the names of the failed `STEPS`.

@@ -80,7 +80,7 @@ def total_metrics(summary: RunSummary) -> dict[str, Any]:
 def attempt_values(summary: RunSummary) -> dict[str, list[float]]:
     """Returns lists of values for histograms: for each field in `ATTEMPT_VALUES`, the finite values of all attempts.
 
-    The value of an attempt is that of its last episode.
+    The value of an attempt is the value of its last episode.
     """
     final = summary.final
     values = {name: [getattr(result, name) for result in final] for name in ATTEMPT_VALUES}

@@ -2,8 +2,8 @@
 
 Each message and each setting is equal, equal after normalising, or different. Normalisers replace values that change in
 each run, such as times or process ids, by a placeholder (see `BUILT_IN`). Known secrets are masked, as in the records.
-Resumed runs and branches use all built-in normalisers, and a replay uses those in its config. All three also use the
-normalisers of the agent. `ares-exp compare` uses none.
+Resumed runs and branches use all built-in normalisers, and a replay uses the normalisers in its config. All three
+also use the normalisers of the agent. `ares-exp compare` uses none.
 
 An agent that is replayed from its journal gets the recorded times again. Its requests must therefore be exactly equal,
 and only their digests are compared (`agents.runtime.call_identity`).

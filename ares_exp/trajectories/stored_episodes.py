@@ -406,7 +406,7 @@ def chosen_episode(path: Path) -> StoredEpisode:
     """Finds the one episode at a path from the command line. If the attempt was retried, returns its latest episode.
 
     Raises:
-        UserError: There is no episode, or there are episodes of several attempts.
+        UserError: The run has no such episode, or has episodes of several attempts.
     """
     episodes = chosen_episodes(path)
     if len({attempt_of(episode.episode_id) for episode in episodes}) == 1:

@@ -99,7 +99,7 @@ class MiniSweAgentFactory(InstalledAgentFactory):
         Args:
             model_name: Model name that the agent sends in its requests.
             pythons: Minor versions of Python in the images, such as `3.12`. The agent is installed for each of them.
-                Default: the versions for which it is already installed, or else the version of this process.
+                Default: the versions for which it is already installed, otherwise the version of this process.
             extra_args: Additional arguments of `mini`, such as `-c` with a setting.
             env: Additional environment variables of `mini`.
             libc: Build to install: `glibc`, `musl` (for images without glibc), or `auto`, which uses the installed

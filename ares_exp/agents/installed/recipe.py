@@ -1,4 +1,4 @@
-"""The interface of a recipe, which contains what is specific to one third-party agent.
+"""The interface of a recipe, which contains everything specific to one third-party agent.
 
 A recipe finds the agent's program, builds its command, sets its LLM endpoint, and interprets its exit code.
 """

@@ -134,7 +134,7 @@ class ChatCompletionsWire:
 
 
 def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:
-    """Returns `tools`, without those that are not functions, and `tool_choice`. Both are `None` without functions."""
+    """Returns the tools that are functions, and `tool_choice`. Both are `None` without functions."""
     tools = []
     for tool in optional(body, "tools", list) or ():
         kind = optional(typed(tool, "tools[]", Mapping), "type", str) or "function"

@@ -239,7 +239,7 @@ def _build_with_buildkit(
     demand: Demand,
     last: collections.deque[str],
 ) -> str:
-    """Runs `docker build`, and appends its output to `last`. Returns `""`, or a clause that says why it failed."""
+    """Runs `docker build`, and appends its output to `last`. Returns the reason of a failure, otherwise `""`."""
     options = [f"--tag={tag}", *(f"--label={name}={value}" for name, value in labels.items())]
     try:
         process = subprocess.Popen(

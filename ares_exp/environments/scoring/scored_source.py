@@ -280,7 +280,7 @@ class ScoredSource(StandIn):
 
     @property
     def spenders(self) -> Sequence[str]:
-        """Names of the components that call models: those of the wrapped source, and the judges."""
+        """Names of the components that call models: the wrapped source's own components, and the judges."""
         asking = [f"the judge `{one.name}`" for one in self._rules.scorers if one.scorer.asks_model]
         return [*self._part.spenders, *asking]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 16 * 2**20
 MAX_EPISODES = 1_000
-"""Maximum number of running episodes in `status.json`. If more are running, those that wait longest are kept."""
+"""Maximum number of running episodes in `status.json`. If more are running, the episodes that wait longest are kept."""
 SLOWEST = 3
 SLOW_SEC = 5.0
 """Minimum wait of an episode, in seconds, for `RunStatus.lines` to list it as slow."""

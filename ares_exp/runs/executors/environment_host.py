@@ -163,7 +163,7 @@ class EnvironmentHost(ModelsElsewhere):
             Warnings for the user, and whether this node can access the run directory.
 
         Raises:
-            UserError: The node cannot run the tasks, or its versions or task files differ from those of the run.
+            UserError: The node cannot run the tasks, or its versions or task files differ from the run.
         """
         both = [(name, here, versions.get(name)) for name, here in versions_here().items()]
         if different := [f"{name} {here} instead of {run}" for name, here, run in both if here != run]:

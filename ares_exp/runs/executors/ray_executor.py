@@ -404,7 +404,7 @@ def _make_there(
 ) -> RemoteEnvironment:
     """Creates the environment of an episode on a host.
 
-    If the host is lost and `may_be_blamed` is true, the error says that this attempt may be the cause.
+    If the host is lost and `may_be_blamed` is true, the error names this attempt as a possible cause.
     """
     sent, client = parts_to_send(parts), parts.background_client
     if parts.output_dir is not None:

@@ -261,7 +261,7 @@ def is_folder_of_runs(path: Path) -> bool:
 
 
 def no_such_run(path: Path) -> str:
-    """Returns a message that says why `path` is not a run: for example, it is missing or a folder of runs."""
+    """Returns the reason why `path` is not a run: for example, it is missing or a folder of runs."""
     place = next((one for one in (path, *path.parents) if one.exists()), Path())
     names = sorted(one.name for one in place.iterdir() if is_recorded_run(one)) if place.is_dir() else []
     if names:

@@ -66,7 +66,7 @@ class PreviousSessions:
     def owed(
         self, planned: Sequence[PlannedEpisode], *, run_seed: int, redo: Sequence[str] = ()
     ) -> list[PlannedEpisode]:
-        """Returns the attempts to run: unfinished ones, those with an outcome in `redo`, and then new ones."""
+        """Returns the attempts to run: unfinished ones, attempts with an outcome in `redo`, and then new ones."""
         final = {(result.task_name, result.attempt): result for result in final_results(self.results)}
         started: list[PlannedEpisode] = []
         new: list[PlannedEpisode] = []

@@ -419,7 +419,7 @@ class Times(Body):
     """Durations of the phases of an episode in seconds.
 
     Attributes:
-        queue: From the submission to the start of the episode.
+        queue: Time from the submission to the start of the episode.
         start: Start of the container and the agent.
         engine: LLM calls.
         tools: Commands of the agent.

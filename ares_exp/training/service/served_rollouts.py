@@ -107,7 +107,7 @@ class Rollout:
         seed: Seed of the current attempt.
         policy: Endpoint of the rollout's LLM calls.
         submitted_at: Time of the submission, in epoch seconds.
-        planned: In a resumed run, the plan that continues the current attempt. `None` for a new attempt.
+        planned: Plan that continues the current attempt in a resumed run; `None` for a new attempt.
         is_given: Whether the current attempt is queued or running in the scheduler.
         calls: Number of responses in the current attempt.
         cursor: Cursor of the episode; `None` until it is available.
