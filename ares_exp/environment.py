@@ -98,12 +98,12 @@ def truncation(reward: float | None) -> TimeStep[Any]:
     return TimeStep("LAST", reward, 1.0, None)
 
 
-def check_action(action: object) -> None:
-    """Raises `TypeError` if the action passed to `step()` is neither an `LLMResponse` nor `None`.
+def check_action(action: object, *, may_be_none: bool = False) -> None:
+    """Raises `TypeError` if the action passed to `step()` is not an `LLMResponse`. `may_be_none` also allows `None`.
 
     Call it first, so that an invalid action has no effect.
     """
-    if action is not None and not isinstance(action, LLMResponse):
+    if not isinstance(action, LLMResponse) and not (may_be_none and action is None):
         raise TypeError(
             f"Expected step() to receive an LLMResponse, got {type(action).__name__}. To create one from a text, use "
             "LLMResponse.from_text(text)."

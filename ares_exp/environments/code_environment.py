@@ -244,7 +244,7 @@ class CodeEnvironment(EnvironmentBase):
                 running.
             TypeError: `action` is neither an `LLMResponse` nor `None`; the episode continues.
         """
-        check_action(action)
+        check_action(action, may_be_none=True)
         return await self._go_on("step()", lambda: self.apply(action))
 
     async def truncate(self, limit: LimitName) -> TimeStep[LLMRequest]:

@@ -98,7 +98,7 @@ class ConversationWriter:
         return Added(node, messages, self.messages[known:], new_nodes)
 
     def _shared_with_previous(self, conversation: Sequence[Mapping[str, Any]]) -> int:
-        """Returns the number of messages at the start of `conversation` that the previously added conversation shares."""
+        """Returns how many messages `conversation` and the previously added conversation share at their start."""
         if len(conversation) >= len(self._given) and all(map(is_, self._given, conversation)):
             return len(self._given)  # the fast path for agents that only append to a list
         count = 0

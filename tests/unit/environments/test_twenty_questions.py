@@ -49,6 +49,8 @@ async def test_game_is_won() -> None:
         second = await env.step(say("Is it alive?"))
         assert (second.step_type, second.reward, second.discount) == ("MID", 0.0, 1.0)
         assert last_said(second) == "Yes. (19 left)"
+        with pytest.raises(TypeError, match="got NoneType"):
+            await env.step(None)  # type: ignore[arg-type]
         assert last_said(await env.step(say("Can it fly?"))) == "No. (18 left)"
         assert last_said(await env.step(say("Is it blue?"))) == "I don't know. (17 left)"
         assert last_said(await env.step(say("Guess: dog"))) == "No, that is not it. (16 left)"
