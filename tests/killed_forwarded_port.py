@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +18,7 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.testing.forwarded_port_contract import Server, echo
 
-async def main(backend):
+async def main(backend, port):
     if backend == "local":
         from ares_exp.containers.local import LocalContainerFactory as Factory
     elif backend == "docker":
@@ -27,7 +28,7 @@ async def main(backend):
     image = None if backend == "local" else "debian:bookworm-slim"
     spec = ContainerSpec("killed", docker_image=image, network=NO_NETWORK)
     async with Factory()(spec) as box:
-        forwarded_port = await box.forward_port(Server(echo))
+        forwarded_port = await box.forward_port(Server(echo), port=int(port))
         if backend == "local":
             pid = json.loads((box._directory.path / "namespaces").read_text())["child-pid"]
         elif backend == "daytona":
@@ -37,12 +38,13 @@ async def main(backend):
         print(json.dumps([pid, int(forwarded_port.url.rpartition(":")[2])]), flush=True)
         await asyncio.sleep(300)
 
-asyncio.run(main(sys.argv[1]))
+asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def relays() -> set[int]:
-    return {pid for pid, _, _, words in processes() if "The relay in" in words}
+def relays(port: int) -> set[int]:
+    """Relays that try `port`. Other tests may open relays at the same time."""
+    return {pid for pid, _, _, words in processes() if "The relay in" in words and f" {port} " in words}
 
 
 class KilledForwardedPort:
@@ -65,20 +67,22 @@ class KilledForwardedPort:
         return f"0100007F:{self._port:04X} 00000000:0000 0A" in seen
 
     def is_gone(self) -> bool:
-        return wait_until(lambda: not self.is_open and not self.relays & relays())
+        return wait_until(lambda: not self.is_open and not relays(self._port))
 
 
 @contextlib.asynccontextmanager
 async def killed_forwarded_port(backend: str, env: Mapping[str, str]) -> AsyncIterator[KilledForwardedPort]:
     """Opens a forwarded port in a process of its own, and kills that with SIGKILL for the body."""
-    before = relays()
+    first_port = random.randrange(20_000, 30_000)  # below the ports that the kernel chooses
     runner = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", RUNNER, backend, stdout=asyncio.subprocess.PIPE, env={**os.environ, **env}
+        *(sys.executable, "-c", RUNNER, backend, str(first_port)),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **env},
     )
     try:
         assert runner.stdout is not None
         pid, port = json.loads(await runner.stdout.readline())
-        started = relays() - before
+        started = relays(first_port)
         namespace = os.open(Path("/proc", str(pid or next(iter(started))), "ns", "net"), os.O_RDONLY)
         try:
             forwarded_port = KilledForwardedPort(namespace, port, started)

@@ -1,6 +1,7 @@
 """Forwarded ports of Docker containers, and directories of the host that they see."""
 
 import asyncio
+import contextlib
 import functools
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -93,7 +94,7 @@ class TestRelayedDockerForwardedPorts(RelayedForwardedPortContract):
 
 @pytest.mark.parametrize("program", ["python3", "node", "none"])
 async def test_relay_uses_an_available_interpreter(
-    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: list[Mount]
 ) -> None:
     """One with Python, one with Node alone, one with nothing, which is refused by name."""
     forwarded_ports, mounts = ForwardedPortContract(), ()
@@ -101,7 +102,8 @@ async def test_relay_uses_an_available_interpreter(
         if (node := shutil.which("node")) is None:
             pytest.skip("this machine has no node")
         shutil.copy(Path(node).resolve(), tmp_path / "node")
-        mounts = (Mount(tmp_path, "/opt/node", "d1"),)
+        mounts = (Mount(tmp_path, "/opt/node", f"sha256:{tmp_path}"),)
+        copied += mounts
     image = "python:3.12-slim" if program == "python3" else "debian:bookworm-slim"
     spec = ContainerSpec(
         "forwarded_ports", docker_image=image, network=NO_NETWORK, mounts=mounts, env={"PATH": f"{PATH}:/opt/node"}
@@ -119,14 +121,14 @@ async def test_relay_uses_an_available_interpreter(
 
 
 @pytest.fixture
-def kept_volumes() -> Iterator[None]:
-    """Removes the volumes that a test leaves for the next run."""
+def copied() -> Iterator[list[Mount]]:
+    """Directories whose volumes are removed after the test. A run keeps them for the next run."""
+    directories: list[Mount] = []
     with closing(docker.from_env()) as client:
-        before = {volume.name for volume in client.volumes.list()}
-        yield
-        for volume in client.volumes.list(filters={"label": KEPT_VOLUME}):
-            if volume.name not in before:
-                volume.remove()
+        yield directories
+        for directory in directories:
+            with contextlib.suppress(docker.errors.NotFound):
+                client.volumes.get(volume_name(directory)).remove()
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ def tool(tmp_path: Path) -> Mount:
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\necho ran\n")
     program.chmod(0o755)
-    return Mount(tmp_path / "tool", "/opt/ares_exp/tool", f"sha256:{tmp_path.name}")
+    return Mount(tmp_path / "tool", "/opt/ares_exp/tool", f"sha256:{tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -167,8 +169,9 @@ async def test_image_without_glibc_is_rejected_before_start(tmp_path: Path, tool
 
 
 async def test_remote_engine_copies_each_directory_once(
-    tmp_path: Path, tool: Mount, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
+    tmp_path: Path, tool: Mount, monkeypatch: pytest.MonkeyPatch, copied: list[Mount]
 ) -> None:
+    copied.append(tool)
     objects, show = ObjectStore(tmp_path / "objects"), "/opt/ares_exp/tool/bin/run; touch /opt/ares_exp/tool/x"
     spec = ContainerSpec("mounts", docker_image="debian:bookworm-slim", mounts=(tool,))
     async with forwarded_engine() as host:
@@ -197,8 +200,9 @@ async def test_remote_engine_copies_each_directory_once(
 
 
 async def test_incomplete_copy_is_repeated(
-    tmp_path: Path, tool: Mount, monkeypatch: pytest.MonkeyPatch, kept_volumes: None
+    tmp_path: Path, tool: Mount, monkeypatch: pytest.MonkeyPatch, copied: list[Mount]
 ) -> None:
+    copied.append(tool)
     with closing(docker.from_env()) as client:
         client.volumes.create(volume_name(tool), labels={KEPT_VOLUME: tool.target})  # as a dead process leaves it
     async with forwarded_engine() as host:

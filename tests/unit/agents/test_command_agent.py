@@ -1,6 +1,7 @@
 import asyncio
 import json
 import re
+import uuid
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -308,9 +309,10 @@ def test_rejected_requests_are_in_the_row() -> None:
     ("limit", "name", "then"), [("limits.steps=1", "steps", "true"), ("timeouts.agent=2", "time", "wait")]
 )
 def test_limit_stops_the_program_and_scores_it(limit: str, name: str, then: str) -> None:
-    row = execute(limit, *replies(f"{GREET}; sleep 4711 >/dev/null 2>&1 & {then}", "true"))
+    sleep = f"sleep 61.{uuid.uuid4().int % 10**12:012}"  # the two cases may run at the same time
+    row = execute(limit, *replies(f"{GREET}; {sleep} >/dev/null 2>&1 & {then}", "true"))
     assert (row.outcome, row.reward, row.limit) == (Outcome.TRUNCATED, 1.0, name)
-    assert not [words for _, _, _, words in processes() if "sleep 4711" in words]
+    assert not [words for _, _, _, words in processes() if sleep in words]
 
 
 async def test_version_is_the_digest_of_the_files(tmp_path: Path) -> None:
