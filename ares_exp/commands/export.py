@@ -195,21 +195,20 @@ def _write_tokens(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> 
 
 
 def _write_harbor(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    from ares_exp.commands.harbor_export import is_file_name, read_job, write_job
+    from ares_exp.commands.harbor_export import write_job
 
-    folder, name = arguments.out.parent, arguments.out.name
-    if not is_file_name(name):
-        raise UserError(f"Expected OUT to end with a job name of letters, digits and `._-`, got {name!r:.80}.")
-    job = read_job(arguments.run)
-    if not job.results:
+    if not SAFE_NAME.fullmatch(arguments.out.name):
+        raise UserError(
+            f"Expected OUT to end with a job name of letters, digits and `._-`, got {arguments.out.name!r:.80}."
+        )
+    stats = write_job(arguments.run, arguments.out, episodes)
+    if stats is None:
         return 0, ["0 trials.", "No attempt has a result yet."]
-    result, warnings = write_job(job, folder, name)
-    episodes.problems += warnings
-    trials, errors = (result["stats"][key] for key in ("n_completed_trials", "n_errored_trials"))
-    sentences = [f"{count_of(trials, 'trial')}, {errors} of them with an error.", f"To open it: harbor view {folder}"]
-    if unfinished := job.planned - trials:
-        sentences.insert(1, f"{count_of(unfinished, 'attempt')} without a result yet.")
-    return trials, sentences
+    trials, errors, unfinished = (stats[f"n_{name}_trials"] for name in ("completed", "errored", "pending"))
+    sentences = [f"{count_of(trials, 'trial')}, {errors} of them with an error."]
+    if unfinished:
+        sentences.append(f"{count_of(unfinished, 'attempt')} without a result yet.")
+    return trials, [*sentences, f"To open it: harbor view {arguments.out.parent}"]
 
 
 def _counted(episodes: ExportedEpisodes) -> Written:
@@ -231,7 +230,7 @@ def _write_lines(out: Path, lines: Iterable[str]) -> None:
 
 def _file_name(episode_id: str) -> str:
     """Returns an episode's id if it is a safe file name, otherwise (for example, for `../x`) a similar safe name."""
-    if SAFE_NAME.fullmatch(episode_id) and not episode_id.startswith("."):
+    if SAFE_NAME.fullmatch(episode_id):
         return episode_id
     like_it = re.sub(r"[^A-Za-z0-9_-]+", "_", episode_id)[:100]
     return f"{like_it}-{hashlib.sha256(episode_id.encode(errors='surrogatepass')).hexdigest()[:12]}"

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.util
 import logging
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -24,8 +22,10 @@ from pydantic import Field, validate_call
 
 from ares_exp.cancellation import finish
 from ares_exp.environment import EnvironmentBase, EpisodeReport, LimitName, TimeStep, no_episode, restart, transition
+from ares_exp.environments.episode_limits import Deadline, DeadlinePassedError
 from ares_exp.environments.source import Entry, EpisodeParts, Report, SelectingSource
 from ares_exp.errors import ConfigError, PolicyError, PreflightError, close_matches
+from ares_exp.llms.chat_messages import call_part, function_tool
 from ares_exp.llms.request import REQUEST_DEFAULTS, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 
@@ -73,12 +73,12 @@ class AresEnvironments(SelectingSource[SimpleNamespace]):
         self._container = container
         self._import_timeout_sec = import_timeout_sec
         self._timeout_sec = timeout_sec
-        self._ares: Any = None
+        self._make: Any = None
 
     def load(self, report: Report) -> Sequence[str]:
         """Imports `martian-ares`, and selects tasks of the preset."""
-        self._ares, name = _import_ares(self._import_timeout_sec), self._ares_preset
-        known = {str(one.name): one.num_tasks for one in self._ares.info()}
+        name, (self._make, info) = self._ares_preset, _import_ares(self._import_timeout_sec)
+        known = {str(one.name): one.num_tasks for one in info()}
         count = known.get(name)
         if not isinstance(count, int) or count < 1:
             raise ConfigError(
@@ -93,33 +93,26 @@ class AresEnvironments(SelectingSource[SimpleNamespace]):
         container = getattr(module, f"{self._container.capitalize()}Container")
         return AresEnvironment(
             task_name,
-            make=partial(self._ares.make, task_name, container_factory=container),
+            make=partial(self._make, task_name, container_factory=container),
             response=partial(response_to_ares, module=importlib.import_module("ares.llms.response")),
             timeout_sec=self._timeout_sec,
         )
 
 
-def _import_ares(timeout_sec: float) -> Any:
-    """Imports `martian-ares`. Blocking, for at most `timeout_sec`.
+def _import_ares(timeout_sec: float) -> tuple[Any, Any]:
+    """Imports the functions `make` and `info` of `martian-ares`. Blocking, for at most `timeout_sec`.
 
     The import runs in a daemon thread, because it opens connections, which may hang.
 
     Raises:
         PreflightError: The package is not installed, or its import fails or takes too long.
     """
-    hint = (
-        "The package needs Python 3.12 or newer, and network access to download a list of data sets during its import."
-    )
-    if "ares" not in sys.modules and importlib.util.find_spec("ares") is None:
-        raise PreflightError(
-            f"env=ares needs the package martian-ares, which is not installed. Run `pip install martian-ares`. {hint}"
-        )
-    imported: Future[Any] = Future()
+    imported: Future[tuple[Any, Any]] = Future()
 
     def load() -> None:
         try:
-            package, _ = (importlib.import_module(name) for name in ("ares", "ares.llms.response"))
-            imported.set_result((package.make, package.info) and package)
+            package = importlib.import_module("ares")
+            imported.set_result((package.make, package.info))
         except BaseException as error:
             imported.set_exception(error)
 
@@ -127,10 +120,15 @@ def _import_ares(timeout_sec: float) -> Any:
     try:
         return imported.result(timeout_sec)
     except Exception as error:
-        what = f"failed with {type(error).__name__}: {str(error)[:300]}"
+        what = f"`import ares` failed with {type(error).__name__}: {str(error)[:300]}"
         if not imported.done():
-            what = f"did not end within env.import_timeout_sec={timeout_sec:g}"
-        raise PreflightError(f"`import ares` {what}. {hint}") from error
+            what = f"`import ares` did not end within env.import_timeout_sec={timeout_sec:g}"
+        elif isinstance(error, ModuleNotFoundError) and error.name == "ares":
+            what = "env=ares needs the package martian-ares, which is not installed. Run `pip install martian-ares`"
+        raise PreflightError(
+            f"{what}. The package needs Python 3.12 or newer, and network access to download a list of data sets "
+            "during its import."
+        ) from error
 
 
 class AresEnvironment(EnvironmentBase):
@@ -207,13 +205,12 @@ class AresEnvironment(EnvironmentBase):
 
     @asynccontextmanager
     async def _closing_on_failure(self, what: str) -> AsyncIterator[None]:
-        timer = asyncio.timeout(self._timeout_sec)
         try:
-            async with timer:
+            async with Deadline(self._timeout_sec).hold():
                 yield
         except BaseException as error:
             await self.close()
-            if isinstance(error, TimeoutError) and timer.expired():
+            if isinstance(error, DeadlinePassedError):
                 raise TimeoutError(
                     f"The environment of martian-ares did not {what} within env.timeout_sec={self._timeout_sec:g}."
                 ) from None
@@ -244,7 +241,10 @@ def request_from_ares(request: Any) -> LLMRequest:
     """Converts a request of `martian-ares` to an `LLMRequest`. Missing fields get default values."""
     values = {name: getattr(request, name, default) for name, default in REQUEST_DEFAULTS.items()}
     if values["tools"] is not None:
-        values["tools"] = [_tool(tool) for tool in values["tools"]]
+        values["tools"] = [
+            tool if "function" in tool else function_tool(tool["name"], tool.get("description"), tool["input_schema"])
+            for tool in values["tools"]
+        ]
     choice = values["tool_choice"]
     if isinstance(choice, Mapping) and choice.get("type") == "tool":
         values["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
@@ -257,16 +257,8 @@ def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Converts a message of `martian-ares`. A separate tool call, which has no role, becomes an assistant message."""
     if "role" in message:
         return message
-    function = {"name": message["name"], "arguments": message["arguments"]}
-    call = {"id": message["call_id"], "type": "function", "function": function}
+    call = call_part(message["call_id"], message["name"], message["arguments"])
     return {"role": "assistant", "content": None, "tool_calls": [call]}
-
-
-def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "function" in tool:
-        return tool
-    function = {"name": tool["name"], "description": tool.get("description", ""), "parameters": tool["input_schema"]}
-    return {"type": "function", "function": function}
 
 
 def response_to_ares(response: LLMResponse, module: Any) -> Any:

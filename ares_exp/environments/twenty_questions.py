@@ -22,7 +22,7 @@ import random
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,8 +70,7 @@ class HiddenObject:
     @property
     def digest(self) -> str:
         """Digest of the title, the aliases and the facts, which changes if one of them changes."""
-        fields = json.dumps([self.title, self.aliases, self.facts])
-        return f"sha256:{hashlib.sha256(fields.encode()).hexdigest()}"
+        return f"sha256:{hashlib.sha256(json.dumps(astuple(self)).encode()).hexdigest()}"
 
     @property
     def name(self) -> str:
@@ -175,9 +174,9 @@ class FactsOracle(Policy):
     matter, use a model (`policy@env.oracle=…`).
     """
 
-    def __init__(self, objects: Sequence[HiddenObject] = ()) -> None:
+    def __init__(self, objects: Sequence[HiddenObject]) -> None:
         self._facts = {one.name: {_words(text) for text in (*one.names, *one.facts)} for one in objects}
-        self._known = {fact for facts in self._facts.values() for fact in facts}
+        self._known = set().union(*self._facts.values())
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns a client that answers questions about the task's object. Raises `PolicyError` for an unknown task."""
@@ -186,33 +185,23 @@ class FactsOracle(Policy):
             raise PolicyError(f"The oracle has no facts about {episode.task_name!r}.")
 
         async def respond(request: LLMRequest) -> LLMResponse:
-            answer = _answer(str(request.messages[0]["content"]), true, self._known)
+            words = _words(str(request.messages[0]["content"]))
+            meant = {fact for fact in self._known if fact <= words}
+            meant = {fact for fact in meant if not any(fact < larger for larger in meant)}
+            if not words or frozenset().union(*meant) != words:
+                answer = Answer.UNKNOWN
+            else:
+                answer = Answer.YES if meant <= true else Answer.NO
             return LLMResponse.from_text(answer.value, model="facts", finish_reason="stop")
 
         return respond
 
 
-def _answer(question: str, true: set[frozenset[str]], known: set[frozenset[str]]) -> Answer:
-    words = _words(question)
-    meant = {fact for fact in known if fact and fact <= words}
-    meant = {fact for fact in meant if not any(fact < larger for larger in meant)}
-    if not words or frozenset().union(*meant) != words:
-        return Answer.UNKNOWN
-    return Answer.YES if meant <= true else Answer.NO
-
-
 def _words(text: str) -> frozenset[str]:
+    """Returns the significant words without endings, so that `write`, `writes` and `writing` become equal."""
     words = re.findall(r"[^\W_]+(?:-[^\W_]+)*", text.casefold())
-    return frozenset(_stem(word) for word in words if word not in _SKIPPED)
-
-
-def _stem(word: str) -> str:
-    """Removes the ending of a word, so that different forms such as `write`, `writes` and `writing` become equal."""
-    for ending in ("ing", "ies", "es", "s", "ed", "e", "y"):
-        if word.endswith(ending) and len(word) - len(ending) >= 3:
-            word = word[: -len(ending)]
-            break
-    return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
+    stems = (re.sub(r"(?<=...)(ing|ies|es|s|ed|e|y)$", "", word) for word in words if word not in _SKIPPED)
+    return frozenset(re.sub(r"(?<=..)(.)\1$", r"\1", stem) for stem in stems)  # `stopp` becomes `stop`
 
 
 RULES = """We play twenty questions. I think of something: an object, an animal, a plant, or the like. You find out
@@ -245,8 +234,6 @@ class _Game:
     replies: int = 0
     clock: PhaseClock = field(default_factory=PhaseClock)
     truncated_by: LimitName | None = None
-    rewards: dict[str, float] = field(default_factory=dict)
-    over: bool = False
 
 
 class TwentyQuestionsEnvironment(EnvironmentBase):
@@ -255,9 +242,6 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
     The observation of the FIRST step asks for a question. At each MID step, the conversation also contains the policy's
     reply and the answer to it, and the reward is 0.0. After a correct guess, the episode terminates with reward 1.0. If
     all questions are used up, or the caller calls `truncate`, the episode is truncated with reward 0.0.
-
-    The policy sees only "Yes", "No" or "I don't know", but never the oracle's own words. The environment has no
-    container and no code agent.
     """
 
     time_step: TimeStep[LLMRequest] | None = None
@@ -311,7 +295,7 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             OracleResponseError: The oracle has no facts about the object.
         """
         with self._calls.during("reset()"):
-            self._give_up()
+            self.time_step = None
             if seed is not None:
                 self._random.seed(seed)
             hidden = choose_task(self._objects, options or {}, self._random)
@@ -335,9 +319,9 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
             try:
                 time_step = await self._step(game, action)
             except BaseException:
-                self._give_up()
+                self.time_step = None
                 raise
-            if self._game is not game or (game.over and not time_step.last()):
+            if self.time_step is None:
                 raise EpisodeStateError("The environment was closed while its episode was running.")
             self.time_step = time_step
             return time_step
@@ -350,8 +334,8 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
 
     async def close(self) -> None:
         """Abandons a game in progress. Idempotent. A LAST `time_step` remains available."""
-        if self.time_step is None or not self.time_step.last():
-            self._give_up()
+        if self.time_step is not None and not self.time_step.last():
+            self.time_step = None
 
     @property
     def step_count(self) -> int:
@@ -365,33 +349,27 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
 
     def report(self) -> EpisodeReport:
         """Returns facts about the game. The field `phase` is `oracle` while the oracle is answering a question."""
-        game = self._game
+        game, last = self._game, self.time_step
         if game is None:
             return EpisodeReport(environment_usage=EnvironmentUsage())
         return EpisodeReport(
             task_name=game.hidden.name,
             truncated_by=game.truncated_by,
-            rewards=game.rewards,
+            rewards={} if last is None or not last.last() or last.reward is None else {"reward": last.reward},
             phase=game.clock.phase,
             phase_sec=dict(game.clock.seconds),
             environment_usage=game.oracle.used,
         )
 
     def _playing(self) -> _Game:
-        if self._game is None or self._game.over:
+        if self._game is None or self.time_step is None or self.time_step.last():
             raise no_episode(ended=self._game is not None)
         return self._game
-
-    def _give_up(self) -> None:
-        self.time_step = None
-        if self._game is not None:
-            self._game.over = True
 
     async def _step(self, game: _Game, action: LLMResponse) -> TimeStep[LLMRequest]:
         game.replies += 1
         reply = parse_reply(action.text)
         if reply.guess is not None and is_one_of(reply.guess, game.hidden.names):
-            game.over, game.rewards = True, {"reward": 1.0}
             return termination(1.0)
         if game.replies >= self._questions:
             return self._cut_short(game, "steps")
@@ -404,9 +382,8 @@ class TwentyQuestionsEnvironment(EnvironmentBase):
         return transition(self._request(game, answer))
 
     def _cut_short(self, game: _Game, limit: LimitName) -> TimeStep[LLMRequest]:
-        game.over, game.truncated_by = True, limit
-        game.rewards = {"reward": 0.0} if self._verify_on_truncation else {}
-        return truncation(game.rewards.get("reward"))
+        game.truncated_by = limit
+        return truncation(0.0 if self._verify_on_truncation else None)
 
     def _request(self, game: _Game, said: str) -> LLMRequest:
         """Adds the message `said` to the conversation, and returns the conversation as the next observation."""
@@ -476,7 +453,7 @@ class TwentyQuestionsEnvironments(SelectingSource[HiddenObject]):
         questions: Annotated[int, Field(ge=1)] = 20,
         oracle: Any = None,
     ) -> None:
-        """Validates the options.
+        """Validates the options, and reads the bundled objects.
 
         Args:
             tasks: Tasks to run: a name, glob, index (`5`), slice (`0:10`) or shard (`@2/8`), or a list of these; `None`
@@ -491,15 +468,12 @@ class TwentyQuestionsEnvironments(SelectingSource[HiddenObject]):
         """
         super().__init__("twenty_questions", tasks=tasks, exclude=exclude, limit=limit)
         self._questions = questions
-        self._answers_by_facts = oracle is None
-        self._oracle = oracle_model(FactsOracle() if oracle is None else oracle)
+        self._objects = load_objects()
+        self._oracle = oracle_model(FactsOracle(self._objects) if oracle is None else oracle)
 
     def load(self, report: Report) -> Sequence[str]:
-        """Reads the bundled objects and selects tasks."""
-        objects = load_objects()
-        if self._answers_by_facts:
-            self._oracle.policy = FactsOracle(objects)
-        return self._hold(self._choose(objects))
+        """Selects tasks from the bundled objects."""
+        return self._hold(self._choose(self._objects))
 
     async def preflight(self) -> None:
         """Checks that the oracle is ready. Raises `PreflightError` if it is not."""
@@ -524,7 +498,7 @@ class TwentyQuestionsEnvironments(SelectingSource[HiddenObject]):
     @property
     def spenders(self) -> Sequence[str]:
         """`the oracle` if the oracle is a model; empty if it uses the bundled facts."""
-        return () if self._answers_by_facts else ("the oracle",)
+        return () if isinstance(self._oracle.policy, FactsOracle) else ("the oracle",)
 
     @property
     def own_models(self) -> Sequence[OwnModel]:

@@ -51,7 +51,7 @@ class MemoryTrajectoryCollector(EpisodeCollector):
             del self.episodes[: -self._keep]
 
 
-SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+SAFE_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 
 
 class JsonTrajectoryCollector(EpisodeCollector):
@@ -86,7 +86,7 @@ class JsonTrajectoryCollector(EpisodeCollector):
     def _started(self, handle: EpisodeHandle) -> None:
         """Creates the episode's file. Raises an error if the episode id is not a safe file name, or the file exists."""
         episode_id, path = handle.episode_id, self._path(handle)
-        if not SAFE_NAME.fullmatch(episode_id) or episode_id.startswith("."):
+        if not SAFE_NAME.fullmatch(episode_id):
             raise ValueError(
                 "Expected an episode id of letters, digits, '.', '_' and '-', not starting with '.', "
                 f"got {episode_id!r}."

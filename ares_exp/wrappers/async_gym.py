@@ -11,7 +11,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, overload
 
-from ares_exp.environment import EnvironmentBase, EnvironmentWrapper, MinimalEnvironment, TimeStep, complete
+from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, TimeStep, complete
 from ares_exp.llms.request import LLMRequest
 from ares_exp.records.results import EpisodeUsage
 from ares_exp.trajectories.records import ending
@@ -53,30 +53,6 @@ class EpisodeInfo(TypedDict):
     outcome: str | None
     limit: str | None
     rewards: dict[str, float]
-
-
-def info_of(time_step: Any, env: EnvironmentBase, task: str | None, usage: EpisodeUsage) -> EpisodeInfo:
-    """Creates the `info` for the time step that `env` has just returned. `usage` includes all actions since `reset`."""
-    info: EpisodeInfo = {
-        "time_step": time_step,
-        "task": task,
-        "step": usage.step_count,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "generated_tokens": usage.generated_tokens,
-            "cost": usage.cost,
-        },
-        "outcome": None,
-        "limit": None,
-        "rewards": {},
-    }
-    if time_step.step_type == "LAST":
-        report = env.report()
-        ended = ending(time_step, limit=report.truncated_by, note=report.limit_note)
-        info["outcome"] = ended.outcome.value
-        info["limit"] = ended.error.limit if ended.error is not None else None
-        info["rewards"] = {key: float(value) for key, value in report.rewards.items()}
-    return info
 
 
 NO_REQUEST = LLMRequest(messages=())
@@ -150,19 +126,40 @@ class AsyncGymWrapper:
         time_step = await self._env.reset(seed=seed, options=options)
         self._task, self._usage = self._env.report().task_name, EpisodeUsage()
         observation = to_gym(time_step)[0]
-        if self.render_mode is not None:
-            self._last_exchange = Exchange(None, observation)
-        return observation, info_of(time_step, self._env, self._task, self._usage)
+        self._last_exchange = Exchange(None, observation)
+        return observation, self._info(time_step)
 
     async def step(self, action: Any) -> GymStep:
         """Applies `action`, usually an `LLMResponse`. Returns the four values of `to_gym`, and the `info`."""
         time_step = await self._env.step(action)
         self._usage.add(action)
         observation, reward, terminated, truncated = to_gym(time_step)
-        if self.render_mode is not None:
-            self._last_exchange = Exchange(action, observation, reward, terminated, truncated)
-        info = info_of(time_step, self._env, self._task, self._usage)
-        return observation, reward, terminated, truncated, info
+        self._last_exchange = Exchange(action, observation, reward, terminated, truncated)
+        return observation, reward, terminated, truncated, self._info(time_step)
+
+    def _info(self, time_step: Any) -> EpisodeInfo:
+        """Creates the `info` for the time step that the environment has just returned."""
+        usage = self._usage
+        info: EpisodeInfo = {
+            "time_step": time_step,
+            "task": self._task,
+            "step": usage.step_count,
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "generated_tokens": usage.generated_tokens,
+                "cost": usage.cost,
+            },
+            "outcome": None,
+            "limit": None,
+            "rewards": {},
+        }
+        if time_step.step_type == "LAST":
+            report = self._env.report()
+            ended = ending(time_step, limit=report.truncated_by, note=report.limit_note)
+            info["outcome"] = ended.outcome.value
+            info["limit"] = ended.error.limit if ended.error is not None else None
+            info["rewards"] = {key: float(value) for key, value in report.rewards.items()}
+        return info
 
     async def render(self) -> str | None:
         """Returns the last response and the next observation as text if `render_mode` is `"ansi"`, otherwise `None`."""

@@ -125,14 +125,6 @@ class TextSpace(_TypeSpace[str]):
         """Returns whether `x` is a string."""
         return isinstance(x, str)
 
-    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
-        """Returns the strings unchanged."""
-        return list(sample_n)
-
-    def from_jsonable(self, sample_n: list[str]) -> list[str]:
-        """Returns the strings unchanged."""
-        return list(sample_n)
-
 
 _TEXTS = {"conversation": conversation_text, "news": news_text}
 

@@ -151,7 +151,6 @@ class GymInThread:
 
     def __init__(self, gym: GymWrapper) -> None:
         self._gym = gym
-        self._is_closed = False
 
     @property
     def environment(self) -> MinimalEnvironment:
@@ -190,9 +189,6 @@ class GymInThread:
         await self._end(lambda: self._gym.__exit__(exc_type, exc, traceback))
 
     async def _end(self, farewell: Callable[[], object]) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
         job = self._start(farewell)
         try:
             await asyncio.wait({job}, timeout=_END_LIMIT_SEC)
@@ -204,8 +200,6 @@ class GymInThread:
         _result(job)
 
     async def _call(self, function: Callable[[], Any]) -> Any:
-        if self._is_closed:
-            raise EpisodeStateError("This environment has been closed. Create a new one.")
         job = self._start(function)
         try:
             await asyncio.wait({job})  # unlike `await job`, does not cancel the job if this task is cancelled

@@ -12,7 +12,7 @@ from ares_exp.tasks.task_set import SAMPLES
 from tests.unit.trajectories.atif_schema import validate_atif
 from tests.warm_start import warm_command
 
-HARBOR_CHECK = Path(__file__).parent.parent / "unit" / "harbor_export" / "harbor_check.py"
+HARBOR_CHECK = Path(__file__).parent.parent / "unit" / "commands" / "harbor_export" / "harbor_check.py"
 
 
 def write_script(path: Path, line: str) -> None:

@@ -103,7 +103,7 @@ def test_killed_run_with_two_models_resumes(cli: Cli, tmp_path: Path, models: Lo
     totals = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (totals["environment_usage"]["prompt_tokens"], totals["prompt_tokens"]) == (30, 40), "all tries'"
     assert "the oracle: 45 tokens" in done.stdout
-    assert "The oracle was asked 2 times: 20 prompt tokens" in (tmp_path / "run" / "run.log").read_text()
+    assert "The oracle received 2 requests: 20 prompt tokens" in (tmp_path / "run" / "run.log").read_text()
 
     asked_before = len(models.requests)
     models.otherwise = respond("no")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.llms.chat_messages import arguments_object
+from ares_exp.llms.chat_messages import arguments_object, call_part
 from ares_exp.records.validation import explain_validation
 from ares_exp.trajectories.records import BROKEN, what_broke
 
@@ -165,11 +165,7 @@ def _part_from_atif(part: Mapping[str, Any]) -> dict[str, Any]:
 def _with_calls(message: dict[str, Any], calls: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
     if not calls:
         return message
-    made = [
-        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for call_id, name, arguments in calls
-    ]
-    return message | {"content": message["content"] or None, "tool_calls": made}
+    return message | {"content": message["content"] or None, "tool_calls": [call_part(*call) for call in calls]}
 
 
 def _arguments_text(call: Mapping[str, Any]) -> str:

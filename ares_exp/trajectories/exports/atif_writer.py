@@ -117,7 +117,7 @@ class _AtifWriter:
     def write(self) -> tuple[dict[str, Any], list[str]]:
         trajectory = self._trajectory
         for record in trajectory.steps:
-            self._timestamp = _iso_8601(record.timestamp)
+            self._timestamp = iso_8601(record.timestamp)
             acted = self._act(record) if record.action is not None else None
             if record.observation is not None:
                 self._observe(record.observation, acted)
@@ -331,7 +331,8 @@ def _key(message: Mapping[str, Any]) -> str:
     return dumps(message, sort_keys=True)
 
 
-def _iso_8601(timestamp: float) -> str | None:
+def iso_8601(timestamp: float) -> str | None:
+    """Formats epoch seconds in UTC. Returns `None` for values that are too large or not finite."""
     try:
         return datetime.fromtimestamp(timestamp, UTC).isoformat().replace("+00:00", "Z")
     except (ValueError, OverflowError, OSError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 from ares_exp.environment import MAIN_CONVERSATION
-from ares_exp.llms.chat_messages import arguments_object
+from ares_exp.llms.chat_messages import arguments_object, call_part
 from ares_exp.llms.reasoning import KnownReasoning, reasoning_text
 from ares_exp.llms.request import FrozenList, Message, freeze
 from ares_exp.llms.response import ThinkingData
@@ -135,11 +135,8 @@ class _ChatReader:
         if not _are_mappings(pieces):
             return None
         text = "".join(piece["content"] for piece in pieces if isinstance(piece.get("content"), str))
-        calls = []
-        for piece in pieces:
-            if {"id", "name", "arguments"} <= piece.keys():
-                function = {"name": piece["name"], "arguments": piece["arguments"]}
-                calls.append({"id": piece["id"], "type": "function", "function": function})
+        called = (piece for piece in pieces if {"id", "name", "arguments"} <= piece.keys())
+        calls = [call_part(piece["id"], piece["name"], piece["arguments"]) for piece in called]
         if not text and not calls:
             return None
         return self._normal({"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {}))
