@@ -296,7 +296,7 @@ def locked(path: Path, flags: int) -> Iterator[int]:
 
     Raises `BlockingIOError` if another process holds the lock, and `OSError` if the path cannot be locked.
     """
-    descriptor = os.open(path, flags)
+    descriptor = os.open(path, flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield descriptor

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, validate_call
 
+from ares_exp.containers.child_process import ChildProcess
 from ares_exp.environments.harbor import CodeEnvironments, Seconds
 from ares_exp.environments.source import Entry, Report
-from ares_exp.tasks.child_process import ChildProcess
 from ares_exp.tasks.swebench.rows import find_dataset, load_rows
 from ares_exp.tasks.swebench.swebench_task import SweBenchTask
 

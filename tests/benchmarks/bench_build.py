@@ -17,7 +17,7 @@ import docker
 from docker.errors import ImageNotFound
 
 from ares_exp.containers.docker.engine import connect
-from ares_exp.containers.images.image import ensure_image
+from ares_exp.containers.docker.image import ensure_image
 from tests.benchmarks.comparison import HEADER, latency
 
 ROUNDS = 15

@@ -13,12 +13,13 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
+from ares_exp.containers.child_process import ChildProcess
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.container_lifetime import starts
 from ares_exp.containers.docker.engine import connect, connect_blocking
-from ares_exp.containers.images.image import ensure_image, find_buildkit, image_tag
-from ares_exp.containers.images.shared_work import Demand, work_lock
+from ares_exp.containers.docker.image import ensure_image, find_buildkit, image_tag
+from ares_exp.containers.docker.shared_work import work_lock
 from ares_exp.errors import ContainerStartError, EnvironmentStartTimeoutError
 from tests.compatibility.case import write_task
 from tests.docker.dockerfiles import built
@@ -31,7 +32,7 @@ BUILDER = """
 import asyncio, sys
 from pathlib import Path
 from ares_exp.containers.docker.engine import connect
-from ares_exp.containers.images.image import ensure_image
+from ares_exp.containers.docker.image import ensure_image
 
 async def main():
     context = Path(sys.argv[1])
@@ -150,7 +151,7 @@ async def test_wait_for_another_builder_counts_as_start(context: Path, engine: d
     built(context, "RUN echo waited for\n")
     tag = image_tag(context.name, context)
     spec = ContainerSpec(context.name, context_dir=context, start_timeout_sec=0.5)
-    with work_lock(f"{(await connect()).host} {tag}", Demand()), pytest.raises(EnvironmentStartTimeoutError):
+    with work_lock(f"{(await connect()).host} {tag}", ChildProcess()), pytest.raises(EnvironmentStartTimeoutError):
         await asyncio.wait_for(DockerContainerFactory()(spec).start(), 30)
     with pytest.raises(ImageNotFound):
         engine.images.get(tag)

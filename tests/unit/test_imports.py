@@ -123,7 +123,7 @@ def test_every_folder_documents_its_imports(folder: Path) -> None:
     assert any(part.startswith("Depends ") for part in said.split("\n\n")[1:])
 
 
-@pytest.mark.parametrize("module", ["images.image", "images.image_plan", "images.shared_work"])
+@pytest.mark.parametrize("module", ["docker.image", "docker.engine", "images.image_plan"])
 def test_image_modules_can_be_imported_first(module: str) -> None:
     code = f"import ares_exp.containers.{module}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -14,7 +14,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -28,8 +27,8 @@ from packaging.markers import Marker
 from ares_exp.agents.toolbox.package import GNU_MACHINES, Build, NpmTarball, Pack, Wheels
 from ares_exp.agents.toolbox.package_store import AgentStore, Installed
 from ares_exp.agents.toolbox.packing import compile_modules, find_uv, make_pack, run_program
-from ares_exp.cancellation import finish
 from ares_exp.containers.archive import remove, unpack_directory
+from ares_exp.containers.child_process import ChildProcess
 from ares_exp.containers.user_cache import announce
 from ares_exp.errors import ToolboxError, TransferError
 from ares_exp.records.terminal_text import format_size
@@ -45,7 +44,7 @@ _ANY_PYTHON = "3.12"
 """Python version for which wheels are requested if the build does not depend on a Python version."""
 
 
-def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: threading.Event) -> None:
+def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, child: ChildProcess) -> None:
     """Downloads a tarball from an npm registry, checks its digest, and unpacks it into `target`.
 
     The environment variable `npm_config_registry` selects another registry than npm's public registry.
@@ -59,7 +58,7 @@ def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: thr
     base = tarball.package.rpartition("/")[2]
     address = f"{registry}/{quote(tarball.package, safe='@/')}/-/{base}-{tarball.version}.tgz"
     file = scratch / "download.tgz"
-    _download(tarball, address, file, stop)
+    _download(tarball, address, file, child)
     try:
         with gzip.open(file, "rb") as stream:
             unpack_directory(
@@ -80,14 +79,14 @@ def fetch_tarball(tarball: NpmTarball, target: Path, scratch: Path, *, stop: thr
         (target / name).chmod(0o755)
 
 
-def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Event) -> None:
+def _download(tarball: NpmTarball, address: str, file: Path, child: ChildProcess) -> None:
     """Downloads a tarball and checks its digest. Tries again after lost connections and server errors."""
     problem = ""
     for wait in WAITS_SEC:
-        if stop.wait(wait):
+        if child.stopped.wait(wait):
             raise ToolboxError(f"The download of {tarball.title} was stopped.")
         try:
-            found = _download_once(address, file, tarball.size, stop)
+            found = _download_once(address, file, tarball.size, child)
         except urllib.error.HTTPError as error:
             problem = f"HTTP {error.code} {error.reason}"
             if error.code < 500 and error.code != 429:
@@ -108,7 +107,7 @@ def _download(tarball: NpmTarball, address: str, file: Path, stop: threading.Eve
     )
 
 
-def _download_once(address: str, file: Path, expected: int, stop: threading.Event) -> str:
+def _download_once(address: str, file: Path, expected: int, child: ChildProcess) -> str:
     """Downloads a file and returns its digest. Reads at most `expected` + 1 bytes, in case a server sends too much."""
     request = urllib.request.Request(address, headers={"User-Agent": "ares-exp", "Accept-Encoding": "identity"})
     digest, size = hashlib.sha512(), 0
@@ -117,14 +116,14 @@ def _download_once(address: str, file: Path, expected: int, stop: threading.Even
             digest.update(chunk)
             out.write(chunk)
             size += len(chunk)
-            if stop.is_set():
+            if child.stopped.is_set():
                 raise OSError("stopped")
         if size < expected and response.headers.get("Content-Length") not in (None, str(size)):
             raise http.client.IncompleteRead(b"", expected - size)
     return f"sha512-{base64.b64encode(digest.digest()).decode()}"
 
 
-def fetch_wheels(wheels: Wheels, build: Build, target: Path, scratch: Path, *, stop: threading.Event) -> None:
+def fetch_wheels(wheels: Wheels, build: Build, target: Path, scratch: Path, *, child: ChildProcess) -> None:
     """Downloads and unpacks wheels with pip or uv, for the build's Python and C library.
 
     Raises:
@@ -133,13 +132,13 @@ def fetch_wheels(wheels: Wheels, build: Build, target: Path, scratch: Path, *, s
     python, what = build.python or _ANY_PYTHON, f"The wheels of {build.name} {build.version}"
     requirements = scratch / "requirements.txt"
     requirements.write_text(requirement_lines(wheels, python))
-    run_program(_installer(build, python, requirements, target), what, stop)
+    run_program(_installer(build, python, requirements, target), what, child)
     for name in wheels.left_out:
         remove(target / name)
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     program = sys.executable if build.python == ours else shutil.which(f"python{build.python}")
     if build.python is not None and program is not None:
-        compile_modules([program, "-I"], target, f"{build.target}/{wheels.into}", what, stop)
+        compile_modules([program, "-I"], target, f"{build.target}/{wheels.into}", what, child)
 
 
 def requirement_lines(wheels: Wheels, python: str) -> str:
@@ -192,27 +191,27 @@ def install(
     *,
     say: Callable[[str], None],
     store: AgentStore | None = None,
-    stop: threading.Event | None = None,
+    child: ChildProcess | None = None,
     replace: bool = False,
 ) -> Installed:
     """Returns an installed build. If the build is missing or `replace` is set, installs it first.
 
     An installation may take minutes, and blocks the thread. Before a download, `say` is called with a message for the
-    user. To stop the installation, set the event `stop`.
+    user. To stop the installation, stop `child`.
 
     Raises:
         ToolboxError: The build cannot be installed. The message suggests a fix.
     """
-    store, stop = store or AgentStore(), stop or threading.Event()
+    store, child = store or AgentStore(), child or ChildProcess()
 
     def make(target: Path) -> dict[str, Any]:
         packs = [spec for part in build.parts if isinstance(part, Pack) for spec in part.specs]
         how = f"Packing {build.name} from {', '.join(packs)}" if packs else f"Fetching {build.name} {build.version}"
         details = f"{format_size(build.size)}, {build.variant}" if build.size else build.variant
         say(f"{how} ({details}), once, to {store.folder}.")
-        return _make(build, target, stop)
+        return _make(build, target, child)
 
-    return store.keep(build, make, stop=stop, timeout_sec=_WAIT_SEC, replace=replace)
+    return store.keep(build, make, stop=child.stopped, timeout_sec=_WAIT_SEC, replace=replace)
 
 
 async def ensure(builds: Sequence[Build]) -> list[Installed]:
@@ -223,36 +222,31 @@ async def ensure(builds: Sequence[Build]) -> list[Installed]:
     Raises:
         ToolboxError: A build cannot be installed. The message contains the command to try again.
     """
-    stop, store = threading.Event(), AgentStore()
+    child, store = ChildProcess(), AgentStore()
 
     def install_all() -> list[Installed]:
         for build in builds:
-            install(build, say=announce, store=store, stop=stop)
+            install(build, say=announce, store=store, child=child)
         return [found for build in builds if (found := store.use(build)) is not None]
 
-    work = asyncio.ensure_future(asyncio.to_thread(install_all))
     try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        stop.set()
-        await finish(asyncio.wait({work}))
-        raise
+        return await child.stop_if_cancelled(asyncio.to_thread(install_all))
     except ToolboxError as error:
         names = " ".join(dict.fromkeys(build.name for build in builds))
         raise ToolboxError(f"{error}\nTo repeat only the installation: `ares-exp agents install {names}`.") from error
 
 
-def _make(build: Build, target: Path, stop: threading.Event) -> dict[str, Any]:
+def _make(build: Build, target: Path, child: ChildProcess) -> dict[str, Any]:
     """Installs every part of a build into `target`. Returns facts for its manifest: version, packages and programs."""
     scratch = target.with_name("scratch")
     scratch.mkdir()
     facts: dict[str, Any] = {"version": build.version, "packages": [], "programs": []}
     for part in build.parts:
         if isinstance(part, NpmTarball):
-            fetch_tarball(part, target, scratch, stop=stop)
+            fetch_tarball(part, target, scratch, child=child)
             facts["packages"].append(f"npm:{part.package}@{part.version}")
         elif isinstance(part, Wheels):
-            fetch_wheels(part, build, target / part.into, scratch, stop=stop)
+            fetch_wheels(part, build, target / part.into, scratch, child=child)
         else:
-            facts = make_pack(part, build, target, stop)
+            facts = make_pack(part, build, target, child)
     return facts

@@ -133,14 +133,13 @@ class AgentStore:
                         f"Another process is installing {build.name} {build.version}. Wait until it has finished, and "
                         "try again."
                     ) from None
-                if not replace and (found := self.find(build)) is not None:
-                    return found
-                with workspace(self.folder, _PURPOSE) as place:
-                    made = place / build.key
-                    made.mkdir()
-                    _seal(made, build, make(made))
-                    self.remove(build)
-                    made.rename(self.place(build))
+                if replace or self.find(build) is None:
+                    with workspace(self.folder, _PURPOSE) as place:
+                        made = place / build.key
+                        made.mkdir()
+                        _seal(made, build, make(made))
+                        self.remove(build)
+                        made.rename(self.place(build))
         except OSError as error:
             raise ToolboxError(
                 f"{build.name} cannot be installed in {self.folder}: {error.strerror or error}. Free some space there, "

@@ -11,12 +11,7 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import distributions
@@ -25,14 +20,13 @@ from typing import Any, cast
 
 from ares_exp.agents.toolbox.package import Build, Pack
 from ares_exp.containers.archive import remove
-from ares_exp.containers.parent_death_guard import while_we_live
+from ares_exp.containers.child_process import ChildFailedError, ChildProcess
 from ares_exp.errors import ToolboxError
 
 NODE, PYTHON = "agent-node", "agent-python"
 """Names of the launchers of Node.js (for npm packages) and Python (for Python packages) in `bin/`."""
 _TIMEOUT_SEC = 1800.0
-_POLL_SEC = 0.2
-_SHOWN_BYTES = 2000
+_SHOWN_CHARS = 2000
 _NODE_FILES_LEFT_OUT = ("include", "share", "CHANGELOG.md", "README.md")
 _PYTHON_LEFT_OUT = (
     *("site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "config-*"),
@@ -81,7 +75,7 @@ def default_name(spec: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", parse_spec(spec)[1].rpartition("/")[2].lower()).strip("-_")
 
 
-def make_pack(pack: Pack, build: Build, target: Path, stop: threading.Event) -> dict[str, Any]:
+def make_pack(pack: Pack, build: Build, target: Path, child: ChildProcess) -> dict[str, Any]:
     """Installs the packages of a pack and their runtimes (Node.js, Python) into the empty directory `target`.
 
     Returns:
@@ -94,14 +88,14 @@ def make_pack(pack: Pack, build: Build, target: Path, stop: threading.Event) -> 
     installed: list[str] = []
     for prefix, add in (("npm:", _add_npm), ("pip:", _add_python)):
         if specs := [spec.removeprefix(prefix) for spec in pack.specs if spec.startswith(prefix)]:
-            installed += add(specs, pack, build, target, stop)
+            installed += add(specs, pack, build, target, child)
     kind, name, _ = parse_spec(pack.specs[0])
     names = [one.rpartition("==" if kind == "pip" else "@") for one in installed]
     version = next(version for one, _, version in names if one == f"{kind}:{_canonical(kind, name)}")
     return {"version": version, "packages": installed, "programs": sorted(one.name for one in target.glob("bin/*"))}
 
 
-def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop: threading.Event) -> list[str]:
+def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, child: ChildProcess) -> list[str]:
     """Installs Node.js, npm packages and launchers. Returns the packages, such as `npm:@github/copilot@1.0.102`."""
     npm = shutil.which("npm")
     if npm is None:
@@ -118,7 +112,7 @@ def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop:
     for packages in ([f"{node}@{pack.node}"], specs):
         # npm chooses versions for the Node.js that runs it. In the second step, this is the packed Node.js.
         path = f"{modules / node / 'bin'}:{os.environ.get('PATH', os.defpath)}"
-        run_program([*command, *packages], f"{', '.join(packages)} with npm", stop, cwd=target, env={"PATH": path})
+        run_program([*command, *packages], f"{', '.join(packages)} with npm", child, cwd=target, env={"PATH": path})
         (modules / node / "bin" / "node").chmod(0o755)
     for name in _NODE_FILES_LEFT_OUT:
         remove(modules / node / name)
@@ -139,20 +133,20 @@ def _add_npm(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop:
     return sorted(found)
 
 
-def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, stop: threading.Event) -> list[str]:
+def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, child: ChildProcess) -> list[str]:
     """Installs a copy of Python, packages and launchers. Returns the packages, such as `pip:aider-chat==0.86.2`."""
     what = ", ".join(specs)
     if (uv := find_uv()) is None:
         raise ToolboxError(f"The program uv, which installs {what}, is not on PATH. Run `pip install uv`.")
     root = target / "python"
-    minor = _copy_python(uv, pack.python, root, stop)
+    minor = _copy_python(uv, pack.python, root, child)
     python = root / "bin" / f"python{minor}"
     # An index that is configured for pip does not apply, because uv reads only its own settings.
     install = [*uv, "pip", "install", "--python", str(python), "--link-mode=copy", *specs]
-    run_program(install, f"{what} with uv", stop, cwd=target)
-    frozen = run_program([*uv, "pip", "freeze", "--python", str(python)], what, stop)
+    run_program(install, f"{what} with uv", child, cwd=target)
+    frozen = run_program([*uv, "pip", "freeze", "--python", str(python)], what, child)
     (target / "requirements.txt").write_text(frozen)
-    facts = _facts(python, stop)
+    facts = _facts(python, child)
     scripts = Path(facts["scripts"])
     for script in scripts.glob("*"):
         if script.read_bytes().startswith(b"#!"):
@@ -167,7 +161,7 @@ def _add_python(specs: Sequence[str], pack: Pack, build: Build, target: Path, st
             places = [Path(str(file.locate())).resolve() for file in found.files or ()]
             for script in (place for place in places if place.parent == scripts.resolve() and place.is_file()):
                 _add_program(target, script.name, script, words)
-    compile_modules([str(python), "-s"], root, f"{build.target}/python", what, stop)
+    compile_modules([str(python), "-s"], root, f"{build.target}/python", what, child)
     return [f"pip:{line.replace(' @ ', '==')}" for line in frozen.splitlines() if line and not line.startswith("#")]
 
 
@@ -179,17 +173,17 @@ def find_uv() -> list[str] | None:
     return None if program is None else [program]
 
 
-def compile_modules(python: Sequence[str], folder: Path, target: str, what: str, stop: threading.Event) -> None:
+def compile_modules(python: Sequence[str], folder: Path, target: str, what: str, child: ChildProcess) -> None:
     """Compiles the Python modules in a folder, because Python cannot store compiled modules in a read-only mount.
 
     `target` is the folder's path in containers, and `what` describes the folder in error messages.
     """
     options = ["-f", "-q", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(folder), "-p", target]
     with suppress(ToolboxError):  # a package may contain files for another Python
-        run_program([*python, "-m", "compileall", *options, str(folder)], what, stop, cwd=folder)
+        run_program([*python, "-m", "compileall", *options, str(folder)], what, child, cwd=folder)
 
 
-def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Event) -> str:
+def _copy_python(uv: Sequence[str], version: str, root: Path, child: ChildProcess) -> str:
     """Copies a Python that uv installs, or a local Python if uv fails. Returns its minor version, such as `3.12`."""
     what = f"Python {version}"
     find, managed = [*uv, "python", "find", "--no-project"], "/" not in version
@@ -198,32 +192,32 @@ def _copy_python(uv: Sequence[str], version: str, root: Path, stop: threading.Ev
     choices: list[tuple[list[str], dict[str, str]]] = [([], local)]
     if managed:
         with suppress(ToolboxError):
-            run_program([*uv, "python", "install", "--no-bin", version], what, stop, env={"UV_HTTP_RETRIES": "0"})
+            run_program([*uv, "python", "install", "--no-bin", version], what, child, env={"UV_HTTP_RETRIES": "0"})
         # Without --system, uv also returns the Python of an active virtual environment, which is not managed by uv.
         choices.insert(0, (["--managed-python", "--system"], {}))
     for options, env in choices:
         try:
-            found = run_program([*find, *options, version], what, stop, env=env).strip()
+            found = run_program([*find, *options, version], what, child, env=env).strip()
         except ToolboxError:
             continue
-        return _copy_of(Path(found), root, stop, is_relocatable=bool(options))
+        return _copy_of(Path(found), root, child, is_relocatable=bool(options))
     raise ToolboxError(
         f"{what} is not installed on this machine, and uv could not download it. Install it, or pass the path of an "
         "interpreter: `--python PATH`."
     )
 
 
-def _copy_of(python: Path, root: Path, stop: threading.Event, *, is_relocatable: bool) -> str:
+def _copy_of(python: Path, root: Path, child: ChildProcess, *, is_relocatable: bool) -> str:
     """Copies a Python interpreter with its standard and shared libraries. Returns its minor version, such as `3.12`.
 
     A Python that is not relocatable is started by a script, with the glibc loader and the copied libraries.
     """
-    facts = _facts(python, stop)
+    facts = _facts(python, child)
     minor, program = facts["minor"], Path(facts["program"])
     library, start = root / "lib" / f"python{minor}", root / "bin" / f"python{minor}"
     shutil.copytree(facts["stdlib"], library, ignore=shutil.ignore_patterns(*_PYTHON_LEFT_OUT))
     start.parent.mkdir()
-    listed = run_program(["ldd", str(program), *map(str, library.glob("lib-dynload/*.so"))], str(python), stop)
+    listed = run_program(["ldd", str(program), *map(str, library.glob("lib-dynload/*.so"))], str(python), child)
     for name, path in re.findall(r"^\s+(\S+) => (/\S+)", listed, re.MULTILINE):
         if not _OF_GLIBC.fullmatch(name):
             shutil.copy2(path, root / "lib" / name)
@@ -239,8 +233,8 @@ def _copy_of(python: Path, root: Path, stop: threading.Event, *, is_relocatable:
     return minor
 
 
-def _facts(python: Path, stop: threading.Event) -> dict[str, str]:
-    return cast("dict[str, str]", json.loads(run_program([str(python), "-I", "-c", _FACTS], str(python), stop)))
+def _facts(python: Path, child: ChildProcess) -> dict[str, str]:
+    return cast("dict[str, str]", json.loads(run_program([str(python), "-I", "-c", _FACTS], str(python), child)))
 
 
 def _add_program(target: Path, name: str, file: Path, interpreter: str) -> None:
@@ -266,45 +260,27 @@ def _canonical(kind: str, name: str) -> str:
 def run_program(
     command: Sequence[str],
     what: str,
-    stop: threading.Event,
+    child: ChildProcess,
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Runs a program and returns its standard output. The program is killed if this process ends or `stop` is set.
+    """Runs a program and returns its standard output. The program is killed if this process ends or `child` is stopped.
 
     `what` describes the program's purpose in error messages.
 
     Raises:
         ToolboxError: The program failed or was stopped. The message contains the end of its output.
     """
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            while_we_live(command),
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-            cwd=cwd,
-            env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONHASHSEED": "0", **(env or {})},
+    variables = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONHASHSEED": "0", **(env or {})}
+    try:
+        ended = child.run(command, env=variables, timeout_sec=_TIMEOUT_SEC, cwd=cwd)
+    except ChildFailedError as error:
+        raise ToolboxError(f"{what} cannot be installed (it {error}). No files were kept.") from None
+    printed = ended.output.decode("utf-8", "replace")
+    if ended.exit_code != 0:
+        problem = "\n".join(ended.errors) or printed.strip()
+        raise ToolboxError(
+            f"{what} cannot be installed (exit code {ended.exit_code}). No files were kept.\n{problem[-_SHOWN_CHARS:]}"
         )
-        deadline = time.monotonic() + _TIMEOUT_SEC
-        try:
-            while process.poll() is None and time.monotonic() < deadline and not stop.wait(_POLL_SEC):
-                pass
-            code = process.poll()
-        finally:
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait()
-        output.seek(0)
-        printed = output.read().decode("utf-8", "replace")
-        errors.seek(max(0, errors.seek(0, os.SEEK_END) - _SHOWN_BYTES))
-        problem = errors.read().decode("utf-8", "replace").strip() or printed[-_SHOWN_BYTES:].strip()
-    if code != 0:
-        why = "it was stopped" if code is None else f"exit code {code}"
-        raise ToolboxError(f"{what} cannot be installed ({why}). No files were kept.\n{problem}")
     return printed

@@ -17,7 +17,6 @@ import asyncio
 import functools
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -72,6 +71,7 @@ class Capture:
         self._archive = ArchiveCapture(engine, container)
         self._one_at_a_time = asyncio.Lock()
         self._is_closed = False
+        self._is_late = False
 
     async def run(self, objects: ObjectStore) -> Delta:
         """Captures the changed files of the running container.
@@ -80,6 +80,7 @@ class Capture:
         failures.
         """
         async with self._one_at_a_time:
+            self._is_late = False
             try:
                 inspected = await self._inspect()
                 points = frozenset(mount["Destination"] for mount in inspected["Mounts"])
@@ -115,11 +116,19 @@ class Capture:
                     f"{error}. Run as root on the engine's machine, or set container.capture=archive."
                 ) from error
             return await self._archive.run(objects, notes, skip)
-        return await _bounded(lambda skip: self._steady(upper, objects, notes, skip), skip)
+        reading = asyncio.ensure_future(asyncio.to_thread(self._steady, upper, objects, notes, skip))
+        try:
+            await asyncio.wait({reading}, timeout=READ_SEC)
+        finally:
+            self._is_late = True  # or the caller was cancelled; ends the reading
+            await finish(asyncio.wait({reading}))
+        return reading.result()
 
     def _skip(self, mount_points: frozenset[str], path: str) -> bool:
         if self._is_closed:
             raise CaptureError("The changed files cannot be read: the container has been stopped.")
+        if self._is_late:
+            raise CaptureError(f"The changed files could not be read within {READ_SEC:g} s.")
         return path in _ENGINE_FILES or any(path == point or path.startswith(f"{point}/") for point in mount_points)
 
     def _steady(self, upper: Path, objects: ObjectStore, notes: list[str], skip: _Skip) -> dict[str, Entry]:
@@ -144,27 +153,6 @@ class Capture:
 
 
 _ALL_IDS = ["0", "0", "4294967295"]
-
-
-async def _bounded(read: Callable[[_Skip], dict[str, Entry]], skip: _Skip) -> dict[str, Entry]:
-    """Runs `read` in a thread, and stops it after `READ_SEC` or if the caller is cancelled.
-
-    `read` is called with a wrapper of `skip`, which raises `CaptureError` when `read` must stop.
-    """
-    given_up = threading.Event()
-
-    def skip_or_give_up(path: str) -> bool:
-        if given_up.is_set():
-            raise CaptureError(f"The changed files could not be read within {READ_SEC:g} s.")
-        return skip(path)
-
-    reading = asyncio.ensure_future(asyncio.to_thread(read, skip_or_give_up))
-    try:
-        await asyncio.wait({reading}, timeout=READ_SEC)
-    finally:
-        given_up.set()
-        await finish(asyncio.wait({reading}))
-    return reading.result()
 
 
 def find_upper_directory(inspected: Mapping[str, Any], proc: Path = Path("/proc")) -> Path:
@@ -218,10 +206,9 @@ class ArchiveCapture:
         deleted = {path for path, kind in listed.items() if kind == _DELETED}
         above = {parent for path in listed for parent in parents(path)}
         there = sorted((listed.keys() | above) - (deleted - above))
-        failures: tuple[type[Exception], ...] = (CaptureError, *engine_errors())
         try:
             entries = await self._by_tar(there, objects, notes, skip)
-        except failures as error:
+        except engine_errors(CaptureError) as error:
             raise CaptureError(
                 f"`tar` in the container {self._container} cannot read its changed files: {reason(error)}. Use an "
                 "image with GNU tar, or run as root on the engine's machine, which does not require tar."

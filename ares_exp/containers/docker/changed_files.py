@@ -11,10 +11,10 @@ from typing import Any
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.container_lifetime import why_it_stays
 from ares_exp.containers.docker.engine import Engine, connection_failure, engine_errors, in_thread, reason
+from ares_exp.containers.docker.image import ensure_image, inspect_image
 from ares_exp.containers.docker.stream import run_program
 from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, contents, sorted_by_path
-from ares_exp.containers.images.image import ensure_image, inspect_image
-from ares_exp.errors import ContainerStartError, RestoreError, SnapshotMismatchError
+from ares_exp.errors import ContainerStartError, RestoreError, SnapshotMismatchError, TaskError
 
 _REMEDY = (
     "Copy the image to this engine (`docker save` on a machine that has it, `docker load` here), or start the task "
@@ -44,7 +44,7 @@ async def find_base(engine: Engine, spec: ContainerSpec, *, keep: bool) -> dict[
         image = await ensure_image(
             engine, name=spec.name, docker_image=spec.docker_image, context_dir=spec.context_dir, keep=keep
         )
-    except ContainerStartError as error:
+    except (ContainerStartError, TaskError) as error:
         raise SnapshotMismatchError(f"{what}. The task's image cannot be used instead: {error} {_REMEDY}") from error
     found = await in_thread(lambda: inspect_image(engine.api, image), abandon=True)
     if found is not None and found["Id"] == base:
@@ -67,27 +67,23 @@ async def put_back(engine: Engine, container: str, changes: StoredChanges) -> No
     Raises `RestoreError` if that fails, and `SnapshotMetadataError` if a stored object is missing or damaged.
     """
     entries = changes.delta.entries
-    if gone := [path for path, entry in entries.items() if entry.kind == "whiteout" or entry.opaque]:
-        await _remove(engine, container, gone)
+    gone = [path for path, entry in entries.items() if entry.kind == "whiteout" or entry.opaque]
     files = {path: replace(entry, opaque=False) for path, entry in entries.items() if entry.kind != "whiteout"}
-    if files:
-        plain = StoredChanges(Delta(changes.delta.base, files), changes.objects)
-        try:
+    plain = StoredChanges(Delta(changes.delta.base, files), changes.objects)
+    try:
+        if gone:
+            await _remove(engine, container, gone)
+        if files:
             await in_thread(lambda: engine.api.put_archive(container, "/", archive(plain)), pool="transfers")
-        except engine_errors() as error:
-            if connection_failure(error) is not None:
-                raise
-            raise RestoreError(f"The snapshot's files could not be written to {container}: {reason(error)}.") from error
+    except engine_errors() as error:
+        if connection_failure(error) is not None:
+            raise
+        raise RestoreError(f"The snapshot's files could not be restored in {container}: {reason(error)}.") from error
 
 
 async def _remove(engine: Engine, container: str, paths: list[str]) -> None:
     names = b"".join(os.fsencode(f".{path}\0") for path in paths)
-    try:
-        output, exit_code = await run_program(engine, container, _REMOVE, names, lambda file: file.read(1000))
-    except engine_errors() as error:
-        if connection_failure(error) is not None:
-            raise
-        raise RestoreError(f"Deleted files could not be removed from {container}: {reason(error)}.") from error
+    output, exit_code = await run_program(engine, container, _REMOVE, names, lambda file: file.read(1000))
     if exit_code:
         raise RestoreError(
             f"Deleted files could not be removed from {container}: `{' '.join(_REMOVE)}` ended with exit code "

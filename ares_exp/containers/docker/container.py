@@ -23,14 +23,13 @@ from ares_exp.containers.docker.capture import Capture, CaptureWay
 from ares_exp.containers.docker.changed_files import find_base, name_of, put_back
 from ares_exp.containers.docker.container_lifetime import (
     FIRST_COMMAND,
-    AnswerLostError,
     FirstProcess,
     create,
     remove,
-    remove_when_it_appears,
     starts,
 )
 from ares_exp.containers.docker.engine import Engine, connect, engine_errors, in_thread, reason, why_unreachable
+from ares_exp.containers.docker.image import ensure_image
 from ares_exp.containers.docker.mounts import container_mounts
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
 from ares_exp.containers.docker.reaper import watch_over_us
@@ -39,7 +38,6 @@ from ares_exp.containers.docker.transfer import exists
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Serve
-from ares_exp.containers.images.image import ensure_image
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels, unique_name
 from ares_exp.containers.terminal import Terminal
@@ -93,13 +91,12 @@ class EngineContainer(Container):
 
     async def start(self) -> None:
         what, started = f"The container of {self._spec.name}", self._engine is not None or self._stopped
-        failures: tuple[type[Exception], ...] = (*engine_errors(), PreflightError, TaskError)
         limit = self._spec.start_timeout_sec
         async with bounded_start(what, limit, started=started, stop=self.stop, remedy=WHEN_SLOW):
             try:
                 engine = self._engine = await connect(self._options.host)
                 await self._start(engine)
-            except failures as error:
+            except engine_errors(PreflightError, TaskError) as error:
                 gone = await why_unreachable(self._options.host) if isinstance(error, engine_errors()) else ""
                 why = gone or reason(error)
                 needs = " The image needs a `sh`." if 'exec: "sh"' in why else ""
@@ -182,7 +179,6 @@ class DockerContainer(EngineContainer):
     def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
         super().__init__(spec, options)
         self.container_name = unique_name(spec.name)
-        self._may_appear = False
         self._capture: Capture | None = None
 
     async def _start(self, engine: Engine) -> None:
@@ -235,11 +231,7 @@ class DockerContainer(EngineContainer):
             stdin_open=True,  # docker-py makes this OpenStdin and StdinOnce, with an attached stdin
             host_config=host_config,
         )
-        try:
-            create(engine, self.container_name, request)
-        except AnswerLostError:
-            self._may_appear = True
-            raise
+        create(engine, self.container_name, request)
         if problem := find_missing_glibc(spec.mounts, lambda path: exists(engine.api, self.container_name, path)):
             raise AgentInstallError(problem)
 
@@ -258,8 +250,6 @@ class DockerContainer(EngineContainer):
             is_ours_to_remove = self._spec.docker_image is None and not self._options.keep_image
             image = self.image if is_ours_to_remove else None
             await in_thread(lambda: remove(engine, self.container_name, image), pool="removals")
-            if self._may_appear:
-                await in_thread(lambda: remove_when_it_appears(engine, self.container_name), pool="removals")
         finally:
             if self._capture is not None:
                 await self._capture.close()

@@ -218,11 +218,7 @@ def _told_by(events: list[dict[str, Any]]) -> ExitReason:
 
 
 APPEARS_WITHIN_SEC = 5.0
-"""Seconds to wait until a container appears, after the engine's response to its creation was lost."""
-
-
-class AnswerLostError(EngineError):
-    """The engine's response to the creation of a container was lost. The container may exist, or may appear later."""
+"""Seconds in which a container may appear after the engine's response to its creation was lost."""
 
 
 _semaphores = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
@@ -236,10 +232,10 @@ def starts(engine: Engine) -> asyncio.Semaphore:
 
 
 def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
-    """Creates a container with a unique `name`. The `Labels` of `config` must identify its owner. Blocking.
+    """Creates a container with a unique `name`. Blocking.
 
-    If the response is lost, sends the request again. If the engine then reports that the name is taken, `adopt` checks
-    that the first request has succeeded. Raises `AnswerLostError` if it is unknown whether the container exists.
+    If the response is lost, sends the request again. If the engine then reports that the name is taken, the first
+    request has succeeded. If it remains unknown whether the container exists, removes it and raises `EngineError`.
     """
     from docker.errors import APIError
     from requests.exceptions import RequestException
@@ -248,41 +244,33 @@ def create(engine: Engine, name: str, config: Mapping[str, Any]) -> None:
     for _ in range(2):
         try:
             engine.api.create_container_from_config(config, name)
+            return
         except APIError as error:
             if lost is None or error.status_code != 409:
                 raise
-            adopt(engine, name, config["Labels"])
+            if _appears(engine, name):
+                return
         except (RequestException, OSError) as error:
             if lost is None and _never_sent(error):
                 raise
             lost = error
-            continue
-        return
     assert lost is not None
-    raise AnswerLostError(f"the engine's response to the creation of the container was lost ({reason(lost)})") from lost
+    _remove_when_it_appears(engine, name)
+    raise EngineError(f"the engine's response to the creation of the container was lost ({reason(lost)})") from lost
 
 
-def adopt(engine: Engine, name: str, labels: Mapping[str, str]) -> None:
-    """Waits until the container `name` exists, and checks by its `labels` that this process created it. Blocking.
-
-    Raises `AnswerLostError` if no container appears, and `EngineError` if it belongs to another owner.
-    """
+def _appears(engine: Engine, name: str) -> bool:
+    """Waits until a container exists, for at most `APPEARS_WITHIN_SEC`. Returns whether it exists."""
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
         with contextlib.suppress(*engine_errors()):
-            answer = engine.ask(f"/containers/{name}/json")
-            if answer.status_code == 200:
-                if labels.items() <= answer.json()["Config"]["Labels"].items():  # an image adds labels
-                    return
-                raise EngineError(f"the name {name} belongs to a container of another owner", 409)
+            if engine.ask(f"/containers/{name}/json").status_code == 200:
+                return True
         time.sleep(_POLL_SEC)
-    raise AnswerLostError(
-        f"two requests to create a container got no response, and no container appeared within {APPEARS_WITHIN_SEC:g} s"
-    )
+    return False
 
 
-def remove_when_it_appears(engine: Engine, name: str) -> None:
-    """Removes a container that may appear within `APPEARS_WITHIN_SEC` after a lost creation response. Blocking."""
+def _remove_when_it_appears(engine: Engine, name: str) -> None:
     deadline = time.monotonic() + APPEARS_WITHIN_SEC
     while time.monotonic() < deadline:
         with contextlib.suppress(*engine_errors()):

@@ -110,14 +110,13 @@ async def why_unreachable(host: str | None) -> str:
 
     Opens a new connection for this, because an engine that is shutting down still responds on open connections.
     """
-    failures: tuple[type[Exception], ...] = (PreflightError, *engine_errors())
 
     def ask() -> str:
         address = address_of_engine(host)
         try:
             _probe(address)
             connect_blocking(host).ask("/_ping").raise_for_status()
-        except failures as error:
+        except engine_errors(PreflightError) as error:
             return f"The engine at {address} does not respond: {reason(error)}"
         return ""
 
@@ -146,13 +145,13 @@ def address_of_engine(host: str | None = None) -> str:
     return host or _address(os.environ.get("DOCKER_HOST", ""))[0]
 
 
-def engine_errors() -> tuple[type[Exception], ...]:
-    """Returns the types of the exceptions that engine calls raise. Imports docker-py, which defines some of them."""
+def engine_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """Returns the types of the exceptions that engine calls raise, and `others`. Imports docker-py and requests."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
     from urllib3.exceptions import HTTPError
 
-    return (EngineError, DockerException, RequestException, HTTPError, OSError)
+    return (*others, EngineError, DockerException, RequestException, HTTPError, OSError)
 
 
 def connection_failure(error: BaseException | None) -> BaseException | None:

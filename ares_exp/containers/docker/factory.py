@@ -29,11 +29,11 @@ from ares_exp.containers.docker.engine import (
     reason,
     why_unreachable,
 )
+from ares_exp.containers.docker.image import check_buildable
 from ares_exp.containers.docker.leftovers import find, remove_stale
 from ares_exp.containers.docker.mounts import check_mounts
 from ares_exp.containers.docker.network import NetworkOptions, check_network
 from ares_exp.containers.images.dockerfile_instructions import find_dockerfile
-from ares_exp.containers.images.image import check_buildable
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.ownership import Leftover
 from ares_exp.errors import ConfigError, ContainerServiceError, PreflightError, UnreachableError
@@ -151,13 +151,8 @@ class DockerContainerFactory(ContainerFactoryBase):
         """
         engine = await connect(self._options.host)
         self._capabilities = engine.capabilities
-        try:
-            await in_thread(engine.api.ping)
-        except engine_errors() as error:
-            raise PreflightError(
-                f"The Docker engine at {engine.host} no longer responds: {reason(error)}. Restart it, or set "
-                "DOCKER_HOST to another engine."
-            ) from error
+        if why := await why_unreachable(self._options.host):  # `connect` may have returned an earlier connection
+            raise PreflightError(f"{why}. Restart it, or set DOCKER_HOST to another engine.")
         await in_thread(lambda: remove_stale(engine), pool="removals")
 
     async def check_reachable(self) -> None:

@@ -61,16 +61,7 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
 
     With `cached_images`, the images and volumes that are kept for later runs are also stale.
     """
-    ours = {"label": RUN}
-    kill = functools.partial(api.remove_container, force=True, v=True)
-    for found in api.containers(all=True, filters=ours):
-        name = (found["Names"] or [""])[0].lstrip("/")  # a container being removed may have no name
-        if name.startswith(NAME_PREFIX):
-            yield _leftover("container", name, found, _remove(kill, found["Id"]))
-    for found in api.networks(filters=ours):
-        yield _leftover("network", found["Name"], found, _remove(api.remove_network, found["Id"]))
-    for found in api.volumes(filters=ours)["Volumes"] or []:
-        yield _leftover("volume", found["Name"], found, _remove(api.remove_volume, found["Name"]))
+    yield from find_labelled(api, RUN)
     for found in (api.volumes(filters={"label": KEPT_VOLUME})["Volumes"] or []) if cached_images else []:
         name, created = found["Name"], created_sec(found.get("CreatedAt"))
         remove = _remove(api.remove_volume, name)
@@ -88,6 +79,20 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
                 remove=_remove(api.remove_image, tag),
                 size=found["Size"],
             )
+
+
+def find_labelled(api: APIClient, label: str) -> Iterator[Leftover]:
+    """Yields the containers, networks and volumes of runs that have a label (`name` or `name=value`). Blocking."""
+    ours = {"label": label}
+    kill = functools.partial(api.remove_container, force=True, v=True)
+    for found in api.containers(all=True, filters=ours):
+        name = (found["Names"] or [""])[0].lstrip("/")  # a container being removed may have no name
+        if name.startswith(NAME_PREFIX):
+            yield _leftover("container", name, found, _remove(kill, found["Id"]))
+    for found in api.networks(filters=ours):
+        yield _leftover("network", found["Name"], found, _remove(api.remove_network, found["Id"]))
+    for found in api.volumes(filters=ours)["Volumes"] or []:
+        yield _leftover("volume", found["Name"], found, _remove(api.remove_volume, found["Name"]))
 
 
 def _leftover(kind: str, name: str, found: Mapping[str, Any], remove: Callable[[], str]) -> Leftover:

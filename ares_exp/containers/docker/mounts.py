@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ares_exp.containers.child_process import ChildProcess
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.container import Mount as Directory
 from ares_exp.containers.docker.engine import Engine, address_of_engine
 from ares_exp.containers.docker.leftovers import KEPT_VOLUME
+from ares_exp.containers.docker.shared_work import work_lock
 from ares_exp.containers.docker.transfer import open_archive, put
-from ares_exp.containers.images.shared_work import Demand, work_lock
 from ares_exp.containers.ownership import NAME_PREFIX, owner_labels
 from ares_exp.errors import UnsupportedTaskError
 
@@ -66,7 +67,7 @@ def _is_elsewhere(host: str | None) -> bool:
 
 def _volume(engine: Engine, directory: Directory, image: str) -> str:
     name, api = volume_name(directory), engine.api
-    with work_lock(f"{engine.host} {name}", Demand()):
+    with work_lock(f"{engine.host} {name}", ChildProcess()):
         api.create_volume(name, labels={KEPT_VOLUME: directory.target})
         with _reaching_into(api, name, image) as helper:
             with open_archive(api, helper, f"{_AT}/{_WHOLE}") as answer:

@@ -15,9 +15,9 @@ import sys
 import threading
 import time
 
+from ares_exp.containers.docker.docker_cli import passed_on
 from ares_exp.containers.docker.engine import Engine, connect_blocking
 from ares_exp.containers.docker.leftovers import remove_stale
-from ares_exp.containers.images.docker_cli import passed_on
 from ares_exp.errors import PreflightError
 
 APPEARS_WITHIN_SEC = 3.0

@@ -187,10 +187,9 @@ class RunningContainer:
 
     async def forward_port(self, serve: Serve, port: int) -> ForwardedPort:
         self.raise_if_closed()
-        failures: tuple[type[Exception], ...] = (ContainerError, *engine_errors())
         try:
             return await self._forwarded_ports.open(lambda: self._make_forwarded_port(serve, port))
-        except failures as error:
+        except engine_errors(ContainerError) as error:
             await self.raise_if_dead(error)
             if isinstance(error, PortForwardingError):
                 raise
@@ -226,10 +225,9 @@ class RunningContainer:
 
     async def _transfer(self, copy: Callable[[APIClient], None], what: str) -> None:
         self.raise_if_closed()
-        failures: tuple[type[Exception], ...] = (*engine_errors(), TransferError)
         try:
             await in_thread(lambda: copy(self._engine.api), pool="transfers")
-        except failures as error:
+        except engine_errors(TransferError) as error:
             await self.raise_if_dead(error)
             if isinstance(error, TransferError):
                 raise

@@ -1,1 +1,1 @@
-"""Images of containers: Dockerfile parsing, image builds, and locks between builds."""
+"""Dockerfiles: their parser, their steps in a running container, and plans of images without a local engine."""

@@ -182,10 +182,16 @@ def split_words(value: str) -> tuple[str, ...]:
     return tuple(WordSplitter(value).split(dequote=False))
 
 
-def ignored_patterns(context: Path) -> list[str] | None:
-    """Returns the patterns of a context's `.dockerignore` by docker-py's rules; `None` if it is missing. Blocking."""
+def ignored_patterns(context: Path) -> list[str]:
+    """Returns the patterns of a context's `.dockerignore` by docker-py's rules; `[]` if it is missing. Blocking."""
     path = context / ".dockerignore"
-    if not path.is_file():
-        return None
-    lines = (line.strip() for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
+    text = path.read_text(encoding="utf-8", errors="surrogateescape") if path.is_file() else ""
+    lines = (line.strip() for line in text.splitlines())
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def names_not_ignored(context: Path) -> set[str]:
+    """Returns the relative paths of all files and directories that `.dockerignore` does not exclude. Blocking."""
+    from docker.utils.build import exclude_paths
+
+    return set(exclude_paths(str(context), ignored_patterns(context)))

@@ -22,6 +22,7 @@ from ares_exp.containers.images.dockerfile_instructions import (
     ignored_patterns,
     instructions,
     json_words,
+    names_not_ignored,
     read_text,
     split_flags,
     split_words,
@@ -377,12 +378,11 @@ def match_source(source: str, context: Path, line: int) -> list[Path]:
 def stage_context(context: Path, directory: Path) -> Path:
     """Returns a directory with the context, without the files that `.dockerignore` excludes.
 
-    This is a copy in `directory`, or the context itself if it has no `.dockerignore`.
+    This is a copy in `directory`, or the context itself if `.dockerignore` excludes nothing.
     """
-    names = names_not_ignored(context)
-    if names is None:
+    if not ignored_patterns(context):
         return context
-    for name in sorted(names):
+    for name in sorted(names_not_ignored(context)):
         source, target = context / name, directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir() and not source.is_symlink():
@@ -390,16 +390,6 @@ def stage_context(context: Path, directory: Path) -> Path:
         else:
             shutil.copy2(source, target, follow_symlinks=False)
     return directory
-
-
-def names_not_ignored(context: Path) -> set[str] | None:
-    """Returns the relative paths that `.dockerignore` does not exclude; `None` if this file is missing. Blocking."""
-    patterns = ignored_patterns(context)
-    if patterns is None:
-        return None
-    from docker.utils.build import exclude_paths
-
-    return set(exclude_paths(str(context), patterns))
 
 
 async def apply_step(step: Step, context: Path, run: RunInContainer, upload: UploadToContainer) -> None:

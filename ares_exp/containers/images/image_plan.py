@@ -32,8 +32,10 @@ from ares_exp.containers.images.dockerfile_instructions import (
     Instruction,
     find_dockerfile,
     find_syntax,
+    ignored_patterns,
     instructions,
     json_words,
+    names_not_ignored,
     read_text,
     split_flags,
     split_words,
@@ -48,7 +50,6 @@ from ares_exp.containers.images.dockerfile_steps import (
     apply_step,
     check_sources,
     match_source,
-    names_not_ignored,
     read_dockerfile,
     stage_context,
 )
@@ -221,7 +222,8 @@ def plan_image(spec: ContainerSpec, snapshot: str | None = None) -> ImagePlan:
 
 def _is_stored_unchanged(mount: Mount) -> bool:
     try:
-        find_directory(mount.source)
+        for child in mount.source.iterdir():
+            _collect(child.name, child, None, {})
     except UnsupportedTaskError:
         return False
     except OSError as error:
@@ -233,13 +235,11 @@ def _plan_for_image(name: str, image: str) -> ImagePlan:
     if not image or re.search(r"[\s$]", image):
         raise TaskError(f"Task {name}: expected the name of an image as docker_image, got {image!r}.")
     tag = image.rpartition("/")[2].partition(":")[2]
-    if "@" not in image and tag in ("", "latest"):
-        warning = (
-            f"{name}: {image} has no fixed version, and Daytona continues to use the first image that it received "
-            "under this name. Add a tag or a digest"
-        )
-        return ImagePlan(image=image, warnings=(warning,))
-    return ImagePlan(image=image)
+    warning = (
+        f"{name}: {image} has no fixed version, and Daytona continues to use the first image that it received "
+        "under this name. Add a tag or a digest"
+    )
+    return ImagePlan(image=image, warnings=(warning,) if "@" not in image and tag in ("", "latest") else ())
 
 
 def _plan_for_dockerfile(context: Path) -> ImagePlan:
@@ -359,8 +359,7 @@ def find_files(sources: list[LocalSource], context: Path) -> Mapping[str, Path]:
     UTF-8.
     """
     root = context.resolve()
-    names = names_not_ignored(root)
-    kept = None if names is None else {root / name for name in names}
+    kept = {root / name for name in names_not_ignored(root)} if ignored_patterns(root) else None
     found: dict[str, Path] = {}
     for source in sources:
         for path in match_source(source.pattern, context, source.line):
@@ -410,14 +409,6 @@ def _collect(name: str, path: Path, kept: set[Path] | None, found: dict[str, Pat
 
 def _lost(what: str) -> UnsupportedTaskError:
     return UnsupportedTaskError(f"{what} cannot be sent to the Daytona service")
-
-
-def find_directory(directory: Path) -> Mapping[str, Path]:
-    """Returns all files of a directory, by their relative names. Raises the same errors as `find_files`. Blocking."""
-    found: dict[str, Path] = {}
-    for child in sorted(directory.iterdir()):
-        _collect(child.name, child, None, found)
-    return found
 
 
 def copy_files(files: Mapping[str, Path], directory: Path) -> None:

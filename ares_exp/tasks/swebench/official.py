@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import importlib.util
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ares_exp.cancellation import finish
+from ares_exp.containers.child_process import ChildFailedError, ChildProcess
 from ares_exp.containers.ownership import short_lived_directory
 from ares_exp.errors import VerifierError
-from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
 from ares_exp.tasks.swebench.rows import SweBenchRow
 
 TIMEOUT_SEC = 300.0
@@ -61,8 +59,6 @@ def ungraded(row: SweBenchRow, reason: str, *, patch_applied: bool = True) -> Re
 
 def official_version() -> str | None:
     """Returns the version of the installed harness, without importing it; `None` if it is missing or older than 5."""
-    if importlib.util.find_spec("swebench") is None:
-        return None
     try:
         version = importlib.metadata.version("swebench")
     except importlib.metadata.PackageNotFoundError:
@@ -74,13 +70,7 @@ def official_version() -> str | None:
 async def official_report(row: SweBenchRow, log: str) -> Report:
     """Grades `log`, the output of a row's test script, in a child process. Raises `VerifierError` if this fails."""
     child = ChildProcess()
-    grading = asyncio.ensure_future(asyncio.to_thread(_grade, child, row, log))
-    try:
-        return await asyncio.shield(grading)
-    except asyncio.CancelledError:
-        await finish(asyncio.to_thread(child.stop))
-        await finish(asyncio.wait({grading}))
-        raise
+    return await child.stop_if_cancelled(asyncio.to_thread(_grade, child, row, log))
 
 
 def _grade(child: ChildProcess, row: SweBenchRow, log: str) -> Report:

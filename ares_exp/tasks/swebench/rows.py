@@ -20,10 +20,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from ares_exp.containers.child_process import ChildFailedError, ChildProcess
 from ares_exp.containers.ownership import short_lived_directory
 from ares_exp.containers.user_cache import announce
 from ares_exp.errors import ConfigError, PreflightError, TaskError
-from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
 from ares_exp.tasks.toml_table import explain
 
 MAX_TEXT_CHARS = 16 * 2**20

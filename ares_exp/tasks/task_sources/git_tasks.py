@@ -16,14 +16,13 @@ import posixpath
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ares_exp.containers.child_process import ChildFailedError, ChildProcess
 from ares_exp.containers.user_cache import announce, changing, hold, user_cache_dir, workspace
 from ares_exp.errors import GitError, PreflightError, close_matches
 from ares_exp.records.terminal_text import count_of
-from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
 from ares_exp.tasks.task_sources.git_names import GIT_PROTOCOLS, GitTask, is_commit
 from ares_exp.tasks.task_toml import TASK_TOML
 from ares_exp.tasks.task_warnings import TaskWarnings
@@ -111,14 +110,6 @@ def default_cache_dir() -> Path:
     return user_cache_dir() / "tasks"
 
 
-@dataclass
-class Fetched:
-    """The result of a fetch: directory and commit of each task (`places`), and errors by task name (`problems`)."""
-
-    places: dict[GitTask, tuple[Path, str]] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
-
-
 class Repositories:
     """Fetches tasks from git repositories into the cache. The caller must validate the URLs.
 
@@ -130,21 +121,17 @@ class Repositories:
         """Stores `git` and the folder of the cache. The folder is created on first use."""
         self._git = git
         self._folder = folder
-        self._commits: dict[tuple[str, str | None], str] = {}
 
     def commit(self, url: str, ref: str | None) -> str:
         """Returns the full hash of the commit to which `ref` refers, and clones this commit if it is not in the cache.
 
         `ref` is a commit, a branch or a tag. `None` means the default branch.
         """
-        if (url, ref) not in self._commits:
-            commit = ref if ref is not None and is_commit(ref) else self._named(url, ref)
-            if self._git_dir(url, commit).is_dir():
-                hold(self._folder)
-            else:
-                commit = self._clone(url, ref or "HEAD", commit)
-            self._commits[url, ref] = commit
-        return self._commits[url, ref]
+        commit = ref if ref is not None and is_commit(ref) else self._named(url, ref)
+        if not self._git_dir(url, commit).is_dir():
+            return self._clone(url, ref or "HEAD", commit)
+        hold(self._folder)
+        return commit
 
     def tree(self, url: str, commit: str) -> Mapping[str, str]:
         """Returns the git mode (such as `040000` for a folder) of every file and folder in a cloned commit, by path."""
@@ -156,28 +143,34 @@ class Repositories:
         """Returns the content of a file in a cloned commit."""
         return self._git.run("cat-file", "blob", f"{commit}:{path}", git_dir=self._git_dir(url, commit))
 
-    def fetch(self, tasks: Sequence[GitTask], report: Callable[[str], None]) -> Fetched:
-        """Checks out tasks that are not cached. Warns with `report` about their submodules, which are not fetched."""
-        found, submodules = Fetched(), TaskWarnings()
-        groups: dict[tuple[str, str], list[GitTask]] = {}
+    def fetch(
+        self, tasks: Sequence[GitTask], report: Callable[[str], None]
+    ) -> tuple[dict[GitTask, tuple[Path, str]], dict[str, str]]:
+        """Checks out tasks that are not cached. Warns with `report` about their submodules, which are not fetched.
+
+        Returns the directory and commit of each task, and errors by the name of the task.
+        """
+        places, problems, submodules = dict[GitTask, tuple[Path, str]](), dict[str, str](), TaskWarnings()
+        groups: dict[tuple[str, str | None], list[GitTask]] = {}
         for task in tasks:
-            groups.setdefault((task.url, self.commit(task.url, task.ref)), []).append(task)
-        for (url, commit), group in groups.items():
+            groups.setdefault((task.url, task.ref), []).append(task)
+        for (url, ref), group in groups.items():
+            commit = self.commit(url, ref)
             tree = self.tree(url, commit)
             wanted = []
             for task in group:
                 if (complaint := _complaint(task.path, tree)) is not None:
-                    found.problems[task.name] = f"{url} at {commit}: {complaint}"
+                    problems[task.name] = f"{url} at {commit}: {complaint}"
                     continue
                 wanted.append(task.path)
-                found.places[task] = self._files(url, commit) / task.path, commit
+                places[task] = self._files(url, commit) / task.path, commit
                 inside = "" if task.path == "." else f"{task.path}/"
                 modules = [path for path, mode in tree.items() if mode == SUBMODULE and path.startswith(inside)]
                 submodules.add(task.name, (f"{path} is a submodule, whose files are not fetched" for path in modules))
             if wanted:
                 self._check_out(url, commit, wanted, tree)
         submodules.tell(report)
-        return found
+        return places, problems
 
     def _clone_dir(self, url: str, commit: str) -> Path:
         return self._folder / hashlib.sha256(json.dumps([url, commit]).encode()).hexdigest()[:32]

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from ares_exp.errors import ConfigError, GitError, PreflightError, TaskError, close_matches
 from ares_exp.records.record_files import read_record
@@ -81,17 +81,16 @@ class ListedTasks:
                     f"Expected tasks with unique names, but several tasks have the name {', '.join(twice)}. A name "
                     f"is the last part of a task's path. Exclude these tasks: env.exclude=[{','.join(twice)}]."
                 )
-            fetched = repositories.fetch([task for task in chosen if isinstance(task, GitTask)], report)
+            places, problems = repositories.fetch([task for task in chosen if isinstance(task, GitTask)], report)
         except OSError as error:
             raise PreflightError(
                 f"Tasks cannot be fetched into {folder}: {error}. Set another `env.cache_dir=<folder>`."
             ) from error
         loaded: list[HarborTask] = []
-        problems = fetched.problems
         for task in (one for one in chosen if one.name not in problems):
             try:
                 if isinstance(task, GitTask):
-                    path, commit = fetched.places[task]
+                    path, commit = places[task]
                     origin = TaskOrigin(task.url, commit, task.path)
                     loaded.append(replace(load_task(path, reward_key=reward_key), origin=origin))
                 else:
@@ -188,7 +187,12 @@ def _read(option: str, text: str, parse: Callable[[str], T]) -> T:
 
 def _of_registry(file: Path, dataset: DatasetName, repositories: Repositories) -> Sequence[TaskReference]:
     """Lists the tasks of a data set in a `registry.json` on this machine."""
-    return _references(choose(read_registry(file), dataset, where=str(file)), str(file))
+    try:
+        datasets = parse_registry(read_record(file), where=str(file))
+    except OSError as error:
+        found = {FileNotFoundError: "no file", IsADirectoryError: "a folder"}.get(type(error), error.strerror)
+        raise ConfigError(f"{file}: expected a {REGISTRY}, but found {found}. Set `env.registry=<file>`.") from None
+    return _references(choose(datasets, dataset, where=str(file)), str(file))
 
 
 def data_set_of_repository(
@@ -316,13 +320,6 @@ class RegisteredTask(_Row):
     git_commit_id: Annotated[str, AfterValidator(check_git_ref)] | None = None
 
 
-class RegisteredMetric(_Row):
-    """An entry of `metrics` in a data set, by which Harbor aggregates results. It is validated, but not used."""
-
-    type: Literal["sum", "min", "max", "mean", "uv-script"]
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-
-
 class Dataset(_Row):
     """One version of a data set in a registry."""
 
@@ -330,20 +327,9 @@ class Dataset(_Row):
     version: str
     description: str
     tasks: tuple[RegisteredTask, ...]
-    metrics: tuple[RegisteredMetric, ...] = ()
 
 
 _REGISTRY = TypeAdapter(list[Dataset])
-
-
-def read_registry(path: Path) -> list[Dataset]:
-    """Reads the data sets in a registry file. Raises `ConfigError` if the file is unreadable or not a registry."""
-    try:
-        data = read_record(path)
-    except OSError as error:
-        found = {FileNotFoundError: "no file", IsADirectoryError: "a folder"}.get(type(error), error.strerror)
-        raise ConfigError(f"{path}: expected a {REGISTRY}, but found {found}. Set `env.registry=<file>`.") from None
-    return parse_registry(data, where=str(path))
 
 
 def parse_registry(data: bytes, *, where: str) -> list[Dataset]:

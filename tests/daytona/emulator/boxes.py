@@ -16,9 +16,9 @@ from ares_exp import DockerContainerFactory, LocalContainerFactory
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.container import DockerContainer
+from ares_exp.containers.docker.image import image_tag
 from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.images.image import image_tag
 from ares_exp.containers.local.container import LocalContainer
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.containers.shell_channel import ChannelStream

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from ares_exp.agents.toolbox.package_store import AgentStore
 from ares_exp.agents.toolbox.packing import parse_spec
 from ares_exp.agents.toolbox.placing import check_runs, fitting_build
 from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.containers.child_process import ChildProcess
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.local import LocalContainerFactory
@@ -138,10 +138,10 @@ def test_killed_installation_leaves_no_finished_entry(registry: NpmRegistry) -> 
 
 
 def test_stopped_installation_is_an_error(registry: NpmRegistry) -> None:
-    stop = threading.Event()
-    stop.set()
+    child = ChildProcess()
+    child.stop()
     with pytest.raises(ToolboxError, match="was stopped"):
-        install(BUILD, say=print, stop=stop)
+        install(BUILD, say=print, child=child)
 
 
 def test_changed_cache_entries_are_not_used(registry: NpmRegistry) -> None:

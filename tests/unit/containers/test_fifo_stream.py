@@ -10,8 +10,8 @@ from typing import IO
 
 import pytest
 
+from ares_exp.containers.child_process import while_we_live
 from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
-from ares_exp.containers.parent_death_guard import while_we_live
 
 
 async def attach(directory: Path, command: str) -> tuple[FifoStream, subprocess.Popen[bytes]]:
@@ -116,28 +116,23 @@ def test_end_of_stdin_kills_all_started_processes() -> None:
 
 
 @pytest.mark.parametrize("number", [3, 4, 9, None])
-def test_program_reads_stdin_if_guard_has_a_pipe(number: int | None) -> None:
-    """Whatever number the pipe has: those that the shell uses itself, or one of two digits."""
-    reading, held = os.pipe()
-    pipe = fcntl.fcntl(reading, fcntl.F_DUPFD_CLOEXEC, 42) if number is None else reading
-    renumber = "" if number is None else f"exec {number}</dev/fd/{pipe};"
-    words = while_we_live(["/bin/sh", "-c", "cat; echo up; sleep 1000 & wait"], pipe=number or pipe)
-    try:
-        with subprocess.Popen(
-            ["/bin/sh", "-c", f'{renumber} exec "$@"', "sh", *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(pipe,),
-            start_new_session=True,
-        ) as process:
-            assert process.stdout is not None
-            process.stdin.write(b"some text\n")
-            process.stdin.close()
-            assert [process.stdout.readline(), process.stdout.readline()] == [b"some text\n", b"up\n"]
-            os.close(held)
-            held = -1
-            assert until_its_end(process.stdout) == b""
-            assert process.wait(30) == -9
-    finally:
-        for one in {reading, pipe, held} - {-1}:
-            os.close(one)
+def test_program_reads_the_given_stdin(number: int | None, tmp_path: Path) -> None:
+    """Whatever number the file has: those that the shell uses itself, or one of two digits."""
+    (tmp_path / "stdin").write_text("some text\n")
+    with (tmp_path / "stdin").open() as file:
+        given = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 42)
+    renumber = "" if number is None else f"exec {number}</dev/fd/{given};"
+    words = while_we_live(["/bin/sh", "-c", "cat; echo up; sleep 1000 & wait"], stdin=f"/dev/fd/{number or given}")
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f'{renumber} exec "$@"', "sh", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=(given,),
+        start_new_session=True,
+    ) as process:
+        os.close(given)
+        assert process.stdout is not None
+        assert [process.stdout.readline(), process.stdout.readline()] == [b"some text\n", b"up\n"]
+        process.stdin.close()
+        assert until_its_end(process.stdout) == b""
+        assert process.wait(30) == -9

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from ares_exp.containers.child_process import ChildFailedError, ChildProcess
 from ares_exp.containers.docker.capabilities import Capabilities
+from ares_exp.containers.docker.docker_cli import docker_clis
 from ares_exp.containers.docker.engine import Engine
-from ares_exp.containers.images.docker_cli import docker_clis
-from ares_exp.containers.images.image import build_image, check_buildable, find_buildkit, find_buildkit_feature
-from ares_exp.containers.images.shared_work import Demand, WorkAbandoned
+from ares_exp.containers.docker.image import build_image, check_buildable, find_buildkit, find_buildkit_feature
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 from tests.leaks import is_alive, wait_until
 
@@ -31,11 +31,11 @@ def program(folder: Path, script: str) -> Path:
     return path
 
 
-def build(folder: Path, script: str, demand: Demand | None = None) -> None:
+def build(folder: Path, script: str, child: ChildProcess | None = None) -> None:
     """Builds the context `folder` with a `docker` command that runs a script."""
     cli = program(folder / "bin", f"{PLUGIN}\n{script}")
     os.environ["PATH"] = f"{cli.parent}{os.pathsep}{os.environ['PATH']}"
-    build_image(ENGINE, "tag", folder, {"a": "$HOME '"}, demand or Demand())
+    build_image(ENGINE, "tag", folder, {"a": "$HOME '"}, child or ChildProcess())
 
 
 @pytest.fixture(autouse=True)
@@ -135,15 +135,15 @@ SLEEPER = "for folder; do :; done; sleep 1000 & echo $! > $folder/child; wait"
 
 
 def test_build_ends_with_its_demand(tmp_path: Path) -> None:
-    demand = Demand()
-    ender = threading.Thread(target=lambda: (started_child(tmp_path), demand.end()))
+    child = ChildProcess()
+    ender = threading.Thread(target=lambda: (started_child(tmp_path), child.stop()))
     ender.start()
-    with pytest.raises(WorkAbandoned):
-        build(tmp_path, SLEEPER, demand)
+    with pytest.raises(ChildFailedError):
+        build(tmp_path, SLEEPER, child)
     ender.join(60)
     assert wait_until(lambda: not is_alive(started_child(tmp_path)))
-    with pytest.raises(WorkAbandoned):  # over before it starts
-        build(tmp_path, SLEEPER, demand)
+    with pytest.raises(ChildFailedError):  # over before it starts
+        build(tmp_path, SLEEPER, child)
 
 
 def test_build_ends_with_a_killed_runner(tmp_path: Path) -> None:

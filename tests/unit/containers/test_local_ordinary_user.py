@@ -48,7 +48,7 @@ def as_nobody(names: str) -> subprocess.CompletedProcess[str]:
     [
         "escape",
         pytest.param(
-            ",contract,isolation,limits,failures,lifetime,dockerfile,changes,forwarded_ports", marks=pytest.mark.nightly
+            ",contract,isolation,limits,requirements,lifetime,dockerfile,changes,relays", marks=pytest.mark.nightly
         ),
     ],
 )

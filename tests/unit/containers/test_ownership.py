@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers import ownership
-from ares_exp.containers.images.shared_work import Demand, WorkAbandoned, work_lock
+from ares_exp.containers.child_process import ChildFailedError, ChildProcess
+from ares_exp.containers.docker.shared_work import work_lock
 from ares_exp.containers.ownership import describe, is_dead, is_dead_mark, owner_labels, owner_mark
 from ares_exp.errors import ContainerStartError
 from tests.unit.containers.local_containers import NAMESPACES, needs_local
@@ -144,8 +145,9 @@ def test_other_pid_namespace_is_not_dead() -> None:
 
 HOLDER = """
 import sys
-from ares_exp.containers.images.shared_work import Demand, work_lock
-with work_lock("one", Demand()):
+from ares_exp.containers.child_process import ChildProcess
+from ares_exp.containers.docker.shared_work import work_lock
+with work_lock("one", ChildProcess()):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -167,17 +169,17 @@ def test_lock_excludes_others_until_its_holder_ends(directory: Path, death: str)
         assert holder.stdin is not None
         assert holder.stdout.readline() == "held\n"
         assert [path.stat().st_mode & 0o777 for path in directory.iterdir()] == [0o600]
-        over = Demand()
-        over.end()
-        with pytest.raises(WorkAbandoned), work_lock("one", over):
+        over = ChildProcess()
+        over.stop()
+        with pytest.raises(ChildFailedError), work_lock("one", over):
             pass
-        with work_lock("another", Demand()):
+        with work_lock("another", ChildProcess()):
             pass
         if death == "kill":
             holder.kill()
         else:
             holder.stdin.close()
-        with work_lock("one", Demand()):
+        with work_lock("one", ChildProcess()):
             pass
     assert list(directory.iterdir()) == []
 
@@ -189,7 +191,7 @@ def test_threads_hold_a_lock_one_at_a_time(directory: Path) -> None:
     def work() -> None:
         nonlocal inside, most
         for _ in range(10):
-            with work_lock("one", Demand()):
+            with work_lock("one", ChildProcess()):
                 with guard:
                     inside += 1
                     most = max(most, inside)
@@ -206,9 +208,9 @@ def test_threads_hold_a_lock_one_at_a_time(directory: Path) -> None:
 
 
 def test_link_as_lock_file_is_not_followed(directory: Path) -> None:
-    with work_lock("x", Demand()):
+    with work_lock("x", ChildProcess()):
         (lock,) = directory.iterdir()
     lock.symlink_to(directory / "elsewhere")
-    with pytest.raises(ContainerStartError, match=r"The lock file .* cannot be used"), work_lock("x", Demand()):
+    with pytest.raises(ContainerStartError, match=r"The lock file .* cannot be used"), work_lock("x", ChildProcess()):
         pass
     assert not (directory / "elsewhere").exists()

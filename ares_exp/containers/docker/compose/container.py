@@ -17,17 +17,17 @@ from ares_exp import cancellation
 from ares_exp.containers.container import ContainerSpec, ExecOptions, ExecResult, ServiceContainer
 from ares_exp.containers.docker.compose.project_file import MAIN, base_document, complete, is_closed, literal, names_of
 from ares_exp.containers.docker.compose.security_policy import check_file, refuse_violations
-from ares_exp.containers.docker.compose.tool import ComposeTool, find_compose, variables
+from ares_exp.containers.docker.compose.tool import ComposeTool, complaint, find_compose, variables
 from ares_exp.containers.docker.container import DockerOptions, EngineContainer
-from ares_exp.containers.docker.container_lifetime import FirstProcess, remove, starts, why_it_stays
+from ares_exp.containers.docker.container_lifetime import FirstProcess, starts, why_it_stays
+from ares_exp.containers.docker.docker_cli import passed_on
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
-from ares_exp.containers.docker.leftovers import image_labels
+from ares_exp.containers.docker.image import ensure_image, image_tag, inspect_image
+from ares_exp.containers.docker.leftovers import find_labelled, image_labels
 from ares_exp.containers.docker.reaper import watch_over_us
 from ares_exp.containers.docker.running import RunningContainer
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.images.docker_cli import passed_on
-from ares_exp.containers.images.image import ensure_image, image_tag, inspect_image
 from ares_exp.containers.ownership import unique_name, working_directory
 from ares_exp.errors import (
     ContainerDiedError,
@@ -68,88 +68,6 @@ def check_compose(spec: ContainerSpec, options: DockerOptions) -> list[str]:
     return not_done
 
 
-class ComposeContainer(EngineContainer):
-    """The service `main` of a compose project, in which the agent works. It is a `ComposedContainer`."""
-
-    def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
-        super().__init__(spec, options)
-        self.project_name = unique_name(spec.name)
-        self._project = ComposeProject(self.project_name, spec, options)
-        self._services: dict[str, Service] = {}
-
-    async def start(self) -> None:
-        try:
-            await super().start()
-        except EnvironmentStartTimeoutError as error:
-            if not self._project.unready:
-                raise
-            services = ", ".join(self._project.unready)
-            raise EnvironmentStartTimeoutError(f"{error} Services that were not ready: {services}.") from error
-
-    async def _start(self, engine: Engine) -> None:
-        spec = self._spec
-        if spec.changes is not None:
-            raise ContainerStartError(f"The container of {spec.name} cannot start from a snapshot: {NO_SNAPSHOTS}.")
-        await self._project.start(engine)
-        main = self._project.containers[MAIN]
-        found = await in_thread(lambda: engine.api.inspect_container(main), abandon=True)
-        self.image = found["Config"]["Image"]
-        self._first_process = await FirstProcess.attach(engine, main)
-        await self._network.start(engine, main, neighbours=self._project.addresses)
-        await self._open(engine, main)
-
-    def service(self, name: str) -> ServiceContainer:
-        engine, containers = self._engine, self._project.containers
-        if engine is None or self._running is None or self._stopped:
-            raise ContainerDiedError("The container has not been started, or has been stopped.")
-        if name not in containers:
-            known = ", ".join(sorted(containers))
-            raise ContainerError(f"{self._spec.compose_file} has no service {name}. It has the services {known}.")
-        if name not in self._services:
-            self._services[name] = Service(engine, containers[name], name)
-        return self._services[name]
-
-    async def capture_changes(self, objects: ObjectStore) -> Delta:
-        raise SnapshotUnsupportedError(
-            f"The container of {self._spec.name} cannot be captured: {NO_SNAPSHOTS}. Run this task with snapshot=none."
-        )
-
-    async def _remove(self, engine: Engine) -> None:
-        await asyncio.gather(*(service.close() for service in self._services.values()))
-        if problem := await self._project.remove(engine):
-            _logger.warning("The compose project %s could not be removed completely: %s.", self._project.name, problem)
-        for image in () if self._options.keep_image else sorted(self._project.built):
-            removal = functools.partial(engine.api.remove_image, image)
-            if problem := await in_thread(functools.partial(why_it_stays, removal), pool="removals"):
-                _logger.info("The image %s was not removed: %s.", image, problem)
-        self._project.built.clear()
-
-
-class Service(RunningContainer):
-    """A `ServiceContainer` of a compose project. Its shells are opened by the first command."""
-
-    def __init__(self, engine: Engine, container: str, name: str) -> None:
-        super().__init__(engine, container, what=f"service {name}", shell="sh -c")
-        self._is_open = False
-        self._opening = asyncio.Lock()
-
-    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
-        async with self._opening:
-            if not self._is_open:
-                try:
-                    await self.open()
-                except engine_errors() as error:
-                    raise ContainerError(f"The {self._what} cannot run commands: {reason(error)}.") from error
-                self._is_open = True
-        return await super().exec(command, **options)
-
-    async def stop(self) -> None:
-        api = self._engine.api
-        problem = await in_thread(lambda: why_it_stays(lambda: api.kill(self._container)), pool="removals")
-        if problem and "is not running" not in problem:
-            raise ContainerError(f"The {self._what} could not be stopped: {problem}.")
-
-
 _POLL_SEC = 0.1
 _LAST_LINES = 20
 _LAST_BYTES = 4096
@@ -164,36 +82,52 @@ SERVICE = "com.docker.compose.service"
 """Name of the label that contains the name of a container's service."""
 
 
-class ComposeProject:
-    """The containers, networks and volumes of one attempt at a task. All their names start with `name`.
+class ComposeContainer(EngineContainer):
+    """The service `main` of a compose project, in which the agent works. It is a `ComposedContainer`.
 
-    Attributes:
-        containers: Name of one container per service; empty before the start.
-        addresses: Host names by which the services reach each other; empty before the start.
-        built: Names of the images that were built for the project.
-        unready: Names of the services that were not ready when a start failed, for the error message.
+    The project has the containers, networks and volumes of one attempt at a task. All their names start with
+    `project_name`.
     """
 
-    def __init__(self, name: str, spec: ContainerSpec, options: DockerOptions) -> None:
+    def __init__(self, spec: ContainerSpec, options: DockerOptions) -> None:
+        super().__init__(spec, options)
         assert spec.compose_file is not None
-        self.name = name
-        self.containers: dict[str, str] = {}
-        self.addresses: list[str] = []
-        self.built: set[str] = set()
-        self.unready: list[str] = []
-        self._spec = spec
+        self.project_name = unique_name(spec.name)
         self._file = spec.compose_file
-        self._options = options
+        self._containers: dict[str, str] = {}  # the name of one container per service
+        self._services: dict[str, Service] = {}
+        self._built: set[str] = set()  # names of images
+        self._unready: list[str] = []  # names of the services that were not ready when the start failed
         self._exists = False
         self._may_grow = False
 
-    async def start(self, engine: Engine) -> None:
-        """Builds or pulls the images, starts the services, and waits until they are ready. The caller sets the timeout.
+    async def start(self) -> None:
+        try:
+            await super().start()
+        except EnvironmentStartTimeoutError as error:
+            if not self._unready:
+                raise
+            services = ", ".join(self._unready)
+            raise EnvironmentStartTimeoutError(f"{error} Services that were not ready: {services}.") from error
+
+    async def _start(self, engine: Engine) -> None:
+        spec = self._spec
+        if spec.changes is not None:
+            raise ContainerStartError(f"The container of {spec.name} cannot start from a snapshot: {NO_SNAPSHOTS}.")
+        addresses = await self._start_project(engine)
+        main = self._containers[MAIN]
+        found = await in_thread(lambda: engine.api.inspect_container(main), abandon=True)
+        self.image = found["Config"]["Image"]
+        self._first_process = await FirstProcess.attach(engine, main)
+        await self._network.start(engine, main, neighbours=addresses)
+        await self._open(engine, main)
+
+    async def _start_project(self, engine: Engine) -> list[str]:
+        """Builds or pulls the images, starts the services, and waits until they are ready. Returns their host names.
 
         Raises `ContainerStartError` if a service or the compose program fails, and `UnsupportedTaskError` or another
         `TaskError` if the file cannot be used.
         """
-        folder = self._file.parent
         tool = await asyncio.to_thread(find_compose)
         await asyncio.to_thread(check_file, self._spec, self._options)
         env = await asyncio.to_thread(variables, self._spec, engine.host)
@@ -207,17 +141,42 @@ class ComposeProject:
             answer = await tool.run(
                 [*self._arguments(), "-f", "-", "up", "-d"],
                 env=env,
-                directory=folder,
+                directory=self._file.parent,
                 stdin=json.dumps(whole, default=str).encode(),
             )
             self._may_grow = False
         if answer.exit_code != 0:
-            await is_ready(engine, self.name)
-            raise ContainerStartError(f"`{' '.join(tool.command)} up` failed:\n{answer.complaint}")
-        while not await is_ready(engine, self.name):  # noqa: ASYNC110 (polls the engine; the caller bounds it)
+            await is_ready(engine, self.project_name)
+            raise ContainerStartError(f"`{' '.join(tool.command)} up` failed:\n{complaint(answer)}")
+        while not await is_ready(engine, self.project_name):  # noqa: ASYNC110 (polls the engine; the caller bounds it)
             await asyncio.sleep(_POLL_SEC)
-        self.containers = await in_thread(lambda: self._containers(engine), abandon=True)
-        self.addresses = names_of(document)
+        found = await in_thread(lambda: containers_of(engine.api, self.project_name), abandon=True)
+        names = [(one["Labels"].get(SERVICE), one["Names"][0].lstrip("/")) for one in found]
+        self._containers = dict(sorted(names, reverse=True))
+        return names_of(document)
+
+    def _arguments(self) -> list[str]:
+        return ["--ansi", "never", "-p", self.project_name, "--project-directory", str(self._file.parent)]
+
+    async def _read(self, tool: ComposeTool, env: Mapping[str, str]) -> dict[str, Any]:
+        """Runs the compose program to merge the task's file on top of `base_document`, and returns the merged document.
+
+        The result has substituted variables and includes the files that the task's file refers to.
+        """
+        async with working_directory("build") as folder:
+            base = folder / "base.json"
+            await asyncio.to_thread(lambda: base.write_text(json.dumps(base_document(self._spec)), encoding="utf-8"))
+            arguments = [*self._arguments(), "-f", str(base), "-f", str(self._file), "config"]
+            arguments += ["--format", "json"] if tool.says_json else []
+            answer = await tool.run(arguments, env=env, directory=self._file.parent)
+        if answer.exit_code != 0:
+            raise UnsupportedTaskError(
+                f"{self._file}: Docker Compose {tool.version} rejects this file: {complaint(answer)}"
+            )
+        document = await asyncio.to_thread(_parse, answer.output)
+        if not tool.says_json:  # version 1 also prints services of inactive profiles
+            document["services"] = {name: one for name, one in document["services"].items() if not one.get("profiles")}
+        return document
 
     async def _make_images(
         self, engine: Engine, tool: ComposeTool, services: Mapping[str, Mapping[str, Any]]
@@ -228,7 +187,7 @@ class ComposeProject:
                 images[name] = renamed[str(service.get("image"))] = await self._build(
                     engine, tool, name, service["build"]
                 )
-                self.built.add(images[name])
+                self._built.add(images[name])
         for name, service in services.items():
             if name in images:
                 continue
@@ -265,73 +224,89 @@ class ComposeProject:
             )
             if answer.exit_code != 0:
                 raise ContainerStartError(
-                    f"The image of service {name} of task {self._spec.name} could not be built:\n{answer.complaint}"
+                    f"The image of service {name} of task {self._spec.name} could not be built:\n{complaint(answer)}"
                 )
         return image
 
-    def _containers(self, engine: Engine) -> dict[str, str]:
-        found = [(one["Labels"].get(SERVICE), one["Names"][0]) for one in containers_of(engine.api, self.name)]
-        return {service: name.lstrip("/") for service, name in sorted(found, reverse=True)}
+    def service(self, name: str) -> ServiceContainer:
+        engine, containers = self._engine, self._containers
+        if engine is None or self._running is None or self._stopped:
+            raise ContainerDiedError("The container has not been started, or has been stopped.")
+        if name not in containers:
+            known = ", ".join(sorted(containers))
+            raise ContainerError(f"{self._spec.compose_file} has no service {name}. It has the services {known}.")
+        if name not in self._services:
+            self._services[name] = Service(engine, containers[name], name)
+        return self._services[name]
 
-    async def remove(self, engine: Engine) -> str:
-        """Kills and removes the project's resources. Returns the reason if some remain, otherwise `""`. Idempotent."""
-        if not self._exists:
-            return ""
-        until = time.monotonic() + APPEARS_WITHIN_SEC
-        if not self.containers:
-            with contextlib.suppress(*engine_errors()):
-                found = await in_thread(lambda: _states(engine.api, self.name), pool="removals")
-                self.unready = sorted(str(one["Config"]["Labels"].get(SERVICE)) for one in found if not _runs(one))
+    async def capture_changes(self, objects: ObjectStore) -> Delta:
+        raise SnapshotUnsupportedError(
+            f"The container of {self._spec.name} cannot be captured: {NO_SNAPSHOTS}. Run this task with snapshot=none."
+        )
+
+    async def _remove(self, engine: Engine) -> None:
+        await asyncio.gather(*(service.close() for service in self._services.values()))
         try:
-            problems, count = await self._remove_once(engine)
-            while self._may_grow and time.monotonic() < until:  # the compose program was killed
-                if count:
-                    until = time.monotonic() + APPEARS_WITHIN_SEC
-                await asyncio.sleep(_POLL_SEC)
-                problems, count = await self._remove_once(engine)
+            problem = await self._remove_project(engine) if self._exists else ""
         except engine_errors() as error:
-            return reason(error)
+            problem = reason(error)
+        if problem:
+            _logger.warning("The compose project %s could not be removed completely: %s.", self.project_name, problem)
+        for image in () if self._options.keep_image else sorted(self._built):
+            removal = functools.partial(engine.api.remove_image, image)
+            if problem := await in_thread(functools.partial(why_it_stays, removal), pool="removals"):
+                _logger.info("The image %s was not removed: %s.", image, problem)
+        self._built.clear()
+
+    async def _remove_project(self, engine: Engine) -> str:
+        """Kills and removes the project's resources. Returns the reason if some remain, otherwise `""`."""
+        until = time.monotonic() + APPEARS_WITHIN_SEC
+        if not self._containers:
+            with contextlib.suppress(*engine_errors()):
+                states = await in_thread(lambda: _states(engine.api, self.project_name), pool="removals")
+                self._unready = sorted(str(one["Config"]["Labels"].get(SERVICE)) for one in states if not _runs(one))
+        ours = f"{PROJECT}={self.project_name}"
+        while True:
+            found = await in_thread(lambda: list(find_labelled(engine.api, ours)), pool="removals")
+            problems = list[str]()
+            for are_containers in (True, False):  # they use the networks and volumes
+                removals = [one.remove for one in found if (one.kind == "container") == are_containers]
+                problems += await asyncio.gather(*(in_thread(removal, pool="removals") for removal in removals))
+            if found:
+                until = time.monotonic() + APPEARS_WITHIN_SEC
+            if not self._may_grow or time.monotonic() > until:
+                break
+            await asyncio.sleep(_POLL_SEC)  # the compose program was killed
         self._exists = False
-        return "; ".join(problems)
-
-    async def _remove_once(self, engine: Engine) -> tuple[list[str], int]:
-        """Removes the resources that exist now. Returns the reasons of failures, and the number of resources found."""
-        api, ours = engine.api, {"label": f"{PROJECT}={self.name}"}
-        containers = await in_thread(lambda: containers_of(api, self.name), pool="removals")
-        removals = [functools.partial(remove, engine, one["Id"]) for one in containers]
-        await asyncio.gather(*(in_thread(removal, pool="removals") for removal in removals))
-        networks = await in_thread(lambda: api.networks(filters=ours), pool="removals")
-        volumes = await in_thread(lambda: api.volumes(filters=ours)["Volumes"] or [], pool="removals")
-        calls = [functools.partial(why_it_stays, functools.partial(api.remove_network, one["Id"])) for one in networks]
-        calls += [functools.partial(why_it_stays, functools.partial(api.remove_volume, one["Name"])) for one in volumes]
-        stays = await asyncio.gather(*(in_thread(call, pool="removals") for call in calls))
-        return [why for why in stays if why], len(containers) + len(calls)
-
-    def _arguments(self) -> list[str]:
-        return ["--ansi", "never", "-p", self.name, "--project-directory", str(self._file.parent)]
-
-    async def _read(self, tool: ComposeTool, env: Mapping[str, str]) -> dict[str, Any]:
-        """Runs the compose program to merge the task's file on top of `base_document`, and returns the merged document.
-
-        The result has substituted variables and includes the files that the task's file refers to.
-        """
-        async with working_directory("build") as folder:
-            base = folder / "base.json"
-            await asyncio.to_thread(lambda: base.write_text(json.dumps(base_document(self._spec)), encoding="utf-8"))
-            arguments = [*self._arguments(), "-f", str(base), "-f", str(self._file), "config"]
-            arguments += ["--format", "json"] if tool.says_json else []
-            answer = await tool.run(arguments, env=env, directory=self._file.parent)
-        if answer.exit_code != 0:
-            raise UnsupportedTaskError(
-                f"{self._file}: Docker Compose {tool.version} rejects this file: {answer.complaint}"
-            )
-        document = await asyncio.to_thread(_parse, answer.output)
-        if not tool.says_json:  # version 1 also prints services of inactive profiles
-            document["services"] = {name: one for name, one in document["services"].items() if not one.get("profiles")}
-        return document
+        return "; ".join(filter(None, problems))
 
 
-def _parse(text: str) -> dict[str, Any]:
+class Service(RunningContainer):
+    """A `ServiceContainer` of a compose project. Its shells are opened by the first command."""
+
+    def __init__(self, engine: Engine, container: str, name: str) -> None:
+        super().__init__(engine, container, what=f"service {name}", shell="sh -c")
+        self._is_open = False
+        self._opening = asyncio.Lock()
+
+    async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
+        async with self._opening:
+            if not self._is_open:
+                try:
+                    await self.open()
+                except engine_errors() as error:
+                    raise ContainerError(f"The {self._what} cannot run commands: {reason(error)}.") from error
+                self._is_open = True
+        return await super().exec(command, **options)
+
+    async def stop(self) -> None:
+        api = self._engine.api
+        problem = await in_thread(lambda: why_it_stays(lambda: api.kill(self._container)), pool="removals")
+        if problem and "is not running" not in problem:
+            raise ContainerError(f"The {self._what} could not be stopped: {problem}.")
+
+
+def _parse(text: bytes) -> dict[str, Any]:
     import yaml
 
     found = yaml.safe_load(text)

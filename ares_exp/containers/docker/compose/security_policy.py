@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ _HARMLESS = {
 }
 _HARMLESS_OF_BUILDS = {"args", "dockerfile_inline", "labels", "no_cache", "pull", "shm_size", "target"}
 _HARMLESS_OF_NETWORKS = {"attachable", "enable_ipv6", "internal", "labels", "name"}
+_HARMLESS_OF_VOLUMES = {"labels", "name"}
+_HARMLESS_OF_FILES = {"content", "environment", "labels", "name"}
+_HARMLESS_SECTIONS = {"configs", "name", "networks", "secrets", "services", "version", "volumes"}
 # fmt: on
 _NETWORK_OPTIONS = {"com.docker.network.driver.mtu", "com.docker.network.bridge.enable_icc"}
 _PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
@@ -44,7 +47,11 @@ _FILE = "file"
 
 _MIB = 2**20
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(?:i?b)?", re.IGNORECASE)
-_MEMORY = ("mem_limit", "memswap_limit", "mem_reservation")
+_PIDS = ("pids_limit", "deploy.resources.limits.pids")
+_MEMORY = (
+    *("mem_limit", "memswap_limit", "mem_reservation"),
+    *("deploy.resources.limits.memory", "deploy.resources.reservations.memory"),
+)
 _MEMORY_LIMITS = ("mem_limit", "deploy.resources.limits.memory")
 """Keys of memory limits for which 0 means no limit, so that the policy must reject 0."""
 
@@ -122,64 +129,63 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     return data.decode("utf-8", "replace"), found
 
 
+Look = Callable[[Any], Iterable[str]]
+"""A check of a key's value. It yields the violations, as suffixes of the key's name."""
+
+
+def _violations(table: Mapping[str, Any], harmless: Set[str], looks: Mapping[str, Look]) -> Iterator[str]:
+    """Yields the keys of a table that are neither empty nor harmless. `looks` checks keys that may be harmless."""
+    for key, value in table.items():
+        if value and key not in harmless and not str(key).startswith("x-"):
+            yield from (f"{key}{violation}" for violation in looks.get(key, lambda _: ("",))(value))
+
+
+def _allows(allowed: Callable[[Any], object], *, shown: bool = False) -> Look:
+    """Returns a check that accepts values for which `allowed` is true. `shown`: violations contain the value."""
+    return lambda value: () if allowed(value) else (f" ({value})" if shown else "",)
+
+
 class _Reading:
     """Finds keys that violate the policy. Accepts values with variables, which the second check sees substituted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._of_service: dict[str, Look] = {
+            "build": self._of_build,
+            "deploy": _of_deploy,
+            "volumes": self._of_volumes,
+            "volumes_from": _allows(lambda value: not any("container:" in str(one) for one in value)),
+            "network_mode": _allows(lambda value: re.match(r"none$|service:|.*\$", str(value)), shown=True),
+            "ipc": _allows(lambda value: re.match(r"none$|private$|shareable$|service:", str(value)), shown=True),
+            "pid": _allows(lambda value: str(value).startswith("service:"), shown=True),
+            "security_opt": _allows(lambda value: all(str(one).startswith("no-new-privileges") for one in value)),
+            "logging": lambda value: () if value.get("driver") in _LOG_DRIVERS else (".driver",),
+            "env_file": self._of_env_file,
+            "extends": lambda value: (
+                () if isinstance(value, str) or self._is_read_from_ours(value.get(_FILE)) else (".file",)
+            ),
+        }
 
     def violations(self, document: Mapping[str, Any]) -> Iterator[str]:
-        for key, value in document.items():
-            if value and key not in ("version", "name", "services", "networks", "volumes", "configs", "secrets"):
-                yield from () if str(key).startswith("x-") else (str(key),)
-        for name, service in _tables(document.get("services")):
-            yield from (f"services.{name}.{violation}" for violation in self._of_service(service))
-        for name, network in _tables(document.get("networks")):
-            yield from (f"networks.{name}.{violation}" for violation in _of_network(network))
-        for name, volume in _tables(document.get("volumes")):
-            for key, value in volume.items():
-                if value and key not in ("labels", "name") and (key, value) != ("driver", "local"):
-                    yield from () if str(key).startswith("x-") else (f"volumes.{name}.{key}",)
-        for kind in ("configs", "secrets"):
-            for name, one in _tables(document.get(kind)):
-                yield from (f"{kind}.{name}.{violation}" for violation in self._of_files(one))
-
-    def _of_service(self, service: Mapping[str, Any]) -> Iterator[str]:
-        for key, value in service.items():
-            if not value or key in _HARMLESS or str(key).startswith("x-"):
-                continue
-            looks: dict[str, Callable[[Any], Iterable[str]]] = {
-                "build": self._of_build,
-                "deploy": _of_deploy,
-                "volumes": self._of_volumes,
-                "volumes_from": lambda value: ("",) if any("container:" in str(one) for one in value) else (),
-                "network_mode": lambda value: () if re.match(r"none$|service:|.*\$", str(value)) else (f" ({value})",),
-                "ipc": lambda value: (
-                    () if re.match(r"none$|private$|shareable$|service:", str(value)) else (f" ({value})",)
-                ),
-                "pid": lambda value: () if str(value).startswith("service:") else (f" ({value})",),
-                "security_opt": lambda value: (
-                    () if all(str(one).startswith("no-new-privileges") for one in value) else ("",)
-                ),
-                "logging": lambda value: () if value.get("driver") in _LOG_DRIVERS else (".driver",),
-                "env_file": self._of_env_file,
-                "extends": lambda value: (
-                    () if isinstance(value, str) or self._is_read_from_ours(value.get(_FILE)) else (".file",)
-                ),
-            }
-            look = looks.get(key)
-            yield from (f"{key}{violation}" for violation in look(value)) if look is not None else (str(key),)
+        yield from _violations(document, _HARMLESS_SECTIONS, {})
+        for section, harmless, looks in (
+            ("services", _HARMLESS, self._of_service),
+            ("networks", _HARMLESS_OF_NETWORKS, _OF_NETWORKS),
+            ("volumes", _HARMLESS_OF_VOLUMES, {"driver": _allows(lambda value: value == "local")}),
+            ("configs", _HARMLESS_OF_FILES, {_FILE: _allows(self._is_ours)}),
+            ("secrets", _HARMLESS_OF_FILES, {_FILE: _allows(self._is_ours)}),
+        ):
+            for name, table in _tables(document.get(section)):
+                yield from (f"{section}.{name}.{violation}" for violation in _violations(table, harmless, looks))
 
     def _of_build(self, build: str | Mapping[str, Any]) -> Iterator[str]:
         table = {"context": build} if isinstance(build, str) else build
         context = str(table.get("context", "."))
-        if not self._is_ours(context):
-            yield ".context"
-        if not self._is_ours(table.get("dockerfile"), below=context):
-            yield ".dockerfile"
-        for key, value in table.items():
-            if value and key not in _HARMLESS_OF_BUILDS and key not in ("context", "dockerfile"):
-                yield f".{key}"
+        looks = {
+            "context": _allows(self._is_ours),
+            "dockerfile": _allows(lambda value: self._is_ours(value, below=context)),
+        }
+        yield from (f".{violation}" for violation in _violations(table, _HARMLESS_OF_BUILDS, looks))
 
     def _of_volumes(self, volumes: Sequence[str | Mapping[str, Any]]) -> Iterator[str]:
         for volume in volumes:
@@ -205,13 +211,6 @@ class _Reading:
             if not self._is_read_from_ours(path):
                 yield f" ({path})"
 
-    def _of_files(self, table: Mapping[str, Any]) -> Iterator[str]:
-        if not self._is_ours(table.get(_FILE)):
-            yield _FILE
-        yield from (
-            key for key in table if table[key] and key not in (_FILE, "content", "environment", "labels", "name")
-        )
-
     def _is_read_from_ours(self, path: object) -> bool:
         """Returns `_is_ours`, but false for variables: the compose program opens the file before the second check."""
         return "$" not in str(path) and self._is_ours(path)
@@ -233,17 +232,9 @@ def _tables(value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield from ((str(name), table) for name, table in value.items() if isinstance(table, dict))
 
 
-def _of_network(network: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in network.items():
-        if not value or key in _HARMLESS_OF_NETWORKS or str(key).startswith("x-"):
-            continue
-        if key == "driver_opts" and isinstance(value, dict):
-            yield from (f"driver_opts.{name}" for name in value if name not in _NETWORK_OPTIONS)
-        elif key == "ipam":
-            if value.get("driver") not in (None, "default") or not all(map(_is_private, value.get("config") or ())):
-                yield str(key)
-        elif (key, value) != ("driver", "bridge"):
-            yield str(key)
+def _of_ipam(value: Mapping[str, Any]) -> Iterator[str]:
+    if value.get("driver") not in (None, "default") or not all(map(_is_private, value.get("config") or ())):
+        yield ""
 
 
 def _is_private(pool: Mapping[str, Any]) -> bool:
@@ -254,10 +245,17 @@ def _is_private(pool: Mapping[str, Any]) -> bool:
     return any(found[0] in private and found[-1] in private for private in _PRIVATE)
 
 
+_OF_NETWORKS: Mapping[str, Look] = {
+    "driver": _allows(lambda value: value == "bridge"),
+    "driver_opts": lambda value: (f".{name}" for name in value if name not in _NETWORK_OPTIONS),
+    "ipam": _of_ipam,
+}
+
+
 def _of_deploy(deploy: Mapping[str, Any]) -> Iterator[str]:
     """Yields a violation for devices that are not NVIDIA GPUs: other drivers could give access to the host's files."""
-    reserved = (deploy.get("resources") or {}).get("reservations") or {}
-    if any(device.get("driver") not in (None, "nvidia") for device in reserved.get("devices") or ()):
+    devices = _value(deploy, "resources.reservations.devices") or ()
+    if any(device.get("driver") not in (None, "nvidia") for device in devices):
         yield ".resources.reservations.devices"
 
 
@@ -276,10 +274,12 @@ def _excesses(document: Mapping[str, Any], options: DockerOptions) -> Iterator[s
     if len(document.get("networks") or {}) > options.compose_max_containers:
         yield f"{len(document['networks'])} networks ({option})"
     for name, service in services.items():
-        for key, value in _processes(service):
+        for key in _PIDS:
+            value = _value(service, key)
             if not _is_left_for_later(value) and not 1 <= _size(value) <= options.pids_limit:
                 yield f"services.{name}.{key} ({value!r:.50}, from 1 to {options.pids_limit}: container.pids_limit)"
-        for key, value in _memory(service) if name != MAIN else ():
+        for key in _MEMORY if name != MAIN else ():
+            value = _value(service, key)
             is_none = key in _MEMORY_LIMITS and _size(value) == 0
             if not _is_left_for_later(value) and (is_none or not _size(value) <= options.compose_max_memory_mb * _MIB):
                 told = f"{value!r:.50}, which means no limit" if is_none else f"{value!r:.50}"
@@ -288,25 +288,15 @@ def _excesses(document: Mapping[str, Any], options: DockerOptions) -> Iterator[s
 
 
 def _count(service: Mapping[str, Any]) -> float:
-    said = [
-        value for value in (service.get("scale"), (service.get("deploy") or {}).get("replicas")) if value is not None
-    ]
+    said = [value for key in ("scale", "deploy.replicas") if (value := _value(service, key)) is not None]
     return max((1 if _is_left_for_later(value) else _size(value) for value in said), default=1)
 
 
-def _processes(service: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield "pids_limit", service.get("pids_limit")
-    yield "deploy.resources.limits.pids", _resources(service, "limits").get("pids")
-
-
-def _memory(service: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((key, service.get(key)) for key in _MEMORY)
-    for kind in ("limits", "reservations"):
-        yield f"deploy.resources.{kind}.memory", _resources(service, kind).get("memory")
-
-
-def _resources(service: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = ((service.get("deploy") or {}).get("resources") or {}).get(kind) or {}
+def _value(table: Mapping[str, Any], path: str) -> Any:
+    """Returns the value at a path of keys, such as `deploy.replicas`; `None` if it is missing."""
+    found: Any = table
+    for key in path.split("."):
+        found = (found or {}).get(key)
     return found
 
 

@@ -7,8 +7,6 @@ environment, because then a file could copy an API key into a container. It only
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import os
 import re
@@ -16,32 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import in_daemon_thread
+from ares_exp.containers.child_process import ChildFailedError, ChildProcess, Ended
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker.compose.project_file import MAIN
-from ares_exp.containers.images.docker_cli import docker_clis, output_of
-from ares_exp.containers.images.image import image_tag
-from ares_exp.containers.parent_death_guard import while_we_live
+from ares_exp.containers.docker.docker_cli import docker_clis, output_of
+from ares_exp.containers.docker.image import image_tag
 from ares_exp.errors import ContainerStartError, PreflightError, UnsupportedTaskError
 
 ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "DOCKER_CONFIG")
 """Variables of our environment that the program inherits, to find Docker's programs, plugins and settings."""
 
 _OLDEST = (1, 28)  # the first version that reads both older formats and files without a version, and has --ansi
-_MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _LAST_LINES = 20
-_LAST_BYTES = 16 * 1024
-_END_SEC = 10.0
 _REQUEST_SEC = "120"  # version 1 gives up on the engine after 60
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of one call of the program: its exit code, its stdout, and the last lines of its stderr."""
-
-    exit_code: int
-    output: str
-    complaint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,63 +44,23 @@ class ComposeTool:
 
     async def run(
         self, arguments: Sequence[str], *, env: Mapping[str, str], directory: Path, stdin: bytes = b""
-    ) -> Answer:
+    ) -> Ended:
         """Runs the program. Kills it and its child processes if the caller is cancelled or this process is killed.
 
-        Raises `ContainerStartError` if the program does not start, or prints more than `_MAX_ANSWER_BYTES`.
+        Raises `ContainerStartError` if the program prints too much.
         """
-        life, held = os.pipe()
-        process: asyncio.subprocess.Process | None = None
+        child = ChildProcess()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *while_we_live([*self.command, *arguments], pipe=life),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=dict(env),
-                cwd=directory,
-                pass_fds=(life,),
-                start_new_session=True,
+            return await child.stop_if_cancelled(
+                in_daemon_thread(lambda: child.run([*self.command, *arguments], env=env, cwd=directory, stdin=stdin))
             )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            assert process.stderr is not None
-            output, complaint, _ = await asyncio.gather(
-                _whole(process.stdout), _end(process.stderr), _feed(process.stdin, stdin)
-            )
-            exit_code = await process.wait()
-        except OSError as error:
-            raise ContainerStartError(f"{' '.join(self.command)} could not be run: {error}.") from error
-        finally:
-            os.close(held)
-            os.close(life)
-            if process is not None:
-                await finish(asyncio.wait_for(process.communicate(), _END_SEC))  # reads the rest: the program is dead
-        return Answer(exit_code, output, complaint)
+        except ChildFailedError as error:
+            raise ContainerStartError(f"`{' '.join(self.command)}` {error}.") from error
 
 
-async def _whole(stream: asyncio.StreamReader) -> str:
-    found = bytearray()
-    while data := await stream.read(64 * 1024):
-        found += data
-        if len(found) > _MAX_ANSWER_BYTES:
-            raise ContainerStartError(f"The compose program printed more than {_MAX_ANSWER_BYTES} bytes.")
-    return found.decode("utf-8", "replace")
-
-
-async def _end(stream: asyncio.StreamReader) -> str:
-    last = b""
-    while data := await stream.read(64 * 1024):
-        last = (last + data)[-_LAST_BYTES:]
-    return "\n".join(last.decode("utf-8", "replace").splitlines()[-_LAST_LINES:]).strip()
-
-
-async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    with contextlib.suppress(ConnectionError):  # it ended without reading everything: the exit code shows why
-        stream.write(data)
-        await stream.drain()
-        stream.close()
-        await stream.wait_closed()
+def complaint(ended: Ended) -> str:
+    """Returns the last lines that the program wrote to stderr."""
+    return "\n".join(ended.errors[-_LAST_LINES:])
 
 
 def find_compose() -> ComposeTool:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from ares_exp.containers.child_process import ChildProcess
 from ares_exp.errors import ConfigError, PreflightError, TaskError
-from ares_exp.tasks.child_process import ChildProcess
 from ares_exp.tasks.swebench.rows import Dataset, SweBenchRow, find_dataset, load_rows, parse_row
 from tests.swebench_rows import F2P, P2P, put_harness_on_path, write_rows
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ares_exp.containers import child_process
 from ares_exp.containers.user_cache import changing, workspace
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import GitError, PreflightError
-from ares_exp.tasks import child_process
 from ares_exp.tasks.task_sources.git_tasks import Git, default_cache_dir
 from tests.unit.tasks.task_sources.conftest import MakeRepository, Repository
 

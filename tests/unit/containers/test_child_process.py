@@ -5,11 +5,12 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from ares_exp.tasks.child_process import ChildFailedError, ChildProcess
+from ares_exp.containers.child_process import ChildFailedError, ChildProcess
 from tests.conftest import ROOT
 
 
@@ -55,7 +56,7 @@ def test_program_dies_with_its_parent(tmp_path: Path) -> None:
         tmp_path, f"import os, signal\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nsignal.pause()\n"
     )
     code = (
-        "import pathlib\nfrom ares_exp.tasks.child_process import ChildProcess\n"
+        "import pathlib\nfrom ares_exp.containers.child_process import ChildProcess\n"
         f"ChildProcess().run_python(pathlib.Path({str(path)!r}), [], env={{}}, timeout_sec=100)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as runner:
@@ -64,3 +65,25 @@ def test_program_dies_with_its_parent(tmp_path: Path) -> None:
     ended = select.select([watched], [], [], 30)[0]
     os.close(watched)
     assert ended, "it lives"
+
+
+async def test_cancelled_caller_stops_the_program() -> None:
+    child, ended = ChildProcess(), threading.Event()
+
+    def work() -> None:
+        try:
+            child.run(["sleep", "1000"], env=dict(os.environ))
+        finally:
+            ended.set()
+
+    waiting = asyncio.create_task(child.stop_if_cancelled(asyncio.to_thread(work)))
+    await asyncio.sleep(0.2)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert ended.is_set()
+
+
+def test_program_reads_its_stdin_and_runs_in_its_directory(tmp_path: Path) -> None:
+    ended = ChildProcess().run(["sh", "-c", "cat; pwd"], env=dict(os.environ), cwd=tmp_path, stdin=b"text\n" * 100_000)
+    assert ended.output == b"text\n" * 100_000 + f"{tmp_path}\n".encode()

@@ -15,26 +15,25 @@ import hashlib
 import os
 import re
 import stat
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.containers.child_process import ChildFailedError, ChildProcess
+from ares_exp.containers.docker.docker_cli import docker_clis, drives_buildkit, passed_on
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.leftovers import image_labels
-from ares_exp.containers.images.docker_cli import docker_clis, drives_buildkit, passed_on
+from ares_exp.containers.docker.shared_work import share, work_lock
 from ares_exp.containers.images.dockerfile_instructions import (
     find_syntax,
-    ignored_patterns,
     instructions,
+    names_not_ignored,
     read_text,
     split_flags,
 )
-from ares_exp.containers.images.shared_work import Demand, share, work_lock
-from ares_exp.containers.parent_death_guard import while_we_live
 from ares_exp.containers.user_cache import announce
-from ares_exp.errors import ContainerStartError, UnsupportedTaskError, UserError
+from ares_exp.errors import ContainerStartError, UnsupportedTaskError
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -52,7 +51,7 @@ async def ensure_image(
     An image is pulled or built only once for all containers that wait for it, in this and other processes of this user.
     When the last waiting caller is cancelled, a build with BuildKit is killed. A pull or a classic build cannot be
     stopped: it continues until it is complete or this process ends. Raises `ContainerStartError` with the end of the
-    output, or the reason, if the image cannot be pulled or built.
+    output, or the reason, if the image cannot be pulled or built, and the errors of `check_buildable`.
 
     Args:
         engine: The engine.
@@ -62,7 +61,7 @@ async def ensure_image(
         keep: Whether a built image is kept for later runs. If false, its labels name this process as the owner, so that
             it can be removed.
     """
-    make: Callable[[Demand], None]
+    make: Callable[[ChildProcess], None]
     if docker_image is not None:
         image, make = docker_image, functools.partial(_pull, engine.api, docker_image)
     elif context_dir is not None:
@@ -71,7 +70,7 @@ async def ensure_image(
     else:
         raise ContainerStartError(f"Task {name} has neither a docker_image nor an environment/Dockerfile.")
     if await in_thread(lambda: inspect_image(engine.api, image), abandon=True) is None:
-        await share(f"{engine.host} {image}", lambda demand: _make(engine, image, make, demand))
+        await share(f"{engine.host} {image}", lambda child: _make(engine, image, make, child))
     return image
 
 
@@ -86,17 +85,17 @@ def inspect_image(api: APIClient, image: str) -> dict[str, Any] | None:
     return found
 
 
-def _make(engine: Engine, image: str, make: Callable[[Demand], None], demand: Demand) -> None:
+def _make(engine: Engine, image: str, make: Callable[[ChildProcess], None], child: ChildProcess) -> None:
     try:
-        with work_lock(f"{engine.host} {image}", demand), _slots:
-            demand.pause(0)
+        with work_lock(f"{engine.host} {image}", child), _slots:
+            child.pause(0)
             if inspect_image(engine.api, image) is None:  # another process may have created it
-                make(demand)
-    except engine_errors() as error:
+                make(child)
+    except engine_errors(ChildFailedError) as error:
         raise ContainerStartError(f"The image {image} could not be pulled or built: {reason(error)}.") from error
 
 
-def _pull(api: APIClient, image: str, demand: Demand) -> None:
+def _pull(api: APIClient, image: str, child: ChildProcess) -> None:
     """Pulls an image. Makes up to three attempts, because an unreachable registry may soon recover."""
     from docker.errors import APIError
     from docker.utils import parse_repository_tag
@@ -117,15 +116,12 @@ def _pull(api: APIClient, image: str, demand: Demand) -> None:
             raise ContainerStartError(
                 f"The image {image} is not on this machine and could not be pulled: {failures[0]}."
             )
-        demand.pause(pause)
+        child.pause(pause)
 
 
-def _build(engine: Engine, tag: str, context_dir: Path, keep: bool, demand: Demand) -> None:
-    try:
-        check_buildable(context_dir / "Dockerfile", lambda: engine)
-    except UserError as error:  # no caller has checked the file before
-        raise ContainerStartError(str(error)) from error
-    build_image(engine, tag, context_dir, image_labels(tag, keep=keep), demand)
+def _build(engine: Engine, tag: str, context_dir: Path, keep: bool, child: ChildProcess) -> None:
+    check_buildable(context_dir / "Dockerfile", lambda: engine)
+    build_image(engine, tag, context_dir, image_labels(tag, keep=keep), child)
 
 
 def image_tag(name: str, context_dir: Path) -> str:
@@ -134,10 +130,8 @@ def image_tag(name: str, context_dir: Path) -> str:
     The hash covers names, modes, links and bytes of files, except for files that the context's `.dockerignore`
     excludes. (BuildKit's `Dockerfile.dockerignore` is not supported.)
     """
-    from docker.utils.build import exclude_paths
-
     digest = hashlib.sha256(b"ares_exp image 2\n")
-    for relative in sorted(exclude_paths(str(context_dir), ignored_patterns(context_dir) or [])):
+    for relative in sorted(names_not_ignored(context_dir)):
         path = context_dir / relative
         mode = path.lstat().st_mode
         digest.update(f"{relative}\0{mode:o}\0".encode("utf-8", "surrogateescape"))
@@ -152,7 +146,6 @@ def image_tag(name: str, context_dir: Path) -> str:
 
 _AUTOMATIC = re.compile(r"(?:TARGET|BUILD)(?:PLATFORM|OS|ARCH|VARIANT)")
 _LAST_LINES = 30
-_MAX_LINE_BYTES = 4096
 _MAX_LINE_CHARS = 500
 _NOISE = re.compile(r"\x1b\[[0-9;]*m|^#\d+ (?:\d+\.\d+ )?")
 """Pattern for text that is removed from build output: colour codes, and BuildKit's step numbers in front of lines."""
@@ -201,20 +194,19 @@ def find_buildkit_feature(text: str) -> tuple[int, str] | None:
     return None
 
 
-def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], demand: Demand) -> None:
+def build_image(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], child: ChildProcess) -> None:
     """Builds the image of the Dockerfile in `context_dir`. Blocking.
 
-    When `demand` ends, because no caller waits for the image any more, kills a build with BuildKit and raises
-    `WorkAbandoned`. A classic build cannot be stopped. Raises `ContainerStartError` with the end of the output if the
-    build fails.
+    When `child` is stopped, kills a build with BuildKit and raises `ChildFailedError`. A classic build cannot be
+    stopped. Raises `ContainerStartError` with the end of the output if the build fails.
     """
-    last = collections.deque[str](maxlen=_LAST_LINES)
     cli = find_buildkit(engine)
     if cli is not None:
-        failure = _build_with_buildkit(cli, engine.host, tag, context_dir, labels, demand, last)
+        failure, output = _build_with_buildkit(cli, engine.host, tag, context_dir, labels, child)
     else:
-        failure = _build_classic(engine, tag, context_dir, labels, last)
+        failure, output = _build_classic(engine, tag, context_dir, labels)
     if failure:
+        last = output[-_LAST_LINES:]
         if any("dockerfile parse error" in line for line in last):
             failure += ". If the Dockerfile needs a newer syntax than the engine's, start it with the line "
             failure += "`# syntax=docker/dockerfile:1`"
@@ -231,41 +223,20 @@ def _plain(lines: Iterable[str]) -> str:
 
 
 def _build_with_buildkit(
-    cli: Path,
-    host: str,
-    tag: str,
-    context_dir: Path,
-    labels: Mapping[str, str],
-    demand: Demand,
-    last: collections.deque[str],
-) -> str:
-    """Runs `docker build`, and appends its output to `last`. Returns the reason of a failure, otherwise `""`."""
+    cli: Path, host: str, tag: str, context_dir: Path, labels: Mapping[str, str], child: ChildProcess
+) -> tuple[str, list[str]]:
+    """Runs `docker build`. Returns the reason of a failure, otherwise `""`, and the lines of the output."""
     options = [f"--tag={tag}", *(f"--label={name}={value}" for name, value in labels.items())]
-    try:
-        process = subprocess.Popen(
-            while_we_live([str(cli), "build", "--progress=plain", *options, str(context_dir.resolve())]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**passed_on(), "DOCKER_HOST": host, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"},
-            start_new_session=True,
-        )
-    except OSError as error:
-        return f"{cli} could not be started: {error}"
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process.stdin, process.stdout, demand.releasing(process.stdin.close):
-        while line := process.stdout.readline(_MAX_LINE_BYTES):
-            last.append(line.decode("utf-8", "replace"))
-    code = process.wait()  # its output has ended; the closed stdin kills the rest of its process group
-    demand.pause(0)
-    return f"{cli} ended with exit code {code}" if code else ""
+    ended = child.run(
+        [str(cli), "build", "--progress=plain", *options, str(context_dir.resolve())],
+        env={**passed_on(), "DOCKER_HOST": host, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"},
+    )
+    lines = [*ended.output.decode("utf-8", "replace").splitlines(), *ended.errors]
+    return f"{cli} ended with exit code {ended.exit_code}" if ended.exit_code else "", lines
 
 
-def _build_classic(
-    engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str], last: collections.deque[str]
-) -> str:
-    failure = ""
+def _build_classic(engine: Engine, tag: str, context_dir: Path, labels: Mapping[str, str]) -> tuple[str, list[str]]:
+    failure, last = "", collections.deque[str](maxlen=_LAST_LINES)
     events = engine.api.build(
         path=str(context_dir), tag=tag, rm=True, forcerm=True, decode=True, timeout=None, labels=dict(labels)
     )
@@ -273,4 +244,4 @@ def _build_classic(
         failure = failure or str(event.get("error", ""))
         lines = str(event.get("stream", "")).splitlines()
         last.extend(line for line in lines if not line.startswith((" --->", "Removing intermediate container")))
-    return failure
+    return failure, list(last)
