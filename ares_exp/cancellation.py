@@ -23,7 +23,7 @@ async def in_thread(function: Callable[[], _T]) -> _T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await finish(asyncio.wait({task}))
+        await finish(asyncio.wait_for(task, None))
         raise
 
 
