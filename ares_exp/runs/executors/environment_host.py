@@ -12,36 +12,33 @@ import io
 import logging
 import os
 import pickle
-import platform
 import shutil
 import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ares_exp import __version__
-from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, effective_agent
+from ares_exp.agents.code_agent import as_agent_factory, effective_agent
 from ares_exp.cancellation import finish, happened, in_thread
 from ares_exp.config.targets import instantiate_group
-from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
+from ares_exp.containers.container import as_container_factory
 from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
 from ares_exp.environment import EnvironmentBase, MinimalEnvironment, PendingRequest, TimeStep, complete
 from ares_exp.environments.episode_limits import limited
 from ares_exp.environments.own_model import ModelsElsewhere
 from ares_exp.environments.source import EpisodeParts, SourceBase, make_scored_source
-from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotUnsupportedError
-from ares_exp.llms.request import LLMClient, LLMRequest
-from ares_exp.llms.response import LLMResponse
+from ares_exp.errors import ConfigError, EpisodeStateError
+from ares_exp.llms.request import LLMClient
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_responses import Asked
-from ares_exp.runs.executors.executor import Recipe
-from ares_exp.runs.executors.remote_messages import EnvironmentOrder, Facts, Failure, News, Outcome
+from ares_exp.runs.executors.executor import Recipe, versions_here
+from ares_exp.runs.executors.remote_messages import Facts, Failure, News, result_or_failure, unless_failed
 
 REPORTS_SEC = 1.0
 """Minimum interval, in seconds, between two transfers of the environments' reports to the run."""
@@ -53,31 +50,19 @@ PIECE_BYTES = 64 * 1024
 logger = logging.getLogger(__name__)
 
 
-def versions_here() -> dict[str, str]:
-    """Returns the versions of `ares_exp` and Python, which must be the same in a run and its hosts."""
-    return {"ares_exp": __version__, "Python": ".".join(platform.python_version_tuple()[:2])}
-
-
-def parts_to_send(parts: EpisodeParts) -> dict[str, Any]:
-    """Returns the arguments of an environment for a host, without the factories, which the host creates itself."""
-    names = ("limits", "seed", "provide_solution", "start_from", "episode_id", "attempt", "output_dir")
-    return {name: getattr(parts, name) for name in names}
-
-
 class _Hosted(NamedTuple):
-    """An environment in the host.
-
-    `files` is the directory for the files of its episode. If `is_streamed`, the directory is only on the node, and the
-    run fetches the files.
-    """
+    """An environment in the host, and the directory for the files of its episode; `None` if no files are kept."""
 
     environment: EnvironmentBase
     files: Path | None
-    is_streamed: bool
 
 
 class EnvironmentHost(ModelsElsewhere):
-    """Executes environments on a node. The run calls all methods through `call`, and all calls share one event loop."""
+    """Executes environments on a node. The run calls all methods through `call`, and all calls share one event loop.
+
+    Attributes:
+        shares_disk: Whether the node shares the run directory. If not, the run fetches the files of episodes.
+    """
 
     def __init__(self, lease_sec: float, *, on_end: Callable[[], None] = lambda: None) -> None:
         """Creates a host without environments.
@@ -86,11 +71,11 @@ class EnvironmentHost(ModelsElsewhere):
             lease_sec: Number of seconds without a call from the run after which the host shuts down.
             on_end: Function that is called when the host has shut itself down.
         """
+        self.shares_disk = True
         self._lease_sec = lease_sec
         self._on_end = on_end
         self._source: SourceBase | None = None
-        self._containers: ContainerFactoryBase | None = None
-        self._agents: AgentFactoryBase | None = None
+        self._factories: dict[str, Any] = {}  # arguments of `EpisodeParts`
         self._hosted: dict[str, _Hosted] = {}
         self._heard_at = time.monotonic()
         self._watching: asyncio.Task[None] | None = None
@@ -99,35 +84,36 @@ class EnvironmentHost(ModelsElsewhere):
         self._has_news = asyncio.Event()
         self._reported_at = 0.0
         self._numbers = count()
-        self._answers: dict[int, asyncio.Future[Outcome]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._folder: OwnedDirectory | None = None
         self._has_ended = False
 
     async def call(self, words: bytes) -> bytes:
         """Calls a method of this host, and renews the lease. `words` is the method's name and arguments, pickled.
 
-        Returns the pickled `Outcome`. This method pickles the data itself, because Ray transfers bytes faster than
-        objects.
+        Returns the result or a `Failure`, pickled. This method pickles the data itself, because Ray transfers bytes
+        faster than objects.
         """
         work = asyncio.current_task()
         assert work is not None
         self._work.add(work)
         try:
-            return pickle.dumps(await Outcome.of(self._called, words))
-        except Exception as error:  # the result cannot be pickled
-            return pickle.dumps(Outcome(None, Failure.of(error)))
+            self._renew_lease()
+            method, arguments = pickle.loads(words)
+            return pickle.dumps(await getattr(self, method)(*arguments))
+        except (Exception, SystemExit) as error:  # the method failed, or its arguments or its result cannot be pickled
+            return pickle.dumps(Failure.of(error))
         finally:
             self._work.discard(work)
 
-    async def _called(self, words: bytes) -> Any:
+    def _renew_lease(self) -> None:
         now = time.monotonic()
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch(), name="lease")
+            self._work.add(self._watching)
         elif now - self._heard_at > self._lease_sec or self._has_ended:
             raise EpisodeStateError("the host has ended, because it received no call from its run")
         self._heard_at = now
-        method, arguments = pickle.loads(words)
-        return await getattr(self, method)(*arguments)
 
     async def _watch(self) -> None:
         """Closes all environments and ends the host when the run has not called it for `lease_sec` seconds."""
@@ -137,35 +123,29 @@ class EnvironmentHost(ModelsElsewhere):
             left = self._heard_at + self._lease_sec - time.monotonic()
         logger.warning("The run sent no call for %g s. Its environments on this node are closed.", self._lease_sec)
         try:
-            await self._close_all()
+            await self.end()
         finally:
             self._on_end()
 
     async def prepare(
-        self,
-        recipe: Recipe,
-        digests: Mapping[str, str | None],
-        parts: Mapping[str, Any],
-        versions: Mapping[str, str],
-        seen_file: tuple[Path, str] | None,
+        self, recipe: Recipe, digests: Mapping[str, str | None], parts: EpisodeParts, seen_file: Path | None
     ) -> tuple[list[str], bool]:
         """Creates the factories and the task set, and checks that this node can run the tasks.
 
         Args:
             recipe: Recipe from which the host creates the components of environments.
             digests: Digest of the content of each task of the run, by name; `None` for an unknown digest.
-            parts: Result of `parts_to_send` for the arguments that all episodes have in common.
-            versions: Versions of the run's software, by name.
-            seen_file: Path and content of a file in the run directory, to test whether this node can read it; `None`
-                without a run directory.
+            parts: Arguments of environments that all episodes have in common, without factories.
+            seen_file: File in the run directory. If this node cannot read it, or if it is `None`, the run fetches the
+                files of episodes from this node.
 
         Returns:
-            Warnings for the user, and whether this node can access the run directory.
+            Warnings for the user, and whether this node shares the run directory.
 
         Raises:
             UserError: The node cannot run the tasks, or its versions or task files differ from the run.
         """
-        both = [(name, here, versions.get(name)) for name, here in versions_here().items()]
+        both = [(name, here, recipe.versions.get(name)) for name, here in versions_here().items()]
         if different := [f"{name} {here} instead of {run}" for name, here, run in both if here != run]:
             raise ConfigError(
                 f"Expected the same versions as the run, but this node has {', '.join(different)}. Install the same "
@@ -180,8 +160,9 @@ class EnvironmentHost(ModelsElsewhere):
         config = OmegaConf.create(dict(recipe.nodes))
         source = await asyncio.to_thread(make_scored_source, config)
         agents = as_agent_factory(await asyncio.to_thread(instantiate_group, config, "agent"))
-        self._agents = effective_agent(agents, runs_solutions=parts["provide_solution"])
-        self._containers = as_container_factory(await asyncio.to_thread(instantiate_group, config, "container"))
+        agents = effective_agent(agents, runs_solutions=parts.provide_solution)
+        containers = as_container_factory(await asyncio.to_thread(instantiate_group, config, "container"))
+        self._factories = {"container_factory": containers, "code_agent_factory": agents}
         names = await asyncio.to_thread(source.load, warnings.append)
         if missing := digests.keys() - names:
             raise ConfigError(f"This node lacks the run's task {min(missing)!r:.100}. Copy all tasks to every node.")
@@ -191,78 +172,67 @@ class EnvironmentHost(ModelsElsewhere):
             model.ask_elsewhere(self)
         await source.preflight()
         if source.needs_container:
-            await self._containers.preflight()
-            await self._agents.preflight()
-        await asyncio.to_thread(source.check, self._parts(parts), report=warnings.append)
+            await containers.preflight()
+            await agents.preflight()
+        await asyncio.to_thread(source.check, replace(parts, **self._factories), report=warnings.append)
         found = await asyncio.to_thread(lambda: {name: source.digest(name) for name in digests})
         if changed := [name for name, digest in digests.items() if found[name] != digest]:
             raise ConfigError(f"The files of task {changed[0]!r:.100} on this node differ from the files of the run.")
         self._folder = await asyncio.to_thread(short_lived_directory, "host")
-        return warnings, seen_file is not None and await asyncio.to_thread(_sees, *seen_file)
+        self.shares_disk = seen_file is not None and await asyncio.to_thread(os.access, seen_file, os.R_OK)
+        return warnings, self.shares_disk
 
     # Environments
 
-    async def _make(self, name: str, order: EnvironmentOrder) -> None:
+    def _make(self, name: str, task_name: str, parts: EpisodeParts, has_background_requests: bool) -> None:
         assert self._source is not None, "prepare() comes first"
-        parts = self._parts(order.parts)
-        if order.streams and parts.output_dir is not None:
+        parts = replace(parts, **self._factories)
+        if not self.shares_disk and parts.output_dir is not None:
             assert self._folder is not None
-            folder = await asyncio.to_thread(tempfile.mkdtemp, dir=self._folder.path)
-            parts = replace(parts, output_dir=Path(folder) / "files")
-        if order.has_background_requests:
+            parts = replace(parts, output_dir=self._folder.path / name / "files")
+        if has_background_requests:
             parts = replace(parts, background_client=self.background_client_of(name))
-        environment = limited(self._source.make(order.task_name, parts), parts.limits)
-        self.adopt(name, environment, files=parts.output_dir, is_streamed=order.streams)
+        environment = limited(self._source.make(task_name, parts), parts.limits)
+        self.adopt(name, environment, files=parts.output_dir)
 
-    def adopt(
-        self, name: str, environment: MinimalEnvironment, *, files: Path | None = None, is_streamed: bool = False
-    ) -> None:
+    def adopt(self, name: str, environment: MinimalEnvironment, *, files: Path | None = None) -> None:
         """Adds an existing environment, which the run can call by its `name` and which is closed when the host ends."""
-        self._hosted[name] = _Hosted(complete(environment), files, is_streamed)
+        self._hosted[name] = _Hosted(complete(environment), files)
 
     async def act(
-        self, name: str, method: str, arguments: Mapping[str, Any], order: EnvironmentOrder | None = None
-    ) -> tuple[Outcome, Facts]:
+        self, name: str, method: str, arguments: Mapping[str, Any], made_from: tuple[Any, ...] = ()
+    ) -> tuple[Any, Facts]:
         """Calls the method `reset`, `step`, `truncate`, `export_state` or `close` of the environment `name`.
 
-        If the environment does not exist, first creates it from the specification `order`. Returns the outcome of the
-        call, and the state of the environment after the call.
+        If the environment does not exist, first creates it with the arguments `made_from` of `_make`. Returns the
+        result of the call, which can be a `Failure`, and the state of the environment after the call.
         """
         if name not in self._hosted:
             if method == "close":
-                return Outcome(), Facts()
-            if order is not None:
-                await self._make(name, order)
-        hosted = self._of(name)
-        if method == "export_state" and hosted.is_streamed:
-            raise SnapshotUnsupportedError(
-                "Snapshots are written on the node, which cannot access the run directory. Put the run directory on a "
-                "disk that all nodes share, or set `snapshot=none`."
-            )
-        outcome = await Outcome.of(getattr(hosted.environment, method), **arguments)
-        if method == "export_state" and outcome.failure is None:
-            outcome = Outcome(outcome.value.snapshot_dir)
-        elif (step := outcome.value) is not None:
-            outcome = Outcome(TimeStep(step.step_type, step.reward, step.discount, step.observation))
-        facts = await self._facts(hosted, method)
-        if method == "close" and not facts.has_files:
-            await self.drop(name)
-        return outcome, facts
-
-    async def _facts(self, hosted: _Hosted, method: str) -> Facts:
-        environment = hosted.environment
+                return None, Facts()
+            if made_from:
+                self._make(name, *made_from)
+        environment, files = self._of(name)
+        result = await result_or_failure(getattr(environment, method), **arguments)
+        if method == "export_state" and not isinstance(result, Failure):
+            result = result.snapshot_dir
+        elif result is not None and not isinstance(result, Failure):
+            result = TimeStep(result.step_type, result.reward, result.discount, result.observation)
         step_type = environment.time_step.step_type if environment.time_step is not None else None
-        may_have_files = step_type in (None, "LAST") and hosted.is_streamed
-        return Facts(
+        may_have_files = not self.shares_disk and step_type in (None, "LAST")
+        facts = Facts(
             report=environment.report(),
             step_type=step_type,
             step_count=environment.step_count,
             time_left_sec=environment.time_left_sec,
             activity=environment.activity,
             pending=tuple(environment.pending_requests()),
-            past=tuple(environment.past_steps) if method in ("reset", "fork") else (),
-            has_files=may_have_files and await asyncio.to_thread(_has_files, hosted.files),
+            past=tuple(environment.past_steps) if method == "reset" else (),
+            has_files=may_have_files and await asyncio.to_thread(_has_files, files),
         )
+        if method == "close" and not facts.has_files:
+            await self.drop(name)
+        return result, facts
 
     async def changed(self, name: str, known: Sequence[int]) -> tuple[PendingRequest, ...]:
         """Waits until the ids of the environment's pending requests differ from `known`, and returns the requests."""
@@ -271,15 +241,7 @@ class EnvironmentHost(ModelsElsewhere):
 
     async def grant(self, name: str, seconds: float) -> None:
         """Extends the time limit of an environment."""
-        if name in self._hosted:
-            self._hosted[name].environment.grant_time(seconds)
-
-    async def fork(self, name: str, forks: Sequence[str], diversify: bool) -> list[Facts]:
-        """Creates environments with the names `forks` from the current state of the environment `name`."""
-        made = await self._of(name).environment.fork(len(forks), diversify=diversify)
-        for fork, environment in zip(forks, made, strict=True):
-            self.adopt(fork, environment)
-        return [await self._facts(self._hosted[fork], "fork") for fork in forks]
+        self._of(name).environment.grant_time(seconds)
 
     async def fetch(self, name: str, offset: int) -> tuple[bytes, bool]:
         """Returns the piece at `offset` of a tar archive of an episode's files, and whether more pieces follow.
@@ -301,16 +263,11 @@ class EnvironmentHost(ModelsElsewhere):
         try:
             await hosted.environment.close()
         finally:
-            if hosted.is_streamed and (files := hosted.files) is not None:
+            if not self.shares_disk and (files := hosted.files) is not None:
                 await in_thread(lambda: shutil.rmtree(files.parent, ignore_errors=True))
 
     async def end(self) -> None:
         """Closes all environments, after which the host accepts no more calls."""
-        if self._watching is not None:
-            self._watching.cancel()
-        await self._close_all()
-
-    async def _close_all(self) -> None:
         self._has_ended = True
         for waiting in self._answers.values():
             if not waiting.done():
@@ -320,7 +277,7 @@ class EnvironmentHost(ModelsElsewhere):
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SEC):
                 await asyncio.gather(*map(self.drop, [*self._hosted]), return_exceptions=True)
-                for part in (self._source, self._containers):
+                for part in (self._source, self._factories.get("container_factory")):
                     if part is not None:
                         with suppress(Exception):
                             await part.close()
@@ -341,44 +298,40 @@ class EnvironmentHost(ModelsElsewhere):
         if now - self._reported_at > REPORTS_SEC:
             self._reported_at = now
             reports = {name: hosted.environment.report() for name, hosted in self._hosted.items()}
-            found.append(News(None, "report", (reports,)))
+            found.append((None, "report", (reports,)))
         return now - started, found
 
-    def _tell(self, method: str, *arguments: Any, number: int | None = None) -> None:
-        self._untold.append(News(number, method, arguments))
+    def _tell(self, number: int | None, method: str, *arguments: Any) -> None:
+        self._untold.append((number, method, arguments))
         self._has_news.set()
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         number = next(self._numbers)
         waiting = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._tell(method, *arguments, number=number)
+        self._tell(number, method, *arguments)
         try:
-            return (await waiting).result("the run's own process")
+            return unless_failed(await waiting, "the run's own process")
+        except asyncio.CancelledError:
+            self._tell(None, "cancel", number)
+            raise
         except SystemExit as error:  # SystemExit would end this process
             raise RuntimeError(str(error)) from error
         finally:
             self._answers.pop(number, None)
 
-    async def answer(self, number: int, outcome: Outcome) -> None:
-        """Receives the run's result for a call that this host sent to the run as the `News` with this `number`."""
+    async def answer(self, number: int, result: Any) -> None:
+        """Receives the run's result, which can be a `Failure`, for the news with this number."""
         waiting = self._answers.get(number)
         if waiting is not None and not waiting.done():
-            waiting.set_result(outcome)
+            waiting.set_result(result)
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
         """Creates a client for an environment's own model `key`. The client sends its requests to the run."""
-        return self._client("ask_model", next(self._numbers), self._name_of(files), key, spec)
+        return partial(self._ask, "ask_model", next(self._numbers), self._name_of(files), key, spec)
 
     def background_client_of(self, name: str) -> LLMClient:
         """Creates a client through which the agent in environment `name` sends background requests to the run."""
-        return self._client("background_request", name)
-
-    def _client(self, method: str, *arguments: Any) -> LLMClient:
-        async def ask(request: LLMRequest) -> LLMResponse:
-            response: LLMResponse = await self._ask(method, *arguments, request)
-            return response
-
-        return ask
+        return partial(self._ask, "background_request", name)
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
         """Fetches the recorded calls of an environment's own models from the run; `None` if there is no record."""
@@ -390,14 +343,16 @@ class EnvironmentHost(ModelsElsewhere):
     async def append(self, key: str, files: Path, asked: Asked) -> None:
         """Makes the run record a call to an environment's own model, even if the caller is cancelled."""
         if (name := self._name_of(files)) is not None:
-            await finish(self._ask("append_record", name, key, asked))
+            recording = asyncio.ensure_future(self._ask("append_record", name, key, asked))
+            await finish(asyncio.wait({recording}))
+            await recording
 
     def tell_log(self, record: logging.LogRecord) -> None:
         """Sends a log record to the run, which logs it again. Can be called from any thread."""
         with suppress(RuntimeError):  # the loop and the host have ended
             if self._watching is not None:
                 arguments = (record.name, record.levelno, record.getMessage())
-                self._watching.get_loop().call_soon_threadsafe(self._tell, "log", *arguments)
+                self._watching.get_loop().call_soon_threadsafe(self._tell, None, "log", *arguments)
 
     def _name_of(self, files: Path | None) -> str | None:
         names = (name for name, hosted in self._hosted.items() if files is not None and hosted.files == files)
@@ -407,11 +362,6 @@ class EnvironmentHost(ModelsElsewhere):
         if name not in self._hosted:
             raise EpisodeStateError(f"the host has no environment {name!r}: it was closed")
         return self._hosted[name]
-
-    def _parts(self, sent: Mapping[str, Any]) -> EpisodeParts:
-        assert self._containers is not None
-        assert self._agents is not None
-        return EpisodeParts(container_factory=self._containers, code_agent_factory=self._agents, **sent)
 
 
 class HostProcess(EnvironmentHost):
@@ -423,13 +373,6 @@ class HostProcess(EnvironmentHost):
         handler = logging.Handler(logging.WARNING)
         handler.emit = self.tell_log  # type: ignore[method-assign]
         logging.getLogger("ares_exp").addHandler(handler)
-
-
-def _sees(path: Path, content: str) -> bool:
-    try:
-        return path.read_text() == content
-    except (OSError, ValueError):
-        return False
 
 
 def _has_files(files: Path | None) -> bool:

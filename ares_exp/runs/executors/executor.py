@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from ares_exp import __version__
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+
+def versions_here() -> dict[str, str]:
+    """Returns the versions of `ares_exp` and Python, which must be the same in a run and its hosts."""
+    return {"ares_exp": __version__, "Python": ".".join(platform.python_version_tuple()[:2])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +32,13 @@ class Recipe:
         nodes: Resolved config nodes of the groups `env`, `scorer`, `agent` and `container`.
         cwd: Working directory of the run, which is the base of relative paths.
         search_path: Python module search path, which also contains the user's own components.
+        versions: Versions of the run's software, by name.
     """
 
     nodes: Mapping[str, Any]
     cwd: Path
     search_path: tuple[str, ...]
+    versions: Mapping[str, str] = field(default_factory=versions_here)
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:

@@ -17,24 +17,22 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import Field, validate_call
+import pydantic.dataclasses
+from pydantic import Field
 
-from ares_exp.cancellation import finish, in_daemon_thread
-from ares_exp.environments.own_model import OwnModel
+from ares_exp.cancellation import cancel_all, finish, in_daemon_thread
 from ares_exp.environments.source import EpisodeParts, Report, SourceBase
-from ares_exp.errors import ConfigError, HostLostError, HostsLostError, PreflightError
+from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.records.run_dir import resume_command
 from ares_exp.records.terminal_text import shown_path
-from ares_exp.runs.executors.environment_host import HostProcess, parts_to_send, versions_here
+from ares_exp.runs.executors.environment_host import HostProcess
 from ares_exp.runs.executors.executor import Executor, Place, RunPlan
 from ares_exp.runs.executors.placement import Placement
-from ares_exp.runs.executors.remote_host import RemoteEnvironment, RemoteHost
-from ares_exp.runs.executors.remote_messages import EnvironmentOrder
+from ares_exp.runs.executors.remote_host import RemoteEnvironment, RemoteHost, without_factories
 
 NODES_INTERVAL_SEC = 1.0
 """Interval between two checks of the cluster's nodes, in seconds."""
@@ -56,65 +54,51 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
 
 
+@pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
 class RayExecutor(Executor):
-    """Starts hosts on the nodes of a Ray cluster, including nodes that join later, and places environments on them."""
+    """Starts hosts on the nodes of a Ray cluster, including nodes that join later, and places environments on them.
 
-    @validate_call
-    def __init__(
-        self,
-        *,
-        address: str | None = None,
-        episodes_per_host: Annotated[int, Field(ge=1)] = 64,
-        hosts_per_node: Annotated[int, Field(ge=1)] = 1,
-        resources: dict[str, float] | None = None,
-        num_cpus: Annotated[float, Field(ge=0)] = 0,
-        lease_sec: Seconds = 60.0,
-        lost_per_attempt: Annotated[int, Field(ge=1)] = 3,
-        storage: Literal["auto", "shared", "stream"] = "auto",
-        join_timeout_sec: Seconds = 120.0,
-        no_node_timeout_sec: Seconds = 1800.0,
-    ) -> None:
-        """Validates the options.
+    Attributes:
+        address: Address of the cluster: `auto` (a cluster on this machine) or `host:6379`. `None` uses the variable
+            `RAY_ADDRESS` or, if it is not set, starts a local cluster that is stopped at the end of the run.
+        episodes_per_host: Maximum number of concurrent environments on a host.
+        hosts_per_node: Number of hosts on each node. If a host ends, only the environments on it are lost.
+        resources: Ray resources that each host reserves on its node, such as `{docker: 1}`. Only nodes with these
+            resources get hosts. `None` reserves nothing.
+        num_cpus: Number of CPUs that Ray reserves for a host.
+        lease_sec: Number of seconds without contact between a host and the run. After this time, the run gives up the
+            host, and the host ends itself.
+        lost_per_attempt: Number of lost hosts after which an attempt ends with an error, because it may be the cause.
+            The more hosts an attempt has lost, the fewer environments share its next host.
+        storage: Transfer of episode files to the run directory: `shared` (nodes write to it), `stream` (hosts send the
+            files), or `auto` (chosen for each host).
+        join_timeout_sec: Time limit in seconds for the start of a host, including its checks of tasks and containers.
+        no_node_timeout_sec: Maximum time in seconds that the run waits while all hosts are lost.
+    """
 
-        Args:
-            address: Address of the cluster: `auto` (a cluster on this machine) or `host:6379`. `None` uses the variable
-                `RAY_ADDRESS` or, if it is not set, starts a local cluster that is stopped at the end of the run.
-            episodes_per_host: Maximum number of concurrent environments on a host.
-            hosts_per_node: Number of hosts on each node. If a host ends, only the environments on it are lost.
-            resources: Ray resources that each host reserves on its node, such as `{docker: 1}`. Only nodes with these
-                resources get hosts. `None` reserves nothing.
-            num_cpus: Number of CPUs that Ray reserves for a host.
-            lease_sec: Number of seconds without contact between a host and the run. After this time, the run gives up
-                the host, and the host ends itself.
-            lost_per_attempt: Number of lost hosts after which an attempt ends with an error, because it may be the
-                cause. The more hosts an attempt has lost, the fewer environments share its next host.
-            storage: Transfer of episode files to the run directory: `shared` (nodes write to it), `stream` (hosts send
-                the files), or `auto` (chosen for each host).
-            join_timeout_sec: Time limit in seconds for the start of a host, including its checks of tasks and
-                containers.
-            no_node_timeout_sec: Maximum time in seconds that the run waits while all hosts are lost.
-        """
-        self._address = address
-        self._slots = episodes_per_host
-        self._hosts_per_node = hosts_per_node
-        self._resources = resources or {}
-        self._num_cpus = num_cpus
-        self._lease_sec = lease_sec
-        self._lost_per_attempt = lost_per_attempt
-        self._storage = storage
-        self._join_timeout_sec = join_timeout_sec
-        self._no_node_timeout_sec = no_node_timeout_sec
+    address: str | None = None
+    episodes_per_host: Count = 64
+    hosts_per_node: Count = 1
+    resources: dict[str, float] | None = None
+    num_cpus: Annotated[float, Field(ge=0)] = 0
+    lease_sec: Seconds = 60.0
+    lost_per_attempt: Count = 3
+    storage: Literal["auto", "shared", "stream"] = "auto"
+    join_timeout_sec: Seconds = 120.0
+    no_node_timeout_sec: Seconds = 1800.0
+
+    def __post_init__(self) -> None:
+        """Creates the executor without a connection."""
         self._placement: Placement[RemoteHost] = Placement()
         self._nodes: dict[str, _Node] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._order: tuple[Any, ...] = ()
-        self._seen_file: tuple[Path, str] | None = None
-        self._models: Mapping[str, OwnModel] = {}
-        self._report: Report = logger.warning
-        self._needs_shared_disk: str | None = None
-        self._run_dir: Path | None = None
+        self._ran: RunPlan
+        self._report: Report
+        self._prepare_arguments: tuple[Any, ...] = ()
+        self._seen_file: Path | None = None
         self._hosts_lost = 0
         self._ray: Any = None
         self._is_private = False
@@ -136,21 +120,19 @@ class RayExecutor(Executor):
                 "Other processes must create the components of this run, but some components were passed as objects. "
                 "Pass the names of options instead, or use `executor=local`."
             )
-        self._report, self._needs_shared_disk, self._run_dir = report, ran.needs_shared_disk, ran.run_dir
-        self._models = {model.key: model for model in ran.source.own_models}
+        self._ran, self._report = ran, report
         digests = await asyncio.to_thread(lambda: {name: ran.source.digest(name) for name in ran.task_names})
-        if ran.run_dir is not None:
-            self._seen_file = await asyncio.to_thread(_write_seen_file, ran.run_dir)
-        self._order = ran.recipe, digests, parts_to_send(ran.parts), versions_here(), self._seen_file
+        if ran.run_dir is not None and self.storage != "stream":
+            # The name is random, so a node that can read the file shares the run directory.
+            self._seen_file = (ran.run_dir / f".seen-by-nodes-{secrets.token_hex(16)}").absolute()
+            await asyncio.to_thread(self._seen_file.touch)
+        self._prepare_arguments = ran.recipe, digests, without_factories(ran.parts), self._seen_file
         self._spawn(self._tend())
         try:
-            async with asyncio.timeout(self._join_timeout_sec):
+            async with asyncio.timeout(self.join_timeout_sec):
                 await self._placement.wait_for(lambda: bool(self._placement.hosts) or self._all_refused)
         except TimeoutError:
-            raise PreflightError(self._why_none(f"was ready within {self._join_timeout_sec:g} s")) from None
-        finally:
-            if self._seen_file is not None and not self._placement.hosts:
-                self._seen_file[0].unlink(missing_ok=True)
+            raise PreflightError(self._why_none(f"was ready within {self.join_timeout_sec:g} s")) from None
         if not self._placement.hosts:
             raise PreflightError(self._why_none("can run these tasks"))
 
@@ -162,8 +144,9 @@ class RayExecutor(Executor):
             PreflightError: All hosts were lost for longer than `no_node_timeout_sec`, or the run's own cluster has
                 died.
         """
+        may_be_blamed = losses + 1 >= self.lost_per_attempt
         async with self._placement.slot(task_name, losses=losses) as host:
-            yield partial(_make_there, host, losses + 1 >= self._lost_per_attempt)
+            yield lambda source, task_name, parts: RemoteEnvironment(host, task_name, parts, may_be_blamed)
 
     def figures(self) -> Mapping[str, float]:
         """Returns the numbers of hosts, lost hosts and slots, and the longest round-trip time of a host, in seconds."""
@@ -177,26 +160,21 @@ class RayExecutor(Executor):
 
     async def close(self) -> None:
         """Ends the hosts, and disconnects from the cluster. Idempotent."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await finish(self._end_hosts())
-        if self._seen_file is not None:
-            self._seen_file[0].unlink(missing_ok=True)
-        has_left, self._has_left = self._has_left, None
-        if has_left is not None:
-            await finish(self._leave())
-            has_left.set()
+        await finish(self._close())
 
-    async def _leave(self) -> None:
+    async def _close(self) -> None:
+        await cancel_all(*self._tasks)
+        if self._seen_file is not None:
+            self._seen_file.unlink(missing_ok=True)
+        if self._has_left is None:
+            return
         try:
             await _ask_ray(self._ray.shutdown, within_sec=LEAVE_SEC)
         except TimeoutError:
             atexit.unregister(self._ray.shutdown)  # the exit handler would wait again
             logger.warning("Ray did not leave the cluster within %g s. The run ends anyway.", LEAVE_SEC)
-
-    async def _end_hosts(self) -> None:
-        await asyncio.gather(*(host.close() for host in self._placement.hosts), return_exceptions=True)
+        self._has_left.set()
+        self._has_left = None
 
     # The cluster
 
@@ -210,7 +188,7 @@ class RayExecutor(Executor):
                 "`pip install 'ares-exp[ray]'` (Ray supports Python up to 3.14), or use `executor=local`."
             ) from error
         self._ray = ray
-        address = self._address or os.environ.get("RAY_ADDRESS") or "local"
+        address = self.address or os.environ.get("RAY_ADDRESS") or "local"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         if ray.is_initialized():
@@ -242,7 +220,6 @@ class RayExecutor(Executor):
 
         Makes waiting episodes fail if all hosts stay lost for too long.
         """
-        was_ready = False
         empty_since: float | None = None
         while True:
             try:
@@ -251,22 +228,19 @@ class RayExecutor(Executor):
             except Exception:  # the head node may be temporarily unreachable
                 has_ended = self._is_private
             now = time.monotonic()
-            was_ready = was_ready or bool(self._placement.hosts)
-            if self._placement.hosts or not was_ready:
+            if self._placement.hosts or not self._hosts_lost:
                 empty_since = None
             elif has_ended:
-                folder = self._run_dir or Path("RUN")
+                folder = self._ran.run_dir or Path("RUN")
+                resume = resume_command(folder, shown_path(folder))
                 self._placement.give_up(
-                    PreflightError(
-                        "The Ray cluster of this run has ended. "
-                        f"Use `{resume_command(folder, shown_path(folder))}` to continue the run."
-                    )
+                    PreflightError(f"The Ray cluster of this run has ended. Use `{resume}` to continue the run.")
                 )
             elif empty_since is None:
                 empty_since = now
                 logger.warning("All nodes with environments are lost. The run waits until another node is available.")
-            elif now - empty_since > self._no_node_timeout_sec:
-                why = f"was available for {self._no_node_timeout_sec:g} s. Use `resume=` to continue the run"
+            elif now - empty_since > self.no_node_timeout_sec:
+                why = f"was available for {self.no_node_timeout_sec:g} s. Use `resume=` to continue the run"
                 self._placement.give_up(PreflightError(self._why_none(why)))
             await asyncio.sleep(NODES_INTERVAL_SEC)
 
@@ -280,22 +254,34 @@ class RayExecutor(Executor):
             gone = self._nodes.pop(node_id)
             for host in [one for one in self._placement.hosts if one.node == gone.name]:
                 host.lose("its node is gone")
-            for keeper in gone.keepers:
-                keeper.cancel()
         for node_id in alive.keys() - self._nodes.keys():
             name = str(alive[node_id].get("NodeManagerHostname") or node_id)
             node = self._nodes[node_id] = _Node(node_id, f"{name} ({node_id[:8]})")
-            node.keepers = [self._spawn(self._keep_host(node)) for _ in range(self._hosts_per_node)]
+            for _ in range(self.hosts_per_node):
+                self._spawn(self._keep_host(node))
 
     def _fits(self, node: Mapping[str, Any]) -> bool:
-        return all(node["Resources"].get(name, 0) >= amount for name, amount in self._resources.items())
+        return all(node["Resources"].get(name, 0) >= amount for name, amount in (self.resources or {}).items())
 
     async def _keep_host(self, node: _Node) -> None:
-        """Starts a host on a node, and starts a new one whenever it ends. Stops if the node cannot run the tasks."""
+        """Starts a host on a node, and starts a new one whenever it ends.
+
+        Stops if the node cannot run the tasks or is gone.
+        """
         failed = 0
-        while node.refusal is None:
+        while node.refusal is None and node.node_id in self._nodes:
             try:
-                host = await self._start(node)
+                async with self._host(node) as host:
+                    self._placement.add(host, node.name.partition(" ")[0], self.episodes_per_host)
+                    since = time.monotonic()
+                    await asyncio.wait({host.has_ended})
+                    self._hosts_lost += 1
+                    logger.warning(
+                        "The host of environments on %s is lost: %s. Its episodes continue elsewhere.",
+                        *(node.name, host.why_lost),
+                    )
+                if time.monotonic() - since > RESTART_SEC[-1]:
+                    failed = 0
             except (ConfigError, PreflightError) as error:
                 node.refusal = str(error)
                 self._report(f"The node {node.name} runs no environments: {error}")
@@ -304,80 +290,57 @@ class RayExecutor(Executor):
             except Exception as error:
                 node.trouble = f"{type(error).__name__}: {error}"
                 logger.info("The process that runs environments could not be started on %s", node.name, exc_info=error)
-            else:
-                self._placement.add(host, node.name.partition(" ")[0], self._slots)
-                since = time.monotonic()
-                await asyncio.wait({host.has_ended})
-                if time.monotonic() - since > RESTART_SEC[-1]:
-                    failed = 0
             await asyncio.sleep(RESTART_SEC[min(failed, len(RESTART_SEC) - 1)])
             failed += 1
 
-    async def _start(self, node: _Node) -> RemoteHost:
-        """Starts a host on a node and prepares it. If the preparation fails, ends the host and raises the error."""
-        ray = self._ray
+    @asynccontextmanager
+    async def _host(self, node: _Node) -> AsyncIterator[RemoteHost]:
+        """Starts a host on a node and prepares it. Ends it after the block, even if only its connection broke."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        options: dict[str, Any] = {
-            "num_cpus": self._num_cpus,
-            "resources": self._resources,
-            "max_restarts": 0,
-            "max_concurrency": 100_000,
-            "enable_task_events": False,  # Ray would record every call
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        }
-        actor = ray.remote(HostProcess).options(**options).remote(self._lease_sec)
+        actor_class = self._ray.remote(HostProcess).options(
+            num_cpus=self.num_cpus,
+            resources=self.resources,
+            max_restarts=0,
+            max_concurrency=100_000,
+            enable_task_events=False,  # Ray would record every call
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+        )
         host = RemoteHost(
-            ray=ray, actor=actor, node=node.name, models=self._models, lease_sec=self._lease_sec, on_lost=self._lost
+            ray=self._ray,
+            actor=actor_class.remote(self.lease_sec),
+            node=node.name,
+            models={model.key: model for model in self._ran.source.own_models},
+            lease_sec=self.lease_sec,
+            on_lost=self._placement.remove,
         )
         try:
-            async with asyncio.timeout(self._join_timeout_sec):
+            async with asyncio.timeout(self.join_timeout_sec):
                 await host.start()  # starting the process can take longer than the lease
-                warnings, sees_run_dir = await host.call("prepare", *self._order)
-            host.shares_disk = self._uses_shared_disk(sees_run_dir)
-        except BaseException:
+                warnings, shares_disk = await host.call("prepare", *self._prepare_arguments)
+            if not shares_disk and self.storage == "shared":
+                raise PreflightError("it cannot access the run directory, which `executor.storage=shared` requires.")
+            if not shares_disk and self._ran.needs_shared_disk is not None:
+                raise PreflightError(
+                    f"it does not share the run directory, and {self._ran.needs_shared_disk}. Put the run directory on "
+                    "a disk that all nodes share, or remove this setting."
+                )
+            for warning in warnings:
+                self._report(warning)
+            logger.info("The process that runs environments is ready on %s.", node.name)
+            yield host
+        finally:
             await finish(host.close())
-            raise
-        for warning in warnings:
-            self._report(warning)
-        logger.info("The process that runs environments is ready on %s.", node.name)
-        return host
-
-    def _uses_shared_disk(self, sees_run_dir: bool) -> bool:
-        """Returns whether a host writes files directly to the run directory, instead of sending them to the run.
-
-        Raises `PreflightError` if the host must write to the run directory but cannot.
-        """
-        if self._storage == "shared" and not sees_run_dir:
-            raise PreflightError("it cannot access the run directory, which `executor.storage=shared` requires.")
-        shares = sees_run_dir and self._storage != "stream"
-        if not shares and self._needs_shared_disk is not None:
-            raise PreflightError(
-                f"it does not share the run directory, and {self._needs_shared_disk}. Put the run directory on a disk "
-                "that all nodes share, or remove this setting."
-            )
-        return shares
-
-    def _lost(self, host: RemoteHost) -> None:
-        """Removes a lost host and ends its process, which may still be running if only the connection broke."""
-        if host in self._placement.hosts:
-            self._hosts_lost += 1
-            self._placement.remove(host)
-            logger.warning(
-                "The host of environments on %s is lost: %s. Its episodes continue elsewhere.", host.node, host.why_lost
-            )
-        self._spawn(host.close())
 
     def _why_none(self, what: str) -> str:
         reasons = [f"{node.name}: {node.refusal or node.trouble or 'it is not ready'}" for node in self._nodes.values()]
-        nodes = "; ".join(reasons) or f"There are no nodes{f' with {self._resources}' if self._resources else ''}."
+        nodes = "; ".join(reasons) or f"There are no nodes{f' with {self.resources}' if self.resources else ''}."
         return f"No node of the Ray cluster {what}. {nodes}"
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
 
 @dataclass(eq=False, slots=True)
@@ -389,44 +352,12 @@ class _Node:
         name: Name of the node in messages.
         refusal: Reason why the node cannot run the tasks; `None` if it can, as far as is known.
         trouble: Reason why the last start of a host on the node failed; `None` if no start failed.
-        keepers: Asyncio tasks that start and restart the hosts on the node.
     """
 
     node_id: str
     name: str
     refusal: str | None = None
     trouble: str | None = None
-    keepers: Sequence[asyncio.Task[None]] = ()
-
-
-def _make_there(
-    host: RemoteHost, may_be_blamed: bool, source: SourceBase, task_name: str, parts: EpisodeParts
-) -> RemoteEnvironment:
-    """Creates the environment of an episode on a host.
-
-    If the host is lost and `may_be_blamed` is true, the error names this attempt as a possible cause.
-    """
-    sent, client = parts_to_send(parts), parts.background_client
-    if parts.output_dir is not None:
-        sent["output_dir"] = parts.output_dir.absolute()
-    order = EnvironmentOrder(task_name, sent, not host.shares_disk, has_background_requests=client is not None)
-
-    def loss(error: HostLostError) -> Exception:
-        if not may_be_blamed:
-            return error
-        return HostsLostError(
-            f"{error} The attempt has now lost as many hosts as `executor.lost_per_attempt` allows, so it may be the "
-            "cause."
-        )
-
-    return RemoteEnvironment(host, order, output_dir=parts.output_dir, background_client=client, loss=loss)
-
-
-def _write_seen_file(run_dir: Path) -> tuple[Path, str]:
-    """Writes a file by which nodes detect whether they share the run directory. Returns its path and content."""
-    path, content = (run_dir / f".seen-by-nodes-{secrets.token_hex(4)}").absolute(), secrets.token_hex(16)
-    path.write_text(content)
-    return path, content
 
 
 async def _ask_ray(call: Callable[[], T], *, within_sec: float, thread_stays_until: threading.Event | None = None) -> T:

@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from weakref import WeakValueDictionary
 
-from ares_exp.cancellation import finish, in_daemon_thread, in_thread
+from ares_exp.cancellation import cancel_all, finish, in_daemon_thread, in_thread
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.archive import unpack_directory
 from ares_exp.environment import (
@@ -29,16 +30,15 @@ from ares_exp.environment import (
     TimeStep,
 )
 from ares_exp.environments.own_model import OwnModel
-from ares_exp.errors import ConfigError, EpisodeStateError, HostLostError
+from ares_exp.environments.source import EpisodeParts
+from ares_exp.errors import EpisodeStateError, HostLostError, HostsLostError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_responses import Asked, read_asked
 from ares_exp.records.results import EnvironmentUsage
-from ares_exp.runs.executors.remote_messages import EnvironmentOrder, Facts, News, Outcome
-
-if TYPE_CHECKING:
-    from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.runs.executors.remote_messages import Facts, result_or_failure, unless_failed
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 NEWS_SEC = 5.0
 """Maximum time in seconds that the host waits for news before it sends an empty reply to a poll."""
@@ -48,11 +48,6 @@ CLOSE_SEC = 120.0
 """Time limit for closing an environment in a host, in seconds."""
 KILL_SEC = 30.0
 """Time limit for Ray to kill a host, in seconds."""
-
-GUESSES = "Some common causes include"
-"""First words of Ray's list of possible causes. Error messages are cut off there, because the list never changes."""
-
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -69,11 +64,10 @@ class RemoteHost:
             receives requests to them from the host.
         lease_sec: Number of seconds without a reply after which the host counts as lost. The host uses the same lease
             time.
-        on_lost: Function that is called once, when the host is lost.
+        on_lost: Function that is called once, when the host is lost or closed.
         guests: Proxies of the environments in the host, by name.
         round_trip_sec: Duration of the last poll for news, in seconds, without the time that the host waited for news.
         why_lost: Reason why the host is lost or closed; `None` before that.
-        shares_disk: Whether the host writes files directly to the run directory.
         has_ended: Future that is done when the host is lost or closed.
     """
 
@@ -86,11 +80,11 @@ class RemoteHost:
     guests: dict[str, RemoteEnvironment] = field(default_factory=dict)
     round_trip_sec: float = 0.0
     why_lost: str | None = None
-    shares_disk: bool = False
     has_ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _waits: set[asyncio.Timeout] = field(default_factory=set)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _clients: dict[int, tuple[str | None, LLMClient]] = field(default_factory=dict)
+    _answering: WeakValueDictionary[int, asyncio.Task[Any]] = field(default_factory=WeakValueDictionary)
 
     async def start(self) -> None:
         """Waits for the host's first reply, then polls it in the background. Raises `HostLostError` if it is lost."""
@@ -109,7 +103,7 @@ class RemoteHost:
         sent = self.actor.call.remote(pickle.dumps((method, arguments)))
         try:
             async with self._until_lost(None):
-                outcome: Outcome = pickle.loads(await sent)
+                result = pickle.loads(await sent)
         except asyncio.CancelledError:
             await finish(self._cancel(sent))
             raise
@@ -118,7 +112,7 @@ class RemoteHost:
             raise self._loss() from error
         except TimeoutError:
             raise self._loss() from None
-        return outcome.result(self.node)
+        return unless_failed(result, self.node)
 
     async def _cancel(self, sent: Awaitable[bytes]) -> None:
         async with self._until_lost(CANCEL_SEC):
@@ -141,17 +135,13 @@ class RemoteHost:
     def lose(self, why: str) -> None:
         """Marks the host as lost. Calls that are waiting and all later calls raise `HostLostError`. Idempotent."""
         if self.why_lost is None:
-            self._give_up(why)
-            self.on_lost(self)
-
-    def _give_up(self, why: str) -> None:
-        if self.why_lost is None:
             self.why_lost = why
             self.has_ended.set_result(None)
             for wait in self._waits:
                 with suppress(RuntimeError):  # the wait has just expired
                     wait.reschedule(0.0)
-        self._end_tasks()
+            self._end_tasks()
+            self.on_lost(self)
 
     def _end_tasks(self) -> None:
         for task in self._tasks - {asyncio.current_task()}:
@@ -160,30 +150,28 @@ class RemoteHost:
     async def close(self) -> None:
         """Closes all environments of the host, and ends its process. Idempotent."""
         self._end_tasks()
-        ended_by = asyncio.get_running_loop().call_later(CANCEL_SEC, self._give_up, "the run has ended")
-        try:
-            await self._tell("end")
-        finally:
-            ended_by.cancel()
-            self._give_up("the run has ended")
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CANCEL_SEC)
+        self.tell("end")
+        await asyncio.wait(self._tasks, timeout=CANCEL_SEC)
+        self.lose("the run has ended")
+        await cancel_all(*self._tasks, within_sec=CANCEL_SEC)
         with suppress(Exception):  # some calls never return if the cluster is broken
             async with asyncio.timeout(KILL_SEC):
                 await in_daemon_thread(lambda: self.ray.kill(self.actor))
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Calls a method of the host in the background, without waiting for its result."""
-        self._spawn(self._tell(method, *arguments))
 
-    async def _tell(self, method: str, *arguments: Any) -> None:
-        with suppress(HostLostError, EpisodeStateError):  # the host has ended
-            await self.call(method, *arguments)
+        async def call() -> None:
+            with suppress(HostLostError, EpisodeStateError):  # the host has ended
+                await self.call(method, *arguments)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._spawn(call())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # News of the host
 
@@ -195,8 +183,6 @@ class RemoteHost:
             lease = asyncio.get_running_loop().call_later(self.lease_sec, self.lose, why)
             try:
                 await self._ask_for_news(wait_sec)
-            except HostLostError:
-                return
             except Exception as error:
                 self.lose(f"it cannot be polled: {type(error).__name__}: {error}")
             finally:
@@ -206,13 +192,20 @@ class RemoteHost:
         started = time.perf_counter()
         waited_sec, found = await self.call("news", wait_sec)
         self.round_trip_sec = time.perf_counter() - started - waited_sec
-        for news in found:
-            self._spawn(self._heard(news))
+        for number, method, arguments in found:
+            answering = self._spawn(self._heard(number, method, arguments))
+            if number is not None:
+                self._answering[number] = answering
 
-    async def _heard(self, news: News) -> None:
-        outcome = await Outcome.of(getattr(self, f"on_{news.method}"), *news.arguments)
-        if news.number is not None:
-            await self._tell("answer", news.number, outcome)
+    async def _heard(self, number: int | None, method: str, arguments: tuple[Any, ...]) -> None:
+        result = await result_or_failure(getattr(self, f"on_{method}"), *arguments)
+        if number is not None:
+            self.tell("answer", number, result)
+
+    async def on_cancel(self, number: int) -> None:
+        """Cancels the call with this number, because its caller in the host was cancelled."""
+        if (answering := self._answering.get(number)) is not None:
+            answering.cancel()
 
     async def on_log(self, name: str, level: int, text: str) -> None:
         logging.getLogger(name).log(level, "%s (on %s)", text, self.node)
@@ -238,21 +231,31 @@ class RemoteHost:
     async def on_background_request(self, environment: str, request: LLMRequest) -> LLMResponse:
         if (guest := self.guests.get(environment)) is None:
             raise EpisodeStateError("The episode has ended, so no more requests are sent to its policy.")
-        return await guest.respond_in_background(request)
+        assert guest.parts.background_client is not None, "the host only asks if the episode has a background client"
+        return await guest.parts.background_client(request)
 
     async def on_read_record(self, environment: str) -> Sequence[Asked] | None:
         guest = self.guests.get(environment)
-        if guest is None or guest.output_dir is None:
+        if guest is None or guest.parts.output_dir is None:
             return None
-        return await asyncio.to_thread(read_asked, guest.output_dir)
+        return await asyncio.to_thread(read_asked, guest.parts.output_dir)
 
     async def on_append_record(self, environment: str, key: str, asked: Asked) -> None:
         """Counts the cost of a call of an environment's own model, and records the call in the files of the episode."""
         self.models[key].count(len(asked.said), asked.usage)
         if (guest := self.guests.get(environment)) is not None:
             guest.asked = (guest.asked or EnvironmentUsage()) + asked.usage
-            if guest.output_dir is not None:
-                await self.models[key].append_asked(guest.output_dir, asked)
+            if guest.parts.output_dir is not None:
+                await self.models[key].append_asked(guest.parts.output_dir, asked)
+
+
+def without_factories(parts: EpisodeParts) -> EpisodeParts:
+    """Returns the arguments of an environment that can be sent to a host: all except the factories and the client."""
+    nothing: Any = None
+    output_dir = parts.output_dir.absolute() if parts.output_dir is not None else None
+    return replace(
+        parts, container_factory=nothing, code_agent_factory=nothing, background_client=None, output_dir=output_dir
+    )
 
 
 @dataclass(eq=False, repr=False)
@@ -262,32 +265,31 @@ class RemoteEnvironment(EnvironmentBase):
     If the host is lost, calls raise `HostLostError`, and `close` has no effect.
 
     Attributes:
-        order: Specification from which the host creates the environment at the first `reset`.
-        output_dir: Directory in the run for the files of the episode; `None` if no files are kept.
-        background_client: Client that responds to the agent's background requests; `None` if the agent sends none.
-        loss: Function that converts a `HostLostError` to the error that this environment raises.
+        parts: Arguments from which the host creates the environment at the first `reset`. The host uses its own
+            factories, and sends the agent's background requests to this process.
+        may_be_blamed: Whether the loss of the host raises `HostsLostError`, because this attempt may be the cause,
+            instead of `HostLostError`.
         name: Name of the environment in the host.
         asked: Usage of the environment's own models in this episode, as counted by the run; `None` if no model was
             called.
     """
 
     host: RemoteHost
-    order: EnvironmentOrder
-    output_dir: Path | None = None
-    background_client: LLMClient | None = None
-    loss: Callable[[HostLostError], Exception] = lambda error: error
+    task_name: str
+    parts: EpisodeParts
+    may_be_blamed: bool = False
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
     asked: EnvironmentUsage | None = None
     time_step: TimeStep[Any] | None = None
     _facts: Facts = field(default_factory=Facts)
     _facts_at: float = field(default_factory=time.monotonic)
-    _background_requests: set[asyncio.Future[LLMResponse]] = field(default_factory=set)
     _calls: OneCallAtATime = field(default_factory=OneCallAtATime)
 
     # Calls
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        started: TimeStep[Any] = await self._stepped("reset", seed=seed, options=options)
+        made_from = self.task_name, without_factories(self.parts), self.parts.background_client is not None
+        started: TimeStep[Any] = await self._stepped("reset", made_from, seed=seed, options=options)
         return started
 
     async def step(self, action: Any) -> TimeStep[Any]:
@@ -300,32 +302,16 @@ class RemoteEnvironment(EnvironmentBase):
 
     async def export_state(self, output_dir: str | Path, *, snapshot_id: str | None = None) -> EnvironmentSnapshot:
         """Writes a snapshot of the environment to `output_dir`, which the host must share with the run."""
-        from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-
         with self._calls.during("export_state()"):
             arguments = {"output_dir": Path(output_dir).absolute(), "snapshot_id": snapshot_id}
             place = await self._acted("export_state", arguments)
             return await asyncio.to_thread(EnvironmentSnapshot.load_from_file, place)
-
-    async def fork(self, n: int, *, diversify: bool = False) -> Sequence[RemoteEnvironment]:
-        """Creates `n` environments in the same host that continue from the current state of this environment."""
-        if n < 1:
-            raise ConfigError(f"Expected fork() to make at least 1 environment, got {n}.")
-        with self._calls.during("fork()"):
-            forks = [RemoteEnvironment(self.host, self.order, loss=self.loss) for _ in range(n)]
-            facts = await self._asked_of_host("fork", [fork.name for fork in forks], diversify)
-            for fork, told in zip(forks, facts, strict=True):
-                fork.time_step = self.time_step
-                fork.host.guests[fork.name] = fork
-                fork._take(told)
-            return forks
 
     async def close(self) -> None:
         """Closes the environment in its host. The time step remains available if it is the last of its episode."""
         if self.time_step is not None and not self.time_step.last():
             self.time_step = None
         self._facts = self._facts._replace(pending=())
-        self._end_background_requests()
         try:
             if self.name in self.host.guests and self.host.why_lost is None:
                 await finish(self._closed())
@@ -343,9 +329,14 @@ class RemoteEnvironment(EnvironmentBase):
             return await self.host.call(method, self.name, *arguments)
         except HostLostError as error:
             self.time_step, self._facts = None, self._facts._replace(pending=())
-            raise self.loss(error) from error
+            if not self.may_be_blamed:
+                raise
+            raise HostsLostError(
+                f"{error} The attempt has now lost as many hosts as `executor.lost_per_attempt` allows, so it may be "
+                "the cause."
+            ) from error
 
-    async def _stepped(self, method: str, **arguments: Any) -> Any:
+    async def _stepped(self, method: str, made_from: tuple[Any, ...] = (), **arguments: Any) -> Any:
         """Calls a method such as `step`, stores the returned time step in `time_step`, and returns it.
 
         Returns `None` if the method returned no time step, which is possible for `truncate`.
@@ -353,30 +344,24 @@ class RemoteEnvironment(EnvironmentBase):
         with self._calls.during(f"{method}()"):
             if method == "reset":
                 self.time_step = self.asked = None
-            if (taken := await self._acted(method, arguments)) is not None:
+            if (taken := await self._acted(method, arguments, made_from)) is not None:
                 self.time_step = taken
-                if taken.last():
-                    self._end_background_requests()
             return taken
 
-    async def _acted(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        """Calls a method of the environment in the host, and returns its result or raises its error.
+    async def _acted(self, method: str, arguments: Mapping[str, Any], made_from: tuple[Any, ...] = ()) -> Any:
+        """Calls a method of the environment in the host (see `EnvironmentHost.act`). Returns its result.
 
         Also stores the state of the environment after the call, and fetches new files of the episode from the node.
         """
         self._facts = self._facts._replace(pending=())
         self.host.guests[self.name] = self
-        order = self.order if method == "reset" else None
-        outcome, facts = await self._asked_of_host("act", method, arguments, order)
-        self._take(facts)
-        if facts.has_files and self.output_dir is not None:
-            await self._fetch_files(self.output_dir)
-        return outcome.result(self.host.node)
-
-    def _take(self, facts: Facts) -> None:
-        self._facts, self._facts_at = facts, time.monotonic()
-        if facts.step_type is None:
+        result, self._facts = await self._asked_of_host("act", method, arguments, made_from)
+        self._facts_at = time.monotonic()
+        if self._facts.step_type is None:
             self.time_step = None
+        if self._facts.has_files and self.parts.output_dir is not None:
+            await self._fetch_files(self.parts.output_dir)
+        return unless_failed(result, self.host.node)
 
     async def _fetch_files(self, output_dir: Path) -> None:
         with tempfile.TemporaryFile() as archive:
@@ -397,7 +382,7 @@ class RemoteEnvironment(EnvironmentBase):
         if self.asked is None:
             return report
         used = [one for one in (report.environment_usage, self.asked) if one is not None]
-        return replace(report, environment_usage=max(used, key=_size, default=None))
+        return replace(report, environment_usage=max(used, key=lambda one: (one.tokens, one.cost)))
 
     @property
     def step_count(self) -> int:
@@ -406,7 +391,7 @@ class RemoteEnvironment(EnvironmentBase):
     @property
     def current_task(self) -> str | None:
         """The name of the task. The task object itself is only in the host."""
-        return None if self._facts.report is None else self.report().task_name or self.order.task_name
+        return None if self._facts.report is None else self.report().task_name or self.task_name
 
     @property
     def activity(self) -> Activity | None:
@@ -414,7 +399,7 @@ class RemoteEnvironment(EnvironmentBase):
 
     @property
     def past_steps(self) -> Sequence[PastStep]:
-        """The steps before the snapshot that was restored or forked. Empty after the first `step`."""
+        """The steps before the snapshot that was restored. Empty after the first `step`."""
         return self._facts.past
 
     @property
@@ -447,28 +432,10 @@ class RemoteEnvironment(EnvironmentBase):
         if self._calls.in_progress:
             self._facts = self._facts._replace(report=report)
 
-    async def respond_in_background(self, request: LLMRequest) -> LLMResponse:
-        """Sends a background request from the agent to the policy. The request is cancelled if the episode ends."""
-        assert self.background_client is not None, "the host asks only if the episode has a background client"
-        answering = asyncio.ensure_future(self.background_client(request))
-        self._background_requests.add(answering)
-        try:
-            return await answering
-        finally:
-            answering.cancel()
-            self._background_requests.discard(answering)
-
-    def _end_background_requests(self) -> None:
-        for answering in self._background_requests:
-            answering.cancel()
-
-
-def _size(used: EnvironmentUsage) -> tuple[int, float]:
-    return used.prompt_tokens + used.generated_tokens, used.cost
-
 
 def _in_short(error: BaseException) -> str:
     """Describes an error from Ray in one line: its class and the last line of its message, which contains the cause."""
-    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
-    cause, _, _ = (lines or [""])[-1].partition(GUESSES)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # without colours
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    cause, _, _ = (lines or [""])[-1].partition("Some common causes include")  # Ray's list is always the same
     return f"{type(error).__name__}: {cause.rstrip(' .')[:300]}"

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from ares_exp.environment import MinimalEnvironment
+from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.own_model import OwnModel
+from ares_exp.environments.source import EpisodeParts
 from ares_exp.llms.request import LLMClient
 from ares_exp.runs.executors.environment_host import EnvironmentHost
 from ares_exp.runs.executors.remote_host import RemoteEnvironment, RemoteHost
-from ares_exp.runs.executors.remote_messages import EnvironmentOrder
 
 
 class RayError(Exception):
@@ -62,6 +63,12 @@ def hosted(inside: EnvironmentHost, models: Sequence[OwnModel] = (), *, lease_se
     return RemoteHost(ray=ray, actor=ray, node="in-process", models=by_key, lease_sec=lease_sec)
 
 
+def parts(**more: Any) -> EpisodeParts:
+    """Arguments of an environment, without factories."""
+    factory: Any = None
+    return EpisodeParts(factory, factory, EpisodeLimits(), seed=0, **more)
+
+
 class HostedEnvironment(RemoteEnvironment):
     """Lives in a separate host, which starts with its first call and ends when it is closed.
 
@@ -81,18 +88,17 @@ class HostedEnvironment(RemoteEnvironment):
         output_dir: Path | None = None,
         background_client: LLMClient | None = None,
     ) -> None:
-        order, no_host = (
-            EnvironmentOrder("a task", {}, streams=files is not None),
-            SimpleNamespace(guests={}, why_lost=""),
-        )
-        super().__init__(no_host, order, output_dir=output_dir, background_client=background_client)  # type: ignore[arg-type]
+        no_host: Any = SimpleNamespace(guests={}, why_lost="")
+        super().__init__(no_host, "a task", parts(output_dir=output_dir, background_client=background_client))
         self._make_environment = make_environment
-        self._models, self._lease_sec, self._files = models, lease_sec, files or output_dir
+        self._models, self._lease_sec = models, lease_sec
+        self._shares_disk, self._files = files is None, files or output_dir
 
     async def _asked_of_host(self, method: str, *arguments: Any) -> Any:
         if not isinstance(self.host, RemoteHost) or self.host.why_lost == "the run has ended":
             inside = self.inside_now = EnvironmentHost(self._lease_sec)
-            inside.adopt(self.name, self._make_environment(), files=self._files, is_streamed=self.order.streams)
+            inside.shares_disk = self._shares_disk
+            inside.adopt(self.name, self._make_environment(), files=self._files)
             self.host = hosted(inside, self._models, lease_sec=self._lease_sec)
             await self.host.start()
             self.host.guests[self.name] = self

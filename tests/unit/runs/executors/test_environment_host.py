@@ -16,24 +16,34 @@ from omegaconf import OmegaConf
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.containers.ownership import find_short_lived
 from ares_exp.environment import EpisodeReport, MinimalEnvironment, TimeStep, restart, termination, transition
-from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.source import EpisodeParts, make_scored_source
+from ares_exp.environments.own_model import OwnModel
+from ares_exp.environments.source import make_scored_source
 from ares_exp.environments.twenty_questions import TwentyQuestionsEnvironments
-from ares_exp.errors import ConfigError, EpisodeStateError, HostLostError, PolicyError, PreflightError
+from ares_exp.errors import (
+    ConfigError,
+    EpisodeStateError,
+    HostLostError,
+    PolicyError,
+    PreflightError,
+    SnapshotTimingError,
+    StorageError,
+    VerifierError,
+)
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.environment_responses import read_asked
+from ares_exp.policies.policy import EpisodeSpec
+from ares_exp.records.environment_responses import Asked, read_asked
 from ares_exp.runs.executors import remote_host
-from ares_exp.runs.executors.environment_host import EnvironmentHost, parts_to_send, versions_here
+from ares_exp.runs.executors.environment_host import EnvironmentHost
 from ares_exp.runs.executors.executor import Recipe, RunPlan
 from ares_exp.runs.executors.ray_executor import RayExecutor
-from ares_exp.runs.executors.remote_host import RemoteEnvironment, _in_short
-from ares_exp.runs.executors.remote_messages import EnvironmentOrder, News
+from ares_exp.runs.executors.remote_host import RemoteEnvironment, _in_short, without_factories
+from ares_exp.runs.executors.remote_messages import Failure, News
 from ares_exp.testing.environment_contract import EnvironmentContract
 from ares_exp.wrappers.registry import make
 from tests.unit.containers.local_containers import needs_local
 from tests.unit.environments.test_ares_adapter import Wrapped, adapted
-from tests.unit.runs.executors.hosted import HostedEnvironment, hosted
+from tests.unit.runs.executors.hosted import HostedEnvironment, hosted, parts
 from tests.unit.testing.test_bundled_parts import SUBMIT, code_environment
 from tests.warm_start import warm_command
 
@@ -134,8 +144,8 @@ async def test_host_without_lease_closes_its_environments() -> None:
     await host.call(pickle.dumps(("act", ("one", "reset", {}))))
     await asyncio.wait_for(inside.closed.wait(), 60)
     await asyncio.wait_for(ended.wait(), 60)
-    failure = pickle.loads(await host.call(pickle.dumps(("news", (0.0,))))).failure
-    assert failure is not None
+    failure = pickle.loads(await host.call(pickle.dumps(("news", (0.0,)))))
+    assert isinstance(failure, Failure)
     assert failure.name == EpisodeStateError.__name__
 
 
@@ -174,16 +184,19 @@ async def test_a_silent_host_is_lost() -> None:
 
 async def test_environment_that_failed_creation_can_be_closed() -> None:
     host = hosted(EnvironmentHost(60))
-    environment = RemoteEnvironment(host, EnvironmentOrder("a task", {}, streams=False))
+    environment = RemoteEnvironment(host, "a task", parts())
     with pytest.raises(AssertionError, match="prepare"):
         await environment.reset()
     await environment.close()
     await host.close()
 
 
-async def test_run_calls_and_records_the_oracle(tmp_path: Path) -> None:
-    """The models of a host have no keys: only the run's model answers."""
+async def test_run_calls_and_records_the_oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models of a host have no keys: only the run's model answers. An answer that is not recorded is not used."""
     asked = []
+
+    async def fail(files: Path, asked: Asked) -> None:
+        raise StorageError("no space")
 
     async def oracle(request: LLMRequest) -> LLMResponse:
         asked.append(request)
@@ -204,8 +217,7 @@ async def test_run_calls_and_records_the_oracle(tmp_path: Path) -> None:
     def make() -> Any:
         [model] = of_host.own_models
         model.ask_elsewhere(environment.inside_now)
-        parts = EpisodeParts(None, None, limits=EpisodeLimits(), seed=0, output_dir=tmp_path / "files")  # type: ignore[arg-type]
-        return of_host.make("cat", parts)
+        return of_host.make("cat", parts(output_dir=tmp_path / "files"))
 
     environment = HostedEnvironment(make, of_run.own_models, output_dir=tmp_path / "files")
     await environment.reset()
@@ -215,6 +227,11 @@ async def test_run_calls_and_records_the_oracle(tmp_path: Path) -> None:
     [line] = read_asked(tmp_path / "files") or []
     assert (line.question, line.answer) == ("Is it alive?", "yes")
     assert environment.report().environment_usage is not None
+    with monkeypatch.context() as patch:
+        [of_run_model] = of_run.own_models
+        patch.setattr(of_run_model, "append_asked", fail)
+        with pytest.raises(StorageError, match="no space"):
+            await environment.step(LLMResponse.from_text("Is it big?"))
     await environment.close()
 
 
@@ -248,10 +265,10 @@ async def test_background_requests_end_with_the_episode() -> None:
             self.unanswered = asyncio.ensure_future(self.client(request))
             while len(asked) < 3:  # noqa: ASYNC110 -- only looked at here
                 await asyncio.sleep(0.01)
+            self.unanswered.cancel()  # as `AgentHost.cancel` does
             return termination(1.0)
 
-        async def close(self) -> None:
-            self.unanswered.cancel()
+        async def close(self) -> None: ...
 
     environment = HostedEnvironment(Asking, background_client=policy)
     assert (await environment.reset()).observation == "Greetings"
@@ -259,6 +276,35 @@ async def test_background_requests_end_with_the_episode() -> None:
     await asyncio.wait_for(cancelled.wait(), 60)
     await environment.close()
     assert asked == [request] * 3
+
+
+async def test_cancelled_step_cancels_its_judge_request() -> None:
+    asked, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def judge(request: LLMRequest) -> LLMResponse:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError("unreachable")
+
+    class Judged(Inside):
+        async def step(self, action: Any) -> TimeStep[Any]:
+            client = environment.inside_now.client("a.judge", EpisodeSpec("a task", 0, 0), None)
+            await client(LLMRequest([{"role": "user", "content": "good?"}]))
+            raise AssertionError("unreachable")
+
+    model = OwnModel(judge, name="The judge", key="a.judge", error=VerifierError)
+    environment = HostedEnvironment(Judged, [model])
+    await environment.reset()
+    step = asyncio.create_task(environment.step(RESPONSE))
+    await asked.wait()
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    await asyncio.wait_for(cancelled.wait(), 60)
+    await environment.close()
 
 
 async def test_episode_files_are_sent_at_the_end(tmp_path: Path) -> None:
@@ -289,7 +335,7 @@ async def test_folder_of_a_killed_host_is_found(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     recipe = Recipe.of(compose_config(["env=twenty_questions", "env.limit=1", "collector=none"]))
     host = EnvironmentHost(60)
-    _, sees_run_dir = await host.prepare(recipe, {}, parts_to_send(parts()), versions_here(), None)
+    _, sees_run_dir = await host.prepare(recipe, {}, without_factories(parts()), None)
     assert sees_run_dir is False
     assert [one.is_stale for one in find_short_lived()] == [False]
     await host.end()
@@ -320,11 +366,6 @@ def test_local_run_does_not_import_ray(tmp_path: Path) -> None:
     command = warm_command(str(tmp_path / "script.py"))
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-
-
-def parts() -> EpisodeParts:
-    factory: Any = None
-    return EpisodeParts(factory, factory, EpisodeLimits(), seed=0)
 
 
 async def test_missing_ray_is_a_preflight_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,6 +456,21 @@ class TestCodeEnvironment(EnvironmentContract):
     def environment(self) -> MinimalEnvironment:
         inside = code_environment()
         return HostedEnvironment(lambda: inside)
+
+
+@needs_local
+async def test_host_writes_snapshots_to_the_run(tmp_path: Path) -> None:
+    environment = HostedEnvironment(code_environment)
+    with pytest.raises(SnapshotTimingError):
+        await environment.export_state(tmp_path / "store")
+    first = await environment.reset()
+    snapshot = await environment.export_state(tmp_path / "store", snapshot_id="mine")
+    assert (snapshot.snapshot_id, snapshot.step_count) == ("mine", 0)
+    assert (tmp_path / "store" / "mine" / "snapshot.json").is_file()
+    assert environment.time_step == first
+    assert [one.request for one in environment.pending_requests()] == [first.observation]
+    assert not (await environment.step(RESPONSE)).first()
+    await environment.close()
 
 
 class TestTwentyQuestions(EnvironmentContract):
