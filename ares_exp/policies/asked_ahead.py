@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, runtime_checkable
 from weakref import WeakMethod
 
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import cancel_all, finish
 from ares_exp.config.parts import has_members
 from ares_exp.environment import MAIN_CONVERSATION, PendingRequest
 from ares_exp.errors import EpisodeStateError, PolicyError, PolicyTimeoutError
@@ -130,7 +130,7 @@ class AskedAhead(Generic[T]):
         self._on_wait = on_wait
         self._pending: Sequence[PendingRequest] = ()
         self._asks: dict[int, _Ask] = {}
-        self._ending: set[asyncio.Task[T]] = set()
+        self._running: set[asyncio.Task[T]] = set()
         self._closed = False
         self.awaited: int | None = None
 
@@ -143,7 +143,7 @@ class AskedAhead(Generic[T]):
             requests = {call.call_id: call.request for call in pending}
             for call_id, ask in list(self._asks.items()):
                 if requests.get(call_id) != ask.call.request:  # call ids start at 0 again in each stage
-                    self._cancel(self._asks.pop(call_id))
+                    self._asks.pop(call_id).task.cancel()
         if len(pending) > 1:
             self._ask_ahead()
 
@@ -169,12 +169,10 @@ class AskedAhead(Generic[T]):
     async def close(self) -> None:
         """Cancels requests that were sent ahead of time, and waits up to `UNWIND_SEC` for them to end."""
         self._closed = True
-        for ask in self._asks.values():
-            self._cancel(ask)
         self._asks.clear()
         self._ask = _ask_no_more  # `_ask` refers to this object; breaking the cycle frees all immediately
-        if self._ending:
-            await finish(asyncio.wait(self._ending, timeout=UNWIND_SEC))
+        if self._running:
+            await finish(cancel_all(*self._running, within_sec=UNWIND_SEC))
 
     def _ask_ahead(self) -> None:
         first, *others = self._pending
@@ -188,6 +186,7 @@ class AskedAhead(Generic[T]):
             free -= 1
             self._asks[call.call_id] = ask = _Ask(call)
             ask.task = asyncio.create_task(self._in_background(ask), name="asked ahead")
+            self._running.add(ask.task)
             ask.task.add_done_callback(self._ended)
 
     async def _in_background(self, ask: _Ask) -> T:
@@ -198,16 +197,11 @@ class AskedAhead(Generic[T]):
             raise PolicyError(f"The policy raised SystemExit: {error}") from error
 
     def _ended(self, task: asyncio.Task[T]) -> None:
-        self._ending.discard(task)
+        self._running.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as retrieved, because asyncio would log an error that is never awaited
         if len(self._pending) > 1 and not self._closed:
             self._ask_ahead()
-
-    def _cancel(self, ask: _Ask) -> None:
-        if not ask.task.done():
-            self._ending.add(ask.task)
-            ask.task.cancel()
 
 
 async def _ask_no_more(call: PendingRequest, is_ahead: bool) -> NoReturn:

@@ -8,7 +8,6 @@ replaced by aiohttp.
 from __future__ import annotations
 
 import asyncio
-import copy
 import importlib
 import json
 import os
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ares_exp.backoff import retry_after_sec
 from ares_exp.errors import (
-    ConfigError,
     EndpointError,
     EndpointTimeoutError,
     EndpointUnreachableError,
@@ -74,19 +72,14 @@ class EndpointWire:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    client: AsyncOpenAI = field(repr=False)
-    loop: asyncio.AbstractEventLoop
-    slots: RequestSlots
-
-
 class Endpoint:
     """An HTTP endpoint of an LLM. The first request connects, and ties this object to the current event loop.
 
     Attributes:
         base_url: URL including the version.
         key: API key that replaces the key in the environment variable; `None` to use the environment variable.
+        slots: Slots that limit the number of concurrent requests. A caller holds one slot during each call of `post`.
+        max_connections: Largest number of slots to which a run in progress can change.
     """
 
     def __init__(
@@ -104,42 +97,30 @@ class Endpoint:
         self.key: str | None = None
         self._wire = wire
         self._api_key_env = api_key_env
-        self._max_concurrency = max_concurrency
+        self.slots = RequestSlots(max_concurrency)
+        self.max_connections = max(max_concurrency, MAX_CONNECTIONS)
         self._max_response_bytes = max_response_bytes
         self._stream_idle_sec = stream_idle_sec
-        self._connection: _Connection | None = None
+        self._client: AsyncOpenAI | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._secret = ""
         self._headers: dict[str, Any] = {}
 
-    def beside(self, wire: EndpointWire, *, base_url: str) -> Endpoint:
-        """Returns a copy of this endpoint, with the same key and limits, for another URL and API of the same server."""
-        other = copy.copy(self)
-        other.base_url, other._wire, other._connection = base_url.rstrip("/"), wire, None
-        return other
-
-    @property
-    def slots(self) -> RequestSlots:
-        """Slots that limit the number of concurrent requests. A caller holds one slot during each call of `post`."""
-        return self._connect().slots
-
-    def check_size(self, max_concurrency: int) -> None:
-        """Raises `ConfigError` if `max_concurrency` is larger than the connection pool of this endpoint."""
-        most = max(self._max_concurrency, MAX_CONNECTIONS)
-        if max_concurrency > most:
-            raise ConfigError(
-                f"Expected policy.max_concurrency to be at most {most:,} in a run in progress, got {max_concurrency:,}."
-            )
-
-    def resize(self, max_concurrency: int) -> None:
-        """Changes the maximum number of concurrent requests. Call `check_size` first, because this method does not."""
-        self._max_concurrency = max_concurrency
-        if self._connection is not None:
-            self._connection.slots.resize(max_concurrency)
-
     async def post(
-        self, body: Mapping[str, Any], *, timeout_sec: float, headers: Mapping[str, str] | None = None
+        self,
+        body: Mapping[str, Any],
+        *,
+        timeout_sec: float,
+        headers: Mapping[str, str] | None = None,
+        url: str | None = None,
     ) -> Any:
         """Posts a request once. Returns the parsed JSON body, or the assembled body of a streamed response.
+
+        Args:
+            body: Body of the request.
+            timeout_sec: Time limit in seconds, from the request to the complete response.
+            headers: Further headers.
+            url: URL of the request on the same server. Default: the path of the API at the base URL.
 
         Raises:
             EndpointError: The endpoint sent no complete, successful response within `timeout_sec`.
@@ -147,15 +128,16 @@ class Endpoint:
             UnsendableRequestError: `body` cannot be sent.
             PreflightError: The package `openai` is not installed, or the key is missing.
         """
-        client = self._connect().client
+        client = self._connect()
+        url = url or f"{self.base_url}/{self._wire.path}"
         try:
             async with asyncio.timeout(timeout_sec):
-                llm_response = await self._read(client, body, headers or {})
-            failure: PolicyError | None = self._failure_in(llm_response)
+                llm_response = await self._read(client, url, body, headers or {})
+            failure: PolicyError | None = self._failure_in(llm_response, f"POST {url}")
             if failure is None:
                 return llm_response
         except Exception as error:
-            failure = self._failure(error, "POST", self._wire.path, timeout_sec)
+            failure = self._failure(error, f"POST {url}", timeout_sec)
             if failure is None:
                 raise
         # Raised outside of the handler, so that no chained exception shows the removed secrets.
@@ -198,7 +180,7 @@ class Endpoint:
             ):
                 return _model_names(await self._whole(response)), None
         except Exception as error:
-            if (failure := self._failure(error, "GET", "models", timeout_sec)) is None:
+            if (failure := self._failure(error, f"GET {self.base_url}/models", timeout_sec)) is None:
                 raise
             return [], failure
         finally:
@@ -210,17 +192,17 @@ class Endpoint:
 
     async def close(self) -> None:
         """Closes the connections. Idempotent. A later request opens new connections."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.client.close()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
-    def _connect(self) -> _Connection:
+    def _connect(self) -> AsyncOpenAI:
         loop = asyncio.get_running_loop()
-        if self._connection is None:
-            self._connection = _Connection(self._open(), loop, RequestSlots(self._max_concurrency))
-        if self._connection.loop is not loop:
+        if self._client is None:
+            self._client, self._loop = self._open(), loop
+        if self._loop is not loop:
             raise RuntimeError("This policy has connections on another event loop. Await its close() there first.")
-        return self._connection
+        return self._client
 
     def missing(self) -> list[str]:
         """Returns error messages for an unusable key and a missing `openai` package, each with a suggested fix."""
@@ -236,7 +218,7 @@ class Endpoint:
         try:
             from openai import DefaultAioHttpClient
 
-            most = max(self._max_concurrency, MAX_CONNECTIONS)
+            most = self.max_connections
             limits = _http_library().Limits(max_connections=most, max_keepalive_connections=most)
             return DefaultAioHttpClient(limits=limits, timeout=None)
         except (ImportError, RuntimeError):  # RuntimeError: openai is installed, aiohttp is not.
@@ -276,16 +258,14 @@ class Endpoint:
             )
         return key
 
-    async def _read(self, client: AsyncOpenAI, body: Mapping[str, Any], more: Mapping[str, str]) -> Any:
+    async def _read(self, client: AsyncOpenAI, url: str, body: Mapping[str, Any], more: Mapping[str, str]) -> Any:
         # `post` bypasses the client's typed arguments, because their conversion of messages takes milliseconds of CPU
         # time.
         headers = {**self._headers, **more, _STREAMED: "stream"}
-        response: Any = await client.post(
-            f"/{self._wire.path}", cast_to=cast("Any", object), body=body, options={"headers": headers}
-        )
+        response: Any = await client.post(url, cast_to=cast("Any", object), body=body, options={"headers": headers})
         try:
             if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
-                return await self._assembled(response)
+                return await self._assembled(response, f"POST {url}")
             llm_response = await self._whole(response)
         finally:
             await response.close()
@@ -298,7 +278,7 @@ class Endpoint:
                 body |= {"policy_version": version, "policy_version_from": "header"}
             return body
         shown = self._shown(llm_response[: 4 * SHOWN_CHARS].decode(errors="replace"))
-        raise MalformedResponseError(f"Expected JSON from {self.base_url}/{self._wire.path}, got: {shown!r}")
+        raise MalformedResponseError(f"Expected JSON from {url}, got: {shown!r}")
 
     async def _whole(self, response: Any) -> bytes:
         body = bytearray()
@@ -307,9 +287,8 @@ class Endpoint:
             self._check_size(len(body))
         return bytes(body)
 
-    async def _assembled(self, response: Any) -> Any:
+    async def _assembled(self, response: Any, request: str) -> Any:
         """Reads a streamed response. Returns the body that the endpoint would have sent without streaming."""
-        request = f"POST {self.base_url}/{self._wire.path}"
         llm_response, loop = self._wire.streamed(), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._stream_idle_sec) as idle:
@@ -351,7 +330,7 @@ class Endpoint:
                 "responses, raise policy.max_response_bytes."
             )
 
-    def _failure_in(self, body: Any) -> EndpointError | None:
+    def _failure_in(self, body: Any, request: str) -> EndpointError | None:
         """Returns the error in a body that was sent with status 200; `None` if the body has no error."""
         if not isinstance(body, Mapping) or (self._wire.answered_in in body and body.get("status") != "failed"):
             return None
@@ -359,14 +338,13 @@ class Endpoint:
         status = status_of(error) if isinstance(error, Mapping) else None
         if status is None or not 400 <= status < 600:
             return None
-        return self._refused(f"POST {self.base_url}/{self._wire.path}", status, error, {})
+        return self._refused(request, status, error, {})
 
-    def _failure(self, error: Exception, method: str, path: str, timeout_sec: float) -> PolicyError | None:
+    def _failure(self, error: Exception, request: str, timeout_sec: float) -> PolicyError | None:
         """Converts an exception to a `PolicyError`; `None` if neither the endpoint nor the request caused `error`."""
         from aiohttp import ClientConnectorError, ClientError
         from openai import APIConnectionError, APIStatusError
 
-        request = f"{method} {self.base_url}/{path}"
         if isinstance(error, EndpointError | WireFormatError):
             return error
         if isinstance(error, APIStatusError):

@@ -8,7 +8,7 @@ import random
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -183,6 +183,7 @@ class EndpointPolicy(Policy):
         self.knows_prices = bool(self.prices)
         self._extra_body = dict(self.extra_body or {})
         self._warn_once = WarnOnce(logger)
+        self._rng = random.Random()
         url = self.base_url.rstrip("/")
         if url != (base := url.removesuffix(f"/{self.wire.path}")):
             raise ConfigError(f"Expected `policy.base_url` without `/{self.wire.path}`. Set `policy.base_url={base}`.")
@@ -211,12 +212,14 @@ class EndpointPolicy(Policy):
             return super().adjust(name, value)
         if type(value) is not int or value < least:
             raise ConfigError(f"Expected policy.{name} to be an int of at least {least}, got {value!r:.80}.")
-        if name == "max_concurrency":
-            self._endpoint.check_size(value)
+        if name == "max_concurrency" and value > (most := self._endpoint.max_connections):
+            raise ConfigError(
+                f"Expected policy.max_concurrency to be at most {most:,} in a run in progress, got {value:,}."
+            )
 
         def change() -> None:
             setattr(self, name, value)
-            self._endpoint.resize(self.max_concurrency)
+            self._endpoint.slots.resize(self.max_concurrency)
 
         return change
 
@@ -408,15 +411,39 @@ class EndpointPolicy(Policy):
                 ):
                     continue  # an outage is not a failed try
                 tries += 1
-                backoff = Backoff(
-                    max_retries=self.max_retries, base_sec=self.retry_base_sec, max_wait_sec=self.max_retry_wait_sec
-                )
-                wait_sec = backoff.wait_sec(tries, error)
+                wait_sec = self.retry_wait_sec(tries, error)
                 if error.retry_after_sec is not None:
                     slots.pause(wait_sec)
                 logger.info("%s Retrying in %.1f s (request %d failed).", error, wait_sec, tries)
             episode.on_wait(wait_sec)
             await asyncio.sleep(wait_sec)
+
+    def retry_wait_sec(self, tries: int, error: EndpointError) -> float:
+        """Returns the seconds to wait after attempt number `tries` (starting at 1) failed with `error`.
+
+        The wait is exponential with jitter, or as the endpoint demands.
+
+        Raises:
+            EndpointError: The error is not retryable, or a limit on retries is reached: `max_retries` is used up, or
+                the endpoint demands a wait of more than `max_retry_wait_sec`.
+        """
+        most_sec = self.max_retry_wait_sec
+        if not error.retryable:
+            raise error
+        if tries > self.max_retries:
+            count = "1 request" if tries == 1 else f"{tries} requests"
+            raise _final(error, f"Gave up after {count} (policy.max_retries={self.max_retries}).")
+        if error.retry_after_sec is None:
+            return backoff_sec(tries, base_sec=self.retry_base_sec, max_sec=most_sec, rng=self._rng)
+        if error.retry_after_sec > most_sec:
+            raise _final(
+                error,
+                f"The server asks to wait {error.retry_after_sec:.0f} s, "
+                f"more than policy.max_retry_wait_sec={most_sec:g}.",
+            )
+        # Never earlier than requested. The jitter keeps requests that failed together from being retried at the same
+        # time.
+        return min(most_sec, error.retry_after_sec + self.retry_base_sec * self._rng.uniform(0.0, 0.5))
 
     def _cost(self, response: LLMResponse) -> float:
         prices = self.prices or {}
@@ -448,40 +475,6 @@ class _Bound:
     def advance(self, request: LLMRequest, llm_response: LLMResponse | None) -> None:
         if self.reasoning is not None and llm_response is not None:
             self.reasoning.add(llm_response)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
-    """The waits between retries, set by `EndpointPolicy`: exponential with jitter, or as the endpoint demands."""
-
-    max_retries: int
-    base_sec: float
-    max_wait_sec: float
-    rng: random.Random = field(default_factory=random.Random, repr=False)
-
-    def wait_sec(self, tries: int, error: EndpointError) -> float:
-        """Returns the seconds to wait after attempt number `tries` (starting at 1) failed with `error`.
-
-        Raises:
-            EndpointError: The error is not retryable, or a limit on retries is reached: `max_retries` is used up, or
-                the endpoint demands a wait of more than `max_wait_sec`.
-        """
-        if not error.retryable:
-            raise error
-        if tries > self.max_retries:
-            count = "1 request" if tries == 1 else f"{tries} requests"
-            raise _final(error, f"Gave up after {count} (policy.max_retries={self.max_retries}).")
-        if error.retry_after_sec is None:
-            return backoff_sec(tries, base_sec=self.base_sec, max_sec=self.max_wait_sec, rng=self.rng)
-        if error.retry_after_sec > self.max_wait_sec:
-            raise _final(
-                error,
-                f"The server asks to wait {error.retry_after_sec:.0f} s, "
-                f"more than policy.max_retry_wait_sec={self.max_wait_sec:g}.",
-            )
-        # Never earlier than requested. The jitter keeps requests that failed together from being retried at the same
-        # time.
-        return min(self.max_wait_sec, error.retry_after_sec + self.base_sec * self.rng.uniform(0.0, 0.5))
 
 
 def _final(error: EndpointError, why: str) -> EndpointError:

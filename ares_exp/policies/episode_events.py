@@ -42,16 +42,13 @@ class ResponseDeadline:
     def extend(self, seconds: float) -> None:
         """Extends only the environment's limit, by the time for which the policy waited for its endpoint."""
         self._time_is_up_at += seconds
-        self._reschedule()
+        if not self.timer.expired():
+            self.timer.reschedule(self._when())
 
     def hold(self, seconds: float) -> None:
         """Extends both limits by the time in which no request could be sent."""
         self._given_up_at += seconds
         self.extend(seconds)
-
-    def _reschedule(self) -> None:
-        if not self.timer.expired():
-            self.timer.reschedule(self._when())
 
     def _when(self) -> float | None:
         first = min(self._given_up_at, self._time_is_up_at)

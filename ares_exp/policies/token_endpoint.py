@@ -165,19 +165,20 @@ class TokenEndpointPolicy(OpenAIPolicy):
         """
         async with self._probing:
             if self._processed is None:
-                wire = EndpointWire(self.option, "completions", "choices", StreamedCompletion)
-                server = self._endpoint.beside(wire, base_url=self._endpoint.base_url)
+                url = f"{self._endpoint.base_url}/completions"
                 prompt = {"model": self.model, "prompt": "The", "max_tokens": 1, "logprobs": 1, **NEUTRAL_SAMPLING}
                 try:
                     plain, sharp = [
-                        _largest_logprob(await server.post(prompt | {"temperature": one}, timeout_sec=self.timeout_sec))
+                        _largest_logprob(
+                            await self._endpoint.post(
+                                prompt | {"temperature": one}, timeout_sec=self.timeout_sec, url=url
+                            )
+                        )
                         for one in (1.0, PROBED_TEMPERATURE)
                     ]
                 except (PolicyError, WireFormatError) as error:
                     logger.info("Cannot check whether log-probabilities depend on the temperature: %s", error)
                     return False
-                finally:
-                    await server.close()
                 self._processed = abs(plain - sharp) > MAX_PROBED_GAP
             return self._processed
 
@@ -321,10 +322,6 @@ class SglangPolicy(TokenEndpointPolicy):
                 "Expected new weights for policy=sglang as a directory of a saved model that its server can "
                 f"read, got {type(weights).__name__}."
             )
-        wire = EndpointWire(self.option, "update_weights_from_disk", "success", StreamedCompletion)
-        server = self._endpoint.beside(wire, base_url=self._endpoint.base_url.removesuffix("/v1"))
-        try:
-            body = {"model_path": str(weights), "weight_version": version}
-            await server.post(body, timeout_sec=self.timeout_sec)
-        finally:
-            await server.close()
+        url = f"{self._endpoint.base_url.removesuffix('/v1')}/update_weights_from_disk"
+        body = {"model_path": str(weights), "weight_version": version}
+        await self._endpoint.post(body, timeout_sec=self.timeout_sec, url=url)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any, Literal, Self
 
 import pydantic
@@ -197,8 +197,7 @@ class TransformersPolicy(Policy):
         loaded = await running.loaded()
         seed = asked.spec.seed if self._seed == "episode" else self._seed
         sampling = self._sampling_of(asked.request, loaded, len(asked.prompt))
-        named = f"{seed}/{asked.name}" if seed is not None else os.urandom(16).hex()
-        row = Row(asked.prompt, replace(sampling, seed=named), asked.spec)
+        row = Row(asked.prompt, sampling, asked.spec, Random(None if seed is None else f"{seed}/{asked.name}"))
         ended = await running.generate(row, timeout_sec=self._timeout_sec)
         return LLMResponse.from_text(
             sampled_text(loaded.template, row.ids, loaded.ends, sampling.stop),
@@ -248,7 +247,7 @@ class TransformersPolicy(Policy):
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
             top_k=request.top_k,
-            stop=tuple(request.stop_sequences or ()),
+            stop=list(request.stop_sequences or ()),
         )
 
 
@@ -264,7 +263,8 @@ def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str
             "policy=transformers needs torch and transformers: pip install 'ares-exp[transformers]'."
         ) from None
     try:
-        place = torch.device(_best_device() if device == "auto" else device)
+        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        place = torch.device(best if device == "auto" else device)
         found = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trusted)
         with _no_progress_bars():
             loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=trusted).to(place)
@@ -274,14 +274,6 @@ def _from_disk(model: str | None, tokenizer: str | None, device: str, dtype: str
             f"model, or its name on the hub: {error}"
         ) from None
     return loaded.eval(), found
-
-
-def _best_device() -> str:
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _take(model: Any, weights: Weights | None) -> None:
@@ -314,11 +306,10 @@ def _no_progress_bars() -> Iterator[None]:
     """Hides the progress bars of transformers, because the terminal shows the progress of the run."""
     from transformers.utils import logging as library_logging
 
-    if not library_logging.is_progress_bar_enabled():
-        yield
-        return
+    was_shown = library_logging.is_progress_bar_enabled()
     library_logging.disable_progress_bar()
     try:
         yield
     finally:
-        library_logging.enable_progress_bar()
+        if was_shown:
+            library_logging.enable_progress_bar()

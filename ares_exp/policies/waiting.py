@@ -65,11 +65,6 @@ class Gate:
         self._opened.set()
         self._holders: set[object] = set()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether requests may pass."""
-        return self._opened.is_set()
-
     def open(self, by: object = "order") -> None:
         """Opens the gate for the holder `by`. Requests pass if no other holder has closed the gate."""
         self._holders.discard(by)
@@ -83,8 +78,6 @@ class Gate:
 
     async def passed(self, on_wait: OnWait) -> None:
         """Waits until the gate is open. Reports the seconds of the wait to `on_wait` at regular intervals."""
-        if self._opened.is_set():
-            return
         with reported(on_wait):
             while not self._opened.is_set():  # the gate may be closed again before this task runs
                 await self._opened.wait()

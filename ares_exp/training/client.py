@@ -24,7 +24,7 @@ import sys
 import time
 import uuid
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -432,7 +432,7 @@ class Client:
                 told = told if isinstance(told, Mapping) else {"message": told or response.reason}
                 message = f"{response.method} {response.url} returned {response.status}: {told.get('message')}"
                 failure = ServiceError(message, status=response.status, code=told.get("type"))
-                asked = retry_after_sec({name.lower(): value for name, value in response.headers.items()})
+                asked = retry_after_sec(response.headers)
                 pause_sec = pause_sec if asked is None else asked
             limit_sec = self._full_sec if failure.status == FULL else self._retry_sec
             if failure.status not in RETRIED or time.monotonic() + pause_sec - started > limit_sec:
@@ -466,10 +466,9 @@ class BlockingClient:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Returns a blocking version of the method `name` of `Client`."""
         method = getattr(self._client, name)
-        return partial(self._iterated if inspect.isasyncgenfunction(method) else self._called, method)
-
-    def _called(self, method: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
-        return self._thread.run(method(*args, **kwargs))
+        if inspect.isasyncgenfunction(method):
+            return partial(self._iterated, method)
+        return lambda *args, **kwargs: self._thread.run(method(*args, **kwargs))
 
     def _iterated(self, method: Callable[..., AsyncGenerator[T, None]], *args: Any, **kwargs: Any) -> Iterator[T]:
         values = method(*args, **kwargs)

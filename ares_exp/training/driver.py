@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import finish, happened
 from ares_exp.errors import ConfigError, TrajectoryFormatError, UserError, close_matches
 from ares_exp.policies.policy import Policy, UpdatablePolicy, Weights, as_policy
 from ares_exp.records.results import EpisodeResult, final_results
@@ -109,24 +109,25 @@ class Submission(AsyncIterator[DrivenEpisode]):
             appended.
     """
 
-    def __init__(self, driver: EpisodeDriver, planned: Sequence[PlannedEpisode]) -> None:
-        """Starts up to `concurrency` of the planned attempts."""
+    def __init__(
+        self, driver: EpisodeDriver, planned: Sequence[PlannedEpisode], finished: Sequence[DrivenEpisode] = ()
+    ) -> None:
+        """Starts up to `concurrency` of the planned attempts. The consumer first receives the `finished` episodes."""
         self.slots: list[Slot] = [one.slot for one in planned]
         self._driver = driver
         self._waiting = deque(planned)
         self._in_progress: set[Slot] = set()
         self._finished: asyncio.Queue[DrivenEpisode | None] = asyncio.Queue()
+        for episode in finished:
+            self._finished.put_nowait(episode)
         self._cancelled = False
+        self._released = asyncio.Event()
         self._start()
 
     @property
     def pending(self) -> int:
         """The number of attempts whose episode the consumer has not yet received."""
         return len(self._waiting) + len(self._in_progress) + self._finished.qsize()
-
-    def __aiter__(self) -> Self:
-        """Returns itself."""
-        return self
 
     async def __anext__(self) -> DrivenEpisode:
         """Waits for the next finished episode, and returns it. Starts the next attempt, if any is waiting."""
@@ -138,10 +139,6 @@ class Submission(AsyncIterator[DrivenEpisode]):
         self._start()
         return episode
 
-    def give(self, episode: DrivenEpisode) -> None:
-        """Adds an episode that finished in an earlier session, so that the consumer receives it."""
-        self._finished.put_nowait(episode)
-
     async def cancel(self) -> None:
         """Cancels all running attempts, releases their containers, and starts no further attempts. Idempotent."""
         self._cancelled = True
@@ -149,7 +146,8 @@ class Submission(AsyncIterator[DrivenEpisode]):
         for slot in [*self._in_progress]:  # attempts that have not started end immediately
             self._driver.run.cancel(slot)
         self._finished.put_nowait(None)  # wakes up a consumer that is waiting for an episode
-        await self._driver.wait_for(lambda: not self._in_progress)
+        if self._in_progress and not await happened(self._released, CANCEL_LIMIT_SEC):
+            logger.warning("Cancelled episodes did not end within %g s.", CANCEL_LIMIT_SEC)
 
     def _start(self) -> None:
         while self._waiting and len(self._in_progress) + self._finished.qsize() < self._driver.run.concurrency:
@@ -161,8 +159,9 @@ class Submission(AsyncIterator[DrivenEpisode]):
         """Receives a finished episode. If `episode` is `None` (too stale or never started), plans another attempt."""
         self._in_progress.discard(slot)
         if self._cancelled:
-            return
-        if episode is not None:
+            if not self._in_progress:
+                self._released.set()
+        elif episode is not None:
             self._finished.put_nowait(episode)
         else:
             again = self._driver.plan(slot[0])
@@ -178,16 +177,15 @@ class EpisodeDriver:
 
     Attributes:
         run: The run that records the episodes.
-        version: Version of the current weights.
+        version: Version of the current weights: at first the version that the policy reports, or `"0"`.
         staleness: Statistics of the staleness of finished episodes.
     """
 
-    def __init__(self, run: TrainedRun, *, version: str | None = None, max_staleness: int | None = None) -> None:
+    def __init__(self, run: TrainedRun, *, max_staleness: int | None = None) -> None:
         """Creates a driver without submissions.
 
         Args:
             run: The run that records the episodes.
-            version: Version of the policy's weights. `None` uses the version that the policy reports, or `"0"`.
             max_staleness: Maximum staleness of an episode (see `Staleness`). An episode that exceeds it is recorded
                 but not returned, and another attempt replaces it. `None` means no limit.
         """
@@ -196,9 +194,8 @@ class EpisodeDriver:
         self._max_staleness = max_staleness
         policy = run.policy
         known = policy.policy_version if isinstance(policy, UpdatablePolicy) else None
-        self.version = version or known or "0"
+        self.version = known or "0"
         self._age: dict[str, int] = {self.version: 0}
-        self._changed = asyncio.Event()
         self._open: set[Submission] = set()
         self._closed = False
         results, logs = run.earlier.results, run.earlier.logs
@@ -228,11 +225,8 @@ class EpisodeDriver:
             UserError: The driver is closed.
         """
         found = [await self.plan_again(slot) for slot in slots]
-        submission = self._submitted([one for one in found if isinstance(one, PlannedEpisode)])
-        for episode in found:
-            if isinstance(episode, DrivenEpisode):
-                submission.give(episode)
-        return submission
+        planned = [one for one in found if isinstance(one, PlannedEpisode)]
+        return self._submitted(planned, [one for one in found if isinstance(one, DrivenEpisode)])
 
     async def plan_again(self, slot: Slot, *, seed: int | None = None) -> PlannedEpisode | DrivenEpisode:
         """Plans an attempt of an earlier session, or returns its recorded episode if it is finished.
@@ -286,14 +280,6 @@ class EpisodeDriver:
         await asyncio.gather(*(submission.cancel() for submission in [*self._open]))
         self._open.clear()
 
-    async def __aenter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Cancels all submissions, like `close`."""
-        await self.close()
-
     def plan(self, task_name: str) -> PlannedEpisode:
         """Plans a new attempt at a task, with the next unused number.
 
@@ -310,28 +296,13 @@ class EpisodeDriver:
 
         `end` receives the slot and the episode. The episode is `None` if it is too stale or was never started.
         """
+        self.run.execute(planned, lambda one: end(planned.slot, None if one is None else self._judged(one)))
 
-        def on_end(episode: RunningEpisode | None) -> None:
-            end(planned.slot, None if episode is None else self._judged(episode))
-            self._changed.set()
-
-        self.run.execute(planned, on_end)
-
-    async def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits until `condition()` is true, for at most `CANCEL_LIMIT_SEC`. Checks it whenever an attempt ends."""
-        try:
-            async with asyncio.timeout(CANCEL_LIMIT_SEC):
-                while not condition():
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            logger.warning("Cancelled episodes did not end within %g s.", CANCEL_LIMIT_SEC)
-
-    def _submitted(self, planned: Sequence[PlannedEpisode]) -> Submission:
+    def _submitted(self, planned: Sequence[PlannedEpisode], finished: Sequence[DrivenEpisode] = ()) -> Submission:
         if self._closed:
             raise UserError("Training has ended or was interrupted, so it runs no more episodes. Resume the run.")
         self._open = {one for one in self._open if one.pending}
-        submission = Submission(self, planned)
+        submission = Submission(self, planned, finished)
         self._open.add(submission)
         return submission
 
@@ -365,9 +336,9 @@ class EpisodeDriver:
         result = self._results[slot]
         try:
             found = load(self.run.run_dir.path, skip_broken=True)
-            stored = next((one for one in found if one.episode_id == result.episode_id), None)
-            is_whole = stored is not None and stored.outcome is result.outcome
-            return self._driven(result, stored.load()) if stored is not None and is_whole else None
+            whole = (result.episode_id, result.outcome)
+            stored = next((one for one in found if (one.episode_id, one.outcome) == whole), None)
+            return None if stored is None else self._driven(result, stored.load())
         except TrajectoryFormatError as error:
             logger.info("The trajectory of %s cannot be read: %s", result.episode_id, error)
             return None
@@ -419,7 +390,11 @@ async def driven(
         with run_log(job.logging, overrides):
             running: asyncio.Task[Any] = asyncio.create_task(job.run.execute())
             try:
-                yield await _started(running, body)
+                await asyncio.wait({running, body.driver}, return_when=asyncio.FIRST_COMPLETED)
+                if not body.driver.done():
+                    await running
+                    raise UserError("The run was interrupted before it started.")
+                yield body.driver.result()
             except UserError:
                 job.run.run_dir.discard()
                 raise
@@ -429,26 +404,12 @@ async def driven(
             running.result()
 
 
-async def _started(running: asyncio.Task[Any], body: Body) -> EpisodeDriver:
-    """Waits until the run has started, and returns its driver. Raises the error of a run that failed to start."""
-    started: asyncio.Task[Any] = asyncio.create_task(body.started.wait())
-    try:
-        await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        started.cancel()
-    if body.driver is None:
-        await running
-        raise UserError("The run was interrupted before it started.")
-    return body.driver
-
-
 class Body:
     """The trainer of a run from `driven`. It creates a driver, and closes it when the caller's `with` body ends."""
 
     def __init__(self, max_staleness: int | None) -> None:
-        self.started = asyncio.Event()
+        self.driver: asyncio.Future[EpisodeDriver] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
-        self.driver: EpisodeDriver | None = None
         self._max_staleness = max_staleness
 
     def check(self, policy: Policy, task_names: Sequence[str]) -> None:
@@ -456,7 +417,9 @@ class Body:
 
     async def train(self, run: TrainedRun) -> None:
         """Provides a driver to the body of the `with` statement, and waits until the body ends."""
-        async with EpisodeDriver(run, max_staleness=self._max_staleness) as driver:
-            self.driver = driver
-            self.started.set()
+        driver = EpisodeDriver(run, max_staleness=self._max_staleness)
+        self.driver.set_result(driver)
+        try:
             await self.ended.wait()
+        finally:
+            await driver.close()

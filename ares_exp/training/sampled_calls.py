@@ -204,13 +204,8 @@ class _Reader:
     def _refuse(self, why: str) -> NoReturn:
         model = _text(self.action.get("model"))
         by = f" by {model}" if model else ""
-        raise UntrainableError(
-            f"The response{by} at step {self.answered.step_index} of {_name_of(self.episode)} {why}."
-        )
-
-
-def _name_of(episode: EpisodeTrajectory) -> str:
-    return f"episode {episode.episode_id} ({episode.task_name})"
+        episode = f"episode {self.episode.episode_id} ({self.episode.task_name})"
+        raise UntrainableError(f"The response{by} at step {self.answered.step_index} of {episode} {why}.")
 
 
 def _media(request: Mapping[str, Any]) -> Iterator[str]:

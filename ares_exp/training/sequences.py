@@ -237,17 +237,17 @@ def sequences_of(
             f"Episode {trajectory.episode_id} ({trajectory.task_name}) has no sampled tokens in the conversations "
             f"{', '.join(conversations)}{there}."
         )
-    by_conversation: dict[str, _ConversationRows] = {}
+    by_conversation: dict[str, list[_Row]] = {}
     for call in calls:
-        by_conversation.setdefault(call.conversation, _ConversationRows(realign_tokens)).add(call)
+        rows = by_conversation.setdefault(call.conversation, [])
+        if (row := _continued(rows, call.prompt, realign_tokens)) is not None:
+            row.go_on(call)
+        else:
+            rows.append(_Row(call, "forked" if rows else "clean"))
     return SequenceReport(
-        rows=tuple(
-            row.finished(trajectory, conversation)
-            for conversation, rows in by_conversation.items()
-            for row in rows.rows
-        ),
+        rows=tuple(row.finished(trajectory) for rows in by_conversation.values() for row in rows),
         calls=len(calls),
-        untrained_tokens=sum(row.untrained for rows in by_conversation.values() for row in rows.rows),
+        untrained_tokens=sum(row.untrained for rows in by_conversation.values() for row in rows),
         other_conversations=dict(others),
         unstated_sampling=sum(not call.states_sampling for call in calls),
     )
@@ -290,7 +290,7 @@ class _Row:
         del self.ids[length:], self.mask[length:], self.logprobs[length:]
         self.made = "realigned" if self.made == "clean" else self.made
 
-    def finished(self, episode: EpisodeTrajectory, conversation: str) -> TrainingSequence:
+    def finished(self, episode: EpisodeTrajectory) -> TrainingSequence:
         attempt = episode.metadata.get("attempt")
         return TrainingSequence(
             ids=tuple(self.ids),
@@ -298,7 +298,7 @@ class _Row:
             logprobs=tuple(self.logprobs),
             reward=episode.total_reward,
             rewards=episode.rewards,
-            conversation=conversation,
+            conversation=self.calls[0].conversation,
             task=episode.task_name,
             attempt=attempt if type(attempt) is int else None,
             episode_id=episode.episode_id,
@@ -310,38 +310,20 @@ class _Row:
         )
 
 
-class _ConversationRows:
-    """The rows of one conversation so far."""
+def _continued(rows: Sequence[_Row], prompt: Sequence[int], realign_tokens: int) -> _Row | None:
+    """Returns the row of a conversation that a prompt continues: the longest row that is a prefix of the prompt.
 
-    def __init__(self, realign_tokens: int) -> None:
-        self.rows: list[_Row] = []
-        self._realign_tokens = realign_tokens
-
-    def add(self, call: SampledCall) -> None:
-        if (row := self._started(call.prompt) or self._realigned(call.prompt)) is not None:
-            row.go_on(call)
-        else:
-            self.rows.append(_Row(call, "forked" if self.rows else "clean"))
-
-    def _started(self, prompt: Sequence[int]) -> _Row | None:
-        """Returns the longest row that is a prefix of the prompt; `None` if there is no such row."""
-        return max(
-            (row for row in self.rows if list(prompt[: len(row.ids)]) == row.ids),
-            key=lambda row: len(row.ids),
-            default=None,
-        )
-
-    def _realigned(self, prompt: Sequence[int]) -> _Row | None:
-        """Removes the tokens at the end of a row that differ from the prompt, and returns the row.
-
-        Changes nothing and returns `None` if more than `realign_tokens`, or the whole last response, would be removed.
-        """
-        shared = [(len(row.ids) - _shared(row.ids, prompt), row) for row in self.rows]
-        lost, row = min(shared, key=lambda item: item[0], default=(0, None))
-        if row is None or lost > self._realign_tokens or len(row.ids) - lost <= row.starts[-1]:
-            return None
-        row.cut(len(row.ids) - lost)
-        return row
+    If there is no such row, removes the tokens at the end of a row that differ from the prompt, and returns the row.
+    Changes nothing and returns `None` if more than `realign_tokens`, or the whole last response, would be removed.
+    """
+    if whole := [row for row in rows if list(prompt[: len(row.ids)]) == row.ids]:
+        return max(whole, key=lambda row: len(row.ids))
+    shared = [(len(row.ids) - _shared(row.ids, prompt), row) for row in rows]
+    lost, row = min(shared, key=lambda item: item[0], default=(0, None))
+    if row is None or lost > realign_tokens or len(row.ids) - lost <= row.starts[-1]:
+        return None
+    row.cut(len(row.ids) - lost)
+    return row
 
 
 def _shared(ids: Sequence[int], prompt: Sequence[int]) -> int:

@@ -97,16 +97,16 @@ def toy_tokenizer(replies: Sequence[str]) -> Any:
     return made
 
 
-def toy_model(tokenizer: Any, *, seed: int = 0, num_layers: int = 2, width: int = 32) -> Any:
+def toy_model(tokenizer: Any, *, seed: int = 0) -> Any:
     """Creates a model with random weights, for which all tokens have similar probabilities."""
     import torch
     from transformers import Olmo2Config, Olmo2ForCausalLM  # transformers loads tokenizers of this family unchanged
 
     config = Olmo2Config(
         vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=num_layers,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=4096,

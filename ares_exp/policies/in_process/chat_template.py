@@ -86,11 +86,6 @@ class ChatTemplate:
         own = first if token is not None and token.special else None
         return frozenset(one for one in (own, self.tokenizer.eos_token_id) if one is not None)
 
-    @property
-    def text(self) -> str:
-        """Source text of the chat template."""
-        return str(self.tokenizer.chat_template)
-
     def without_special(self, text: str) -> str:
         """Returns a text without special tokens of the tokenizer, such as `<|im_end|>`."""
         for token in self.tokenizer.added_tokens_decoder.values():
@@ -219,7 +214,7 @@ def response_pieces(
     """Parses the `text` of a response to `prompt` into pieces without special tokens. Call ids start with `call_id`."""
     pieces = pieces_of(
         text,
-        template.text,
+        str(template.tokenizer.chat_template),
         None if request.tool_choice == "none" else request.tools,
         call_id=call_id,
         starts_thinking=template.decode(prompt[-8:]).rstrip().endswith("<think>"),

@@ -37,7 +37,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The version of the weights of a generated response, and the files of its states (`StateWatcher.links`)."""
+    """The version of the weights of a generated response, and the files of its states (`StateWatcher.save`)."""
 
     version: str | None
     kept: Any
@@ -159,7 +159,7 @@ class ModelInProcess:
             generate(model, row, self._watcher)
             if row.finish is None:
                 raise PolicyError("The policy is closed.")
-            return Ended(self.version, self._watcher.links())
+            return Ended(self.version, self._watcher.save(row.spec))
         except Exception as error:
             raise _as_policy_error(error) from None
 

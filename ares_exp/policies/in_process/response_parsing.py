@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from ares_exp.llms.response import Piece, TextData, ThinkingData, ToolCallData
@@ -29,14 +29,8 @@ _MISTRAL = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    name: str
-    arguments: str
-
-
-Found = tuple[str, list[_Call]]
-"""Result of parsing a text: the text without its tool calls, and the tool calls."""
+Found = tuple[str, list[ToolCallData]]
+"""Result of parsing a text: the text without its tool calls, and the tool calls, whose ids are still empty."""
 
 
 def pieces_of(
@@ -52,14 +46,14 @@ def pieces_of(
         starts_thinking: Whether the prompt ends with an open reasoning block, so that the text starts with reasoning.
     """
     thinking, said = _thinking(text, template, starts_thinking)
-    left, calls = said, list[_Call]()
+    left, calls = said, list[ToolCallData]()
     find = _finder(template)
     if tools and find is not None:
         left, calls = find(said, tools)
     pieces: list[Piece] = [ThinkingData(thinking)] if thinking.strip() else []
     if left.strip() or not (calls or pieces):
         pieces.append(TextData(left.strip() if calls else left))
-    return pieces + [ToolCallData(f"{call_id}_{number}", one.name, one.arguments) for number, one in enumerate(calls)]
+    return pieces + [replace(one, id=f"{call_id}_{number}") for number, one in enumerate(calls)]
 
 
 def _thinking(text: str, template: str, starts_thinking: bool) -> tuple[str, str]:
@@ -94,13 +88,13 @@ def _hermes(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
 
 
 def _qwen_coder(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
-    def read(block: str) -> list[_Call]:
+    def read(block: str) -> list[ToolCallData]:
         found = _FUNCTION.fullmatch(block)
         if found is None:
             return []
         kinds = _kinds(found[1], tools)
         arguments = {name: _typed(value, kinds.get(name)) for name, value in _PARAMETER.findall(found[2])}
-        return [_Call(found[1], json.dumps(arguments, ensure_ascii=False))]
+        return [ToolCallData("", found[1], json.dumps(arguments, ensure_ascii=False))]
 
     return _in_blocks(text, read)
 
@@ -109,7 +103,7 @@ def _mistral(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
     before, mark, after = text.partition(_MISTRAL)
     if not mark:
         return text, []
-    calls: list[_Call] = []
+    calls: list[ToolCallData] = []
     for part in after.split(_MISTRAL):
         named = _NAMED.match(part)
         found = _one(named[1], part[named.end() :]) if named else _json_calls(part, "arguments")
@@ -124,8 +118,8 @@ def _llama(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
     return ("", found) if found else (text, [])
 
 
-def _in_blocks(text: str, read: Callable[[str], list[_Call]]) -> Found:
-    calls: list[_Call] = []
+def _in_blocks(text: str, read: Callable[[str], list[ToolCallData]]) -> Found:
+    calls: list[ToolCallData] = []
 
     def take(block: re.Match[str]) -> str:
         found = read(block[1])
@@ -136,7 +130,7 @@ def _in_blocks(text: str, read: Callable[[str], list[_Call]]) -> Found:
     return left, calls
 
 
-def _json_calls(text: str, arguments_field: str) -> list[_Call]:
+def _json_calls(text: str, arguments_field: str) -> list[ToolCallData]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -146,16 +140,17 @@ def _json_calls(text: str, arguments_field: str) -> list[_Call]:
     return [call for call in calls if call is not None] if all(calls) else []
 
 
-def _json_call(entry: Any, arguments_field: str) -> _Call | None:
+def _json_call(entry: Any, arguments_field: str) -> ToolCallData | None:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         return None
     arguments = entry.get(arguments_field, entry.get("arguments", {}))
-    return _Call(entry["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return ToolCallData("", entry["name"], text)
 
 
-def _one(name: str, arguments: str) -> list[_Call]:
+def _one(name: str, arguments: str) -> list[ToolCallData]:
     try:
-        return [_Call(name, json.dumps(json.loads(arguments), ensure_ascii=False))]
+        return [ToolCallData("", name, json.dumps(json.loads(arguments), ensure_ascii=False))]
     except (ValueError, RecursionError):
         return []
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from threading import Event
 from typing import Any
 
@@ -40,21 +40,17 @@ class Sampling:
         top_p: Threshold for nucleus sampling; 1 keeps all tokens.
         top_k: Number of most likely tokens to sample from; `None` keeps all tokens.
         stop: Strings that end generation.
-        seed: Seed of the random sequence.
     """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int | None = None
-    stop: Sequence[str] = ()
-    seed: str = "0"
+    stop: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the parameters that are set, as JSON-ready data with the names that endpoints use for them."""
-        more: dict[str, Any] = {"top_k": self.top_k, "stop": list(self.stop) or None}
-        fixed = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
-        return fixed | {name: value for name, value in more.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None and value != []}
 
 
 @dataclass(eq=False, slots=True)
@@ -62,6 +58,7 @@ class Row:
     """One response that is being generated.
 
     Attributes:
+        draws: Random generator that selects the tokens.
         ids: Token ids sampled so far, including the token that ended the response.
         logprobs: Log-probability of each sampled token over the whole vocabulary, at the row's temperature.
         finish: Reason why the response ended: `stop` or `length`. `None` while it is incomplete.
@@ -71,18 +68,11 @@ class Row:
     prompt: Sequence[int]
     sampling: Sampling
     spec: EpisodeSpec
+    draws: random.Random
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: str | None = None
     given_up: Event = field(default_factory=Event)
-    _draws: random.Random = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._draws = random.Random(self.sampling.seed)
-
-    def draw(self) -> float:
-        """Returns the next number of the row's random sequence, in [0, 1)."""
-        return self._draws.random()
 
     def take(self, token: int, logprob: float, ends: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
         """Appends a token. Sets `finish` if it ends the response.
@@ -116,7 +106,7 @@ def choose(logits: Any, row: Row) -> tuple[int, float]:
 
     temperature = row.sampling.temperature
     logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
-    token = _inverse(_truncated(logprobs, row.sampling), row.draw()) if temperature else int(logits.argmax())
+    token = _inverse(_truncated(logprobs, row.sampling), row.draws.random()) if temperature else int(logits.argmax())
     return token, float(logprobs[token])
 
 

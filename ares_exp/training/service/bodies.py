@@ -128,6 +128,11 @@ class SubmissionBody(Body):
     lease_sec: Seconds | None = None
     metadata: dict[str, Any] = {}
 
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the responses must contain token ids, because the episodes contain rows or calls."""
+        return self.want in ("rows", "calls")
+
 
 class Submitted(Body):
     """The ids of an accepted submission and of its rollouts."""

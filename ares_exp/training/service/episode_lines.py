@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.errors import UntrainableError, may_pass
@@ -28,7 +29,6 @@ STAGES: Mapping[Outcome, Stage] = {
     Outcome.POLICY_ERROR: "policy",
     Outcome.VERIFIER_ERROR: "verify",
 }
-Encode = Callable[[str, Sequence[Any]], Any]
 
 
 def state_of(result: EpisodeResult) -> State:
@@ -46,13 +46,16 @@ def error_of(result: EpisodeResult) -> ErrorFacts | None:
     return ErrorFacts(stage=stage, type=kind, message=result.error.message, transient=is_transient)
 
 
-def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature: float | None) -> dict[str, Any]:
-    """Returns those fields of a line that depend only on the episode. This takes much CPU time for long episodes.
+def episode_fields(
+    episode: DrivenEpisode, body: SubmissionBody, *, temperature: float | None, submitted_at: float
+) -> dict[str, Any]:
+    """Returns the fields of a line that describe its episode. This takes much CPU time for long episodes.
 
     Args:
         episode: Finished episode.
         body: Submission of the rollout, which selects the content.
         temperature: Temperature at which the tokens were sampled; `None` if it is unknown.
+        submitted_at: Time of the submission, in epoch seconds.
     """
     result, error = episode.result, error_of(episode.result)
     content: dict[str, Any] = {}
@@ -63,7 +66,7 @@ def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature:
             error = error or ErrorFacts(
                 stage="rows", type=type(untrainable).__name__, message=str(untrainable), transient=False
             )
-    spent, begun = result.phase_sec, result.started_at
+    spent = result.phase_sec
     return {
         "attempt": result.attempt,
         "episode_id": result.episode_id,
@@ -75,7 +78,7 @@ def episode_fields(episode: DrivenEpisode, body: SubmissionBody, *, temperature:
         "finish": "submitted" if result.outcome is Outcome.COMPLETED else result.limit,
         **content,
         "times": {
-            "queue": begun,  # the caller subtracts the time of the submission
+            "queue": round(max(0.0, result.started_at - submitted_at), 3),
             "start": round(spent.get("start", 0.0), 3),
             "engine": round(spent.get("policy", 0.0), 3),
             "tools": round(spent.get("agent", 0.0), 3),
@@ -92,8 +95,8 @@ def _content(trajectory: EpisodeTrajectory | None, body: SubmissionBody, tempera
     if body.want == "trajectory":
         return {"trajectory": trajectory.to_dict()}
     if body.want == "calls":
-        accepted, encode = Accepted(body.conversations, temperature), ENCODINGS[body.encoding]
-        return {"calls": [_call(call, encode) for call in calls_of(trajectory, accepted)]}
+        accepted = Accepted(body.conversations, temperature)
+        return {"calls": [_call(call, body.encoding) for call in calls_of(trajectory, accepted)]}
     report = sequences_of(
         trajectory, conversations=body.conversations, realign_tokens=body.realign_tokens, temperature=temperature
     )
@@ -103,7 +106,6 @@ def _content(trajectory: EpisodeTrajectory | None, body: SubmissionBody, tempera
 
 def row_of(row: TrainingSequence, encoding: str, limit: int | None = None) -> dict[str, Any] | None:
     """Returns a row as JSON-ready data, cut to `limit` tokens; `None` if the cut row has no sampled token."""
-    encode = ENCODINGS[encoding]
     length = len(row.ids) if limit is None else min(limit, len(row.ids))
     starts = [start for start in row.starts if start < length]
     if not starts:
@@ -111,9 +113,9 @@ def row_of(row: TrainingSequence, encoding: str, limit: int | None = None) -> di
     return {
         "conversation": row.conversation,
         "made": row.made,
-        "ids": encode("i", row.ids[:length]),
-        "mask": encode("B", row.mask[:length]),
-        "logprobs": encode("f", row.logprobs[:length]),
+        "ids": _encoded(encoding, "i", row.ids[:length]),
+        "mask": _encoded(encoding, "B", row.mask[:length]),
+        "logprobs": _encoded(encoding, "f", row.logprobs[:length]),
         "prompt_tokens": row.starts[0],
         "steps": list(row.steps[: len(starts)]),
         "starts": starts,
@@ -123,30 +125,26 @@ def row_of(row: TrainingSequence, encoding: str, limit: int | None = None) -> di
     }
 
 
-def _call(call: SampledCall, encode: Encode) -> dict[str, Any]:
+def _call(call: SampledCall, encoding: str) -> dict[str, Any]:
     return {
         "step": call.step,
         "conversation": call.conversation,
-        "prompt_ids": encode("i", call.prompt),
-        "ids": encode("i", call.completion),
-        "logprobs": encode("f", call.logprobs),
+        "prompt_ids": _encoded(encoding, "i", call.prompt),
+        "ids": _encoded(encoding, "i", call.completion),
+        "logprobs": _encoded(encoding, "f", call.logprobs),
         "version": call.policy_version,
         "finish_reason": call.finish_reason,
     }
 
 
-def _plain(_: str, values: Sequence[Any]) -> list[Any]:
-    return list(values)
+def _encoded(encoding: str, kind: str, values: Sequence[Any]) -> list[Any] | str:
+    """Encodes values as base64, little-endian, if the encoding is `packed`, otherwise as a list.
 
-
-def _packed(kind: str, values: Sequence[Any]) -> str:
-    """Encodes values as base64, little-endian. `kind` is an array type (`i`: int32, `B`: uint8, `f`: float32)."""
-    import sys
-
+    `kind` is an array type (`i`: int32, `B`: uint8, `f`: float32).
+    """
+    if encoding != "packed":
+        return list(values)
     made = array(kind, values)
     if sys.byteorder == "big":
         made.byteswap()
     return base64.b64encode(made.tobytes()).decode()
-
-
-ENCODINGS: Mapping[str, Encode] = {"json": _plain, "packed": _packed}

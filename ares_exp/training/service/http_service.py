@@ -27,7 +27,6 @@ from ares_exp.training.service.served_rollouts import (
     FullError,
     Rollout,
     ServedRollouts,
-    ServedSubmission,
     UnknownError,
 )
 
@@ -111,7 +110,7 @@ class HttpService:
             raise web.HTTPUnauthorized(text="Send the key from `serve.key_env` as `Authorization: Bearer KEY`.")
 
     async def _info(self, request: web.Request) -> web.StreamResponse:
-        self._rollouts.renew(self._rollouts.submissions.values())
+        self._rollouts.renew(self._rollouts.selected(None))
         running, waiting, unacknowledged = self._rollouts.counts()
         return _json(
             bodies.Info(
@@ -180,21 +179,22 @@ class HttpService:
 
     async def _episodes(self, request: web.Request) -> web.StreamResponse:
         query, rollouts = _query(request, bodies.EpisodesQuery), self._rollouts
-        submission = rollouts.submission(query.submission) if query.submission is not None else None
+        submissions = rollouts.selected(query.submission)
         response = web.StreamResponse(headers={"Content-Type": NDJSON})
         await response.prepare(request)
         loop, cursor = asyncio.get_running_loop(), query.after
         until = loop.time() + query.wait
         while True:
-            rollouts.renew(_named(submission, rollouts))
+            rollouts.renew(submissions)
             changed = rollouts.changed
-            for one in rollouts.available(submission, cursor):
-                cursor = one.cursor or cursor
-                if (line := await rollouts.line_of(one)) is not None:
+            available = rollouts.available(submissions, cursor)
+            for cursor, one in available:
+                if (line := await rollouts.line_at(cursor)) is not None:
                     await _write(response, line)
-                    rollouts.delivered(one)
-            if submission is not None and not submission.open and not rollouts.available(submission, cursor):
-                end = {"submission_id": submission.submission_id, "complete": True}
+                    rollouts.delivered(one.submission, cursor)
+            is_left = any(one.open for one in submissions) or rollouts.available(submissions, cursor)
+            if query.submission is not None and not is_left:
+                end = {"submission_id": query.submission, "complete": True}
                 await _write(response, json.dumps(end).encode() + b"\n")
                 break
             if not await happened(changed, min(1.0, until - loop.time())) and loop.time() >= until:
@@ -204,17 +204,18 @@ class HttpService:
 
     async def _ack(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, bodies.AckBody)
-        submission = self._rollouts.submission(body.submission_id) if body.submission_id is not None else None
-        self._rollouts.renew(_named(submission, self._rollouts))
-        return _json(bodies.Acked(freed=await asyncio.shield(self._rollouts.acknowledge(body.cursor, submission))))
+        self._rollouts.renew(self._rollouts.selected(body.submission_id))
+        freed = await asyncio.shield(self._rollouts.acknowledge(body.cursor, body.submission_id))
+        return _json(bodies.Acked(freed=freed))
 
     async def _requests(self, request: web.Request) -> web.StreamResponse:
         query, rollouts = _query(request, bodies.RequestsQuery), self._rollouts
-        submission = rollouts.submission(query.submission) if query.submission is not None else None
-        rollouts.renew(_named(submission, rollouts))
-        ids = None if submission is None else {one.rollout_id for one in submission.rollouts}
+        submissions = rollouts.selected(query.submission)
+        rollouts.renew(submissions)
+        is_for_all = query.submission is None
+        ids = None if is_for_all else {one.rollout_id for each in submissions for one in each.rollouts}
         found = await rollouts.policies.relay.requests(query.wait, query.max, ids)
-        rollouts.renew(_named(submission, rollouts))
+        rollouts.renew(submissions)
         return web.json_response({"requests": found})
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
@@ -239,15 +240,11 @@ class HttpService:
         return await self._state(request)
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
-        self._rollouts.renew(self._rollouts.submissions.values())
+        self._rollouts.renew(self._rollouts.selected(None))
         return _json(self._rollouts.state())
 
     async def _document(self, request: web.Request) -> web.StreamResponse:
         return web.json_response(openapi())
-
-
-def _named(submission: ServedSubmission | None, rollouts: ServedRollouts) -> list[ServedSubmission]:
-    return [submission] if submission is not None else [*rollouts.submissions.values()]
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:

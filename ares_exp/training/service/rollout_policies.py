@@ -6,8 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -26,6 +25,7 @@ from ares_exp.policies.responses import OpenAIResponsesPolicy
 from ares_exp.policies.token_endpoint import SglangPolicy, TokenEndpointPolicy, VllmPolicy
 from ares_exp.records.secrets import protect
 from ares_exp.records.validation import explain_validation
+from ares_exp.runs.trainer import Slot
 from ares_exp.training.service.bodies import PolicyBody
 from ares_exp.training.service.token_relay import Relay
 
@@ -87,14 +87,6 @@ def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
     return policy
 
 
-@dataclass
-class _Shared:
-    """The policy of an endpoint, and the ids of the rollouts that use it."""
-
-    policy: EndpointPolicy
-    users: set[str] = field(default_factory=set)
-
-
 class RolloutPolicies(Policy):
     """The policy of a service. It sends the calls of each rollout to the endpoint, or the relay, of its submission.
 
@@ -102,6 +94,7 @@ class RolloutPolicies(Policy):
 
     Attributes:
         in_flight: Number of calls that wait for a response from an endpoint or a trainer.
+        drained: Event that is set while no call is in flight, once the first call has ended.
         relay: Queue of the requests of rollouts with the policy mode `relay`.
         version: Current version of the weights, for responses without a version.
     """
@@ -110,9 +103,9 @@ class RolloutPolicies(Policy):
         self.in_flight = 0
         self.relay = Relay()
         self.version: str | None = None
-        self._changed = asyncio.Event()
-        self._rollouts: dict[tuple[str, int], Rollout] = {}
-        self._shared: dict[str, _Shared] = {}
+        self.drained = asyncio.Event()
+        self._rollouts: dict[Slot, tuple[Rollout, str]] = {}
+        self._shared: dict[str, EndpointPolicy] = {}
 
     async def check(self, bodies: list[PolicyBody], *, needs_tokens: bool) -> None:
         """Checks the policies of a submission, and loads the tokenizers that they need.
@@ -125,25 +118,19 @@ class RolloutPolicies(Policy):
             if body.mode == "relay":
                 self.relay.check(body.sampling)
             else:
-                policy = await asyncio.to_thread(endpoint_policy, body, needs_tokens=needs_tokens)
-                await policy.close()
+                await asyncio.to_thread(endpoint_policy, body, needs_tokens=needs_tokens)
             if body.needs_tokenizer:
                 await self.relay.templates.of(body.tokenizer or body.model)
 
-    def add(self, slot: tuple[str, int], rollout: Rollout) -> None:
+    def add(self, slot: Slot, rollout: Rollout) -> None:
         """Registers an attempt, so that `for_episode` finds the rollout whose endpoint receives its calls."""
-        self._rollouts[slot] = rollout
+        self._rollouts[slot] = rollout, _key_of(rollout.policy, rollout.submission.body.needs_tokens)
 
-    async def remove(self, slot: tuple[str, int]) -> None:
-        """Removes an attempt that has ended. Closes the connections to endpoints that no other rollout uses."""
-        rollout = self._rollouts.pop(slot, None)
-        if rollout is None:
-            return
-        for shared in self._shared.values():
-            shared.users.discard(rollout.rollout_id)
-        unused = [key for key, shared in self._shared.items() if not shared.users]
-        for shared in [self._shared.pop(key) for key in unused]:
-            await shared.policy.close()
+    async def remove(self, slot: Slot) -> None:
+        """Removes an attempt that has ended. Closes the connections to its endpoint if no other attempt uses it."""
+        _, key = self._rollouts.pop(slot, (None, ""))
+        if key in self._shared and all(key != other for _, other in self._rollouts.values()):
+            await self._shared.pop(key).close()
 
     def for_episode(self, episode: EpisodeSpec) -> LLMClient:
         """Returns the LLM client of an episode, which sends calls to the endpoint of its rollout.
@@ -151,9 +138,10 @@ class RolloutPolicies(Policy):
         Raises:
             PolicyError: No rollout has this attempt, or its policy cannot be created.
         """
-        rollout = self._rollouts.get((episode.task_name, episode.attempt))
-        if rollout is None:
+        slot = episode.task_name, episode.attempt
+        if slot not in self._rollouts:
             raise PolicyError(f"No submitted rollout is attempt {episode.attempt} at the task {episode.task_name}.")
+        rollout, key = self._rollouts[slot]
         body = rollout.policy
         may_ask = episode.may_ask
         episode = replace(
@@ -166,42 +154,33 @@ class RolloutPolicies(Policy):
             model = body.tokenizer or body.model
             client = self.relay.policy_for(rollout.rollout_id, model, body.sampling, episode)
         else:
-            client = self._policy(rollout).for_episode(episode)
+            client = self._policy(body, key, rollout.submission.body.needs_tokens).for_episode(episode)
         return _Counted(self, rollout, client, may_ask)
-
-    async def drained(self, seconds: float) -> int:
-        """Waits until no call is in flight, for at most `seconds`. Returns the number of calls in flight."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self.in_flight:
-                    self._changed.clear()
-                    await self._changed.wait()
-        return self.in_flight
 
     def count(self, change: int) -> None:
         """Adds `change` to the number of calls in flight."""
         self.in_flight += change
-        self._changed.set()
+        if self.in_flight:
+            self.drained.clear()
+        else:
+            self.drained.set()
 
     async def close(self) -> None:
         """Closes all endpoints. Idempotent."""
-        shared, self._shared = self._shared, {}
-        for one in shared.values():
-            await one.policy.close()
+        while self._shared:
+            _, policy = self._shared.popitem()
+            await policy.close()
 
-    def _policy(self, rollout: Rollout) -> EndpointPolicy:
-        needs_tokens = rollout.submission.needs_tokens
-        key = _key_of(rollout.policy, needs_tokens)
-        if (shared := self._shared.get(key)) is None:
+    def _policy(self, body: PolicyBody, key: str, needs_tokens: bool) -> EndpointPolicy:
+        if key not in self._shared:
             try:
-                policy = endpoint_policy(rollout.policy, needs_tokens=needs_tokens)
+                policy = endpoint_policy(body, needs_tokens=needs_tokens)
             except Exception as error:  # for example, the key was removed from the environment
                 raise PolicyError(str(error)) from None
             if isinstance(policy, TokenEndpointPolicy):
                 policy.templates = self.relay.templates
-            shared = self._shared[key] = _Shared(policy)
-        shared.users.add(rollout.rollout_id)
-        return shared.policy
+            self._shared[key] = policy
+        return self._shared[key]
 
     def _uncounted(self, may_ask: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """Wraps `may_ask`, which waits until a call is allowed, so that a waiting call does not count as in flight."""

@@ -11,13 +11,13 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ares_exp.cancellation import in_thread
+from ares_exp.cancellation import happened, in_thread
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import UNFINISHED
@@ -64,7 +64,7 @@ class ConflictError(Exception):
     """A submission reuses rollout ids of an earlier submission, but its other ids or its tasks are different."""
 
 
-class UnknownError(Exception):
+class UnknownError(LookupError):
     """There is no rollout or submission with this id."""
 
 
@@ -91,11 +91,6 @@ class ServedSubmission:
     open: int = 0
     lease_until: float = 0.0
     delivered: int = 0
-
-    @property
-    def needs_tokens(self) -> bool:
-        """Whether the responses must contain token ids, because the episodes contain rows or calls."""
-        return self.body.want in ("rows", "calls")
 
 
 @dataclass(eq=False)
@@ -183,34 +178,28 @@ class ServedRollouts:
         """
         async with self._submitting:
             tasks = [task.name for task in body.tasks for _ in range(body.n)]
-            if (again := await self._submitted_before(body, tasks)) is not None:
+            if (again := self._submitted_before(body, tasks)) is not None:
                 return again
-            submission = ServedSubmission(uuid.uuid4().hex[:16], body)
-            ids = body.rollout_ids or [f"{submission.submission_id}-{number}" for number in range(len(tasks))]
+            submission_id = uuid.uuid4().hex[:16]
+            ids = body.rollout_ids or [f"{submission_id}-{number}" for number in range(len(tasks))]
             if len(ids) != len(tasks) or len(set(ids)) != len(ids):
                 raise ConfigError(
                     f"Expected {len(tasks)} distinct rollout_ids for {len(body.tasks)} tasks with n={body.n}, got "
                     f"{len(ids)} with {len(set(ids))} distinct values."
                 )
             self._check_room(len(tasks))
-            policies = [_policy_of(body, one) for one in ids]
-            await self.policies.check(policies, needs_tokens=submission.needs_tokens)
+            await self.policies.check([_policy_of(body, one) for one in ids], needs_tokens=body.needs_tokens)
             for name in dict.fromkeys(tasks):
                 self._driver.check(name)
-            now = time.time()
-            for number, (rollout_id, task, policy) in enumerate(zip(ids, tasks, policies, strict=True)):
+            rollouts = []
+            for number, (rollout_id, task) in enumerate(zip(ids, tasks, strict=True)):
                 planned = self._driver.plan(task)
                 seed = planned.seed if body.seed is None else episode_seed(body.seed, task, number % body.n)
-                made = Rollout(rollout_id, submission, task, planned.attempt, seed, policy, now)
-                submission.rollouts.append(made)
-            line = {
-                "submission": submission.submission_id,
-                "at": now,
-                "body": _without_keys(body),
-                "rollouts": [[one.rollout_id, one.task, one.attempt, one.seed] for one in submission.rollouts],
-            }
-            await self._write(line)
-            self._register(submission)
+                rollouts.append([rollout_id, task, planned.attempt, seed])
+            line = {"submission": submission_id, "at": time.time(), "body": body, "rollouts": rollouts}
+            await self._write({**line, "body": _without_keys(body)})
+            self._apply(line)
+            submission = self.submissions[submission_id]
             submission.waiting.extend(submission.rollouts)
             self._fill(submission)
             return submission
@@ -221,11 +210,10 @@ class ServedRollouts:
         Raises:
             ConfigError: The record cannot be read.
         """
-        lines = await asyncio.to_thread(lambda: list(self._record.read()))
         try:
-            for line in lines:
+            for line in await asyncio.to_thread(lambda: list(self._record.read())):
                 self._apply(line)
-        except (KeyError, TypeError, ValueError, ValidationError) as error:
+        except (LookupError, TypeError, ValueError, ValidationError) as error:
             raise ConfigError(f"The recorded rollouts cannot be read: {type(error).__name__}: {error}") from None
         ready = {cursor for one in self.submissions.values() for cursor in one.ready}
         await asyncio.to_thread(lambda: self._record.remove_episodes(self._record.stored_episodes() - ready))
@@ -241,14 +229,17 @@ class ServedRollouts:
             self._fill(submission)
 
     def _apply(self, line: Mapping[str, Any]) -> None:
-        if "submission" in line and "body" in line:
+        """Makes the change that a line of the record describes."""
+        if "body" in line:
             body = SubmissionBody.model_validate(line["body"])
-            submission = ServedSubmission(str(line["submission"]), body)
+            submission = self.submissions[line["submission"]] = ServedSubmission(str(line["submission"]), body)
             for rollout_id, task, attempt, seed in line["rollouts"]:
                 policy = _policy_of(body, rollout_id)
                 made = Rollout(rollout_id, submission, task, int(attempt), int(seed), policy, float(line["at"]))
                 submission.rollouts.append(made)
-            self._register(submission)
+                self.rollouts[rollout_id] = made
+            submission.open = len(submission.rollouts)
+            self.renew([submission])
         elif "replaced" in line:
             rollout = self.rollouts[line["replaced"]]
             rollout.losses.append(Loss.model_validate(line["loss"]))
@@ -259,14 +250,20 @@ class ServedRollouts:
                 self.rollouts[rollout_id].keep = line["keep"]
         elif "ended" in line:
             rollout = self.rollouts[line["ended"]]
-            self._cursor = max(self._cursor, int(line["cursor"]))
+            self._cursor = rollout.cursor = int(line["cursor"])
             rollout.state = line["state"]
-            self._end(rollout, int(line["cursor"]))
+            rollout.submission.ready[rollout.cursor] = rollout
+            rollout.submission.open -= 1
+            rollout.ended.set()
         elif "acked" in line:
             self._free(int(line["acked"]), line["of"])
         elif "version" in line:
             self._indices[str(line["version"])] = int(line["index"])
             self.policies.version = str(line["version"])
+
+    def selected(self, submission_id: str | None) -> Collection[ServedSubmission]:
+        """Returns one submission, or all if the id is `None`. Raises `UnknownError` if it does not exist."""
+        return self.submissions.values() if submission_id is None else [self.submission(submission_id)]
 
     def submission(self, submission_id: str) -> ServedSubmission:
         """Returns a submission. Raises `UnknownError` if it does not exist."""
@@ -309,9 +306,9 @@ class ServedRollouts:
         """
         due = [one for one in rollouts if one.cursor is None and one.cancelled_by is None]
         if due:
-            for one in due:
-                one.cancelled_by, one.keep = why, keep
-            await self._write({"cancel": [one.rollout_id for one in due], "keep": keep, "why": why})
+            line = {"cancel": [one.rollout_id for one in due], "keep": keep, "why": why}
+            self._apply(line)
+            await self._write(line)
         for one in due:
             if one in one.submission.waiting:
                 one.submission.waiting.remove(one)
@@ -322,27 +319,21 @@ class ServedRollouts:
             for one in rollouts:
                 await one.ended.wait()
 
-    def available(self, submission: ServedSubmission | None, after: int) -> list[Rollout]:
-        """Returns the rollouts whose episodes come after a cursor and are not acknowledged, in order."""
-        among = [submission] if submission is not None else self.submissions.values()
-        found = {cursor: rollout for one in among for cursor, rollout in one.ready.items() if cursor > after}
-        return [found[cursor] for cursor in sorted(found)]
+    def available(self, submissions: Iterable[ServedSubmission], after: int) -> list[tuple[int, Rollout]]:
+        """Returns the rollouts whose episodes come after a cursor and are not acknowledged, with cursors, in order."""
+        return sorted((cursor, one) for each in submissions for cursor, one in each.ready.items() if cursor > after)
 
-    async def line_of(self, rollout: Rollout) -> bytes | None:
-        """Returns the line of a rollout's episode; `None` if the episode has been acknowledged."""
-        assert rollout.cursor is not None
-        cursor = rollout.cursor
+    async def line_at(self, cursor: int) -> bytes | None:
+        """Returns the line of an episode; `None` if the episode has been acknowledged."""
         return await in_thread(lambda: self._record.episode(cursor))
 
-    def delivered(self, rollout: Rollout) -> None:
+    def delivered(self, submission: ServedSubmission, cursor: int) -> None:
         """Notes that the trainer has received an episode, so that another rollout of its submission can start."""
-        submission = rollout.submission
-        submission.delivered = max(submission.delivered, rollout.cursor or 0)
+        submission.delivered = max(submission.delivered, cursor)
         self._fill(submission)
 
-    async def acknowledge(self, cursor: int, submission: ServedSubmission | None) -> int:
-        """Deletes all episodes up to a cursor, of one submission or of all. Returns the number of deleted episodes."""
-        of = submission.submission_id if submission is not None else None
+    async def acknowledge(self, cursor: int, of: str | None) -> int:
+        """Deletes all episodes up to a cursor, of the submission `of` or of all. Returns their number."""
         freed = self._free(cursor, of)
         if freed:
             await self._write({"acked": cursor, "of": of})
@@ -350,17 +341,10 @@ class ServedRollouts:
         return len(freed)
 
     def _free(self, cursor: int, of: str | None) -> list[int]:
-        among = [self.submissions[of]] if of is not None else self.submissions.values()
-        freed = [(one, number) for one in among for number in one.ready if number <= cursor]
+        freed = [(one, number) for one in self.selected(of) for number in one.ready if number <= cursor]
         for one, number in freed:
             del one.ready[number]
         return [number for _, number in freed]
-
-    def _end(self, rollout: Rollout, cursor: int) -> None:
-        rollout.cursor = cursor
-        rollout.submission.ready[cursor] = rollout
-        rollout.submission.open -= 1
-        rollout.ended.set()
 
     async def set_version(self, version: str, index: int | None) -> None:
         """Sets the version of the weights that generates responses from now on, and its number `index`.
@@ -382,8 +366,8 @@ class ServedRollouts:
         self.resume(scope)
         self._driver.run.pause(scope)
         self._pauses[scope] = asyncio.get_running_loop().call_later(for_sec, self.resume, scope)
-        if drain_sec:
-            await self.policies.drained(drain_sec)
+        if drain_sec and self.policies.in_flight:
+            await happened(self.policies.drained, drain_sec)
 
     def resume(self, scope: PauseScope) -> None:
         """Ends the pause of `scope`, if it is paused."""
@@ -413,7 +397,7 @@ class ServedRollouts:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CANCEL_LIMIT_SEC)
 
-    async def _submitted_before(self, body: SubmissionBody, tasks: Sequence[str]) -> ServedSubmission | None:
+    def _submitted_before(self, body: SubmissionBody, tasks: Sequence[str]) -> ServedSubmission | None:
         known = [self.rollouts[one] for one in body.rollout_ids or () if one in self.rollouts]
         if not known:
             return None
@@ -446,12 +430,6 @@ class ServedRollouts:
                 f"Trainers have not acknowledged {kept} episodes (limit: {most}). Acknowledge them, or raise "
                 "`serve.unacknowledged`."
             )
-
-    def _register(self, submission: ServedSubmission) -> None:
-        self.submissions[submission.submission_id] = submission
-        self.rollouts |= {one.rollout_id: one for one in submission.rollouts}
-        submission.open = len(submission.rollouts)
-        self.renew([submission])
 
     def _fill(self, submission: ServedSubmission) -> None:
         """Starts waiting rollouts of a submission, while fewer than `concurrency` are running or not yet delivered.
@@ -543,17 +521,14 @@ class ServedRollouts:
     async def _publish(self, rollout: Rollout, state: State, episode: DrivenEpisode | None) -> None:
         """Stores the line of a rollout's episode on disk, and makes the episode available to the trainer."""
         fields = await asyncio.to_thread(self._fields, rollout, state, episode)
-        error = fields["error"]
         text = await asyncio.to_thread(dump_json, fields)
         async with self._publishing:  # a reader relies on the order of the cursors
-            self._cursor += 1
-            cursor = self._cursor
+            cursor = self._cursor + 1
             line = {"ended": rollout.rollout_id, "cursor": cursor, "state": state, "attempt": rollout.attempt}
             whole = f'{{"cursor": {cursor}, {text[1:]}\n'
             await in_thread(lambda: self._record.add_episode(cursor, whole, line))
-            rollout.state = state
-            rollout.error = ErrorFacts.model_validate(error) if error is not None else None
-            self._end(rollout, cursor)
+            rollout.error = ErrorFacts.model_validate(fields["error"]) if fields["error"] is not None else None
+            self._apply(line)
         self.changed.set()
         self.changed = asyncio.Event()
         self._fill(rollout.submission)
@@ -566,8 +541,7 @@ class ServedRollouts:
             is_kept = state != "cancelled" or rollout.keep == "calls"
             asked = body if is_kept else body.model_copy(update={"want": "reward"})
             temperature = rollout.policy.sampling.get("temperature", 1.0)
-            made = episode_fields(episode, asked, temperature=temperature)
-            made["times"]["queue"] = round(max(0.0, made["times"]["queue"] - rollout.submitted_at), 3)
+            made = episode_fields(episode, asked, temperature=temperature, submitted_at=rollout.submitted_at)
         if state == "cancelled":
             why = rollout.cancelled_by or CANCELLED
             made["error"] = {"stage": "agent", "type": why, "message": MESSAGES.get(why, why), "transient": False}

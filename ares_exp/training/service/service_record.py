@@ -30,22 +30,17 @@ class ServiceRecord:
         Raises:
             ConfigError: The record cannot be read.
         """
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            whole = 0
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    read = json.loads(line)
-                    assert isinstance(read, dict)
-                except (ValueError, RecursionError, AssertionError):
-                    raise ConfigError(f"Line {number} of {self._path} is not a JSON object.") from None
-                whole += len(line)
-                yield read
-        if whole < self._path.stat().st_size:
-            os.truncate(self._path, whole)
+        text = self._path.read_bytes() if self._path.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]
+        if whole != text:
+            os.truncate(self._path, len(whole))
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                read = json.loads(line)
+                assert isinstance(read, dict)
+            except (ValueError, RecursionError, AssertionError):
+                raise ConfigError(f"Line {number} of {self._path} is not a JSON object.") from None
+            yield read
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Appends a change to the record, and flushes it to the disk, so that it survives a power cut.

@@ -99,24 +99,21 @@ class Service:
         """
         assert self._listener is not None
         try:
-            async with EpisodeDriver(run) as driver:
-                record = ServiceRecord(run.run_dir.service)
-                rollouts = ServedRollouts(driver, record, self.policy, self._options)
-                await rollouts.restore()
-                watching = asyncio.create_task(rollouts.watch_leases())
-                service = HttpService(rollouts, run, self._key)
-                try:
-                    async with service.listening(self._listener):
-                        assert self._listener is not None
-                        host, port = self._listener.getsockname()[:2]
-                        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-                        with suppress(BrokenPipeError):
-                            sys.stdout.write(f"Serving rollouts at {self.url}. Ctrl-C ends the service.\n")
-                            sys.stdout.flush()
-                        await rollouts.failure
-                finally:
-                    watching.cancel()
-                    await driver.close()
-                    await rollouts.close()
+            rollouts = ServedRollouts(
+                EpisodeDriver(run), ServiceRecord(run.run_dir.service), self.policy, self._options
+            )
+            await rollouts.restore()
+            watching = asyncio.create_task(rollouts.watch_leases())
+            try:
+                async with HttpService(rollouts, run, self._key).listening(self._listener):
+                    host, port = self._listener.getsockname()[:2]
+                    self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+                    with suppress(BrokenPipeError):
+                        sys.stdout.write(f"Serving rollouts at {self.url}. Ctrl-C ends the service.\n")
+                        sys.stdout.flush()
+                    await rollouts.failure
+            finally:
+                watching.cancel()
+                await rollouts.close()
         finally:
             self._listener.close()

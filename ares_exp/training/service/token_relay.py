@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -124,12 +125,11 @@ class Relay:
                 `stop`, and others of the trainer's engine.
             spec: Episode of the client.
         """
-        sampler = _Sampler(self, rollout_id, model, sampling)
         return TokenClient(
             spec=spec or EpisodeSpec(""),
             load=lambda: self.templates.of(model),
-            prepare=sampler.prepare,
-            sample=sampler.sample,
+            prepare=partial(_prepared, sampling),
+            sample=partial(self._sample, rollout_id, model, sampling),
             warn=self._warn_once,
             max_concurrency_per_episode=MAX_CONCURRENCY_PER_EPISODE,
             continues_aborted=True,
@@ -177,34 +177,19 @@ class Relay:
             "deadline": time.time() + self.lease_sec,
         }
 
-
-@dataclass(frozen=True, slots=True)
-class _Sampler:
-    """Gets the responses of one rollout by passing its requests to the relay."""
-
-    relay: Relay
-    rollout_id: str
-    model: str
-    sampling: Mapping[str, Any]
-
-    def prepare(self, request: LLMRequest) -> LLMRequest:
-        tokens = self.sampling.get("max_tokens", request.max_output_tokens)
-        stop = self.sampling.get("stop", request.stop_sequences)
-        return replace(request, max_output_tokens=tokens, stop_sequences=stop)
-
-    async def sample(self, asked: TokenRequest) -> LLMResponse:
+    async def _sample(self, rollout_id: str, model: str, chosen: Mapping[str, Any], asked: TokenRequest) -> LLMResponse:
         started = time.perf_counter()
         request = asked.request
         sampling = {
             **sampling_of(request),
-            **self.sampling,
+            **chosen,
             "max_tokens": request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,
             "stop": [*(request.stop_sequences or ())],
         }
-        sampled, version = await self.relay.sampled(self.rollout_id, asked.prompt, sampling, asked.spec)
+        sampled, version = await self.sampled(rollout_id, asked.prompt, sampling, asked.spec)
         if not sampled.ids and sampled.stop == "length":
             raise ContextOverflowError(f"The prompt has {len(asked.prompt)} tokens and leaves no room for a response.")
-        template = await self.relay.templates.of(self.model)
+        template = await self.templates.of(model)
         return LLMResponse.from_text(
             sampled_text(template, sampled.ids, template.ends, sampling["stop"]),
             usage=Usage(len(asked.prompt), len(sampled.ids)),
@@ -212,9 +197,15 @@ class _Sampler:
             completion_token_ids=sampled.ids,
             logprobs=sampled.logprobs,
             finish_reason=sampled.stop,
-            model=self.model,
+            model=model,
             latency_sec=time.perf_counter() - started,
             sampling={**sampling, **PROCESSED_LOGPROBS},  # trainers report logprobs at the sampling temperature
             policy_version=version,
             policy_version_from=None if version is None else "body" if sampled.version else "announced",
         )
+
+
+def _prepared(chosen: Mapping[str, Any], request: LLMRequest) -> LLMRequest:
+    tokens = chosen.get("max_tokens", request.max_output_tokens)
+    stop = chosen.get("stop", request.stop_sequences)
+    return replace(request, max_output_tokens=tokens, stop_sequences=stop)

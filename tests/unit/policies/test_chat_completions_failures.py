@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import subprocess
 import sys
 import time
@@ -27,7 +26,6 @@ from ares_exp.errors import (
 )
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.chat_completions import OpenAIPolicy
-from ares_exp.policies.endpoint_policy import Backoff
 from ares_exp.policies.policy import Check, EpisodeSpec
 from tests.closed_port import closed_port
 from tests.loopback_endpoint import (
@@ -155,20 +153,20 @@ async def test_error_after_connecting_is_not_an_outage(
 RETRYABLE = EndpointError("busy", status=503, retryable=True)
 
 
-def test_backoff_doubles_up_to_its_bound() -> None:
-    backoff = Backoff(max_retries=10_000, base_sec=1.0, max_wait_sec=5.0, rng=random.Random(0))
+def test_backoff_doubles_up_to_its_bound(make: Make) -> None:
+    policy = make(max_retries=10_000, retry_base_sec=1.0, max_retry_wait_sec=5.0)
     for tries, longest in [(1, 1), (2, 2), (3, 4), (4, 5), (9_999, 5)]:
-        waits = {backoff.wait_sec(tries, RETRYABLE) for _ in range(50)}
+        waits = {policy.retry_wait_sec(tries, RETRYABLE) for _ in range(50)}
         assert longest / 2 <= min(waits) < max(waits) <= longest
         assert len(waits) > 40, "there is no jitter"
 
 
-def test_backoff_waits_at_least_retry_after() -> None:
-    backoff = Backoff(max_retries=1, base_sec=1.0, max_wait_sec=5.0)
+def test_backoff_waits_at_least_retry_after(make: Make) -> None:
+    policy = make(max_retries=1, retry_base_sec=1.0, max_retry_wait_sec=5.0)
     asked = EndpointError("busy", retryable=True, retry_after_sec=3.0)
-    assert all(3.0 <= backoff.wait_sec(1, asked) <= 3.5 for _ in range(50))
+    assert all(3.0 <= policy.retry_wait_sec(1, asked) <= 3.5 for _ in range(50))
     at_bound = EndpointError("busy", retryable=True, retry_after_sec=5.0)
-    assert backoff.wait_sec(1, at_bound) == 5.0
+    assert policy.retry_wait_sec(1, at_bound) == 5.0
 
 
 @pytest.mark.parametrize(

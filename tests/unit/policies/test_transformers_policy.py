@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import itertools
+import threading
 import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -402,15 +403,30 @@ async def test_hidden_states_are_bounded(
 
 
 async def test_cancelled_response_leaves_no_files(tokenizer: Any, model: Any, tmp_path: Path) -> None:
-    policy = watched(model, tokenizer, tmp_path, activations=[0])
+    began = threading.Event()
+    hook = {"layer": 0, "function": lambda *_: began.set()}
+    policy = watched(model, tokenizer, tmp_path, activations=[0], hooks=[hook])
     policy._sampling["max_output_tokens"] = None
     await policy.preflight()
     asked = asyncio.ensure_future(policy.for_episode(episode())(ask("hello", max_output_tokens=8000)))
-    while not list(tmp_path.rglob("*.part")):  # noqa: ASYNC110 - written by the model's thread
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(began.wait)
     asked.cancel()
     await policy.close()
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+async def test_saved_states_are_copies(tokenizer: Any, model: Any, tmp_path: Path) -> None:
+    earlier: list[Any] = []
+
+    def overwrite(states: Any, _: ForwardPass) -> None:
+        for one in earlier:
+            one.zero_()
+        earlier.append(states)
+
+    policy = watched(model, tokenizer, tmp_path, activations=[0], hooks=[{"layer": 0, "function": overwrite}])
+    response = await policy.for_episode(episode())(ask("hello"))
+    await policy.close()
+    assert read_activations(tmp_path, response)["model.layers.0"].any(axis=1).all()
 
 
 async def test_functions_change_hidden_states(tokenizer: Any, model: Any, tmp_path: Path) -> None:
