@@ -24,15 +24,12 @@ class AgentContainer(Protocol):
 
     async def exec(self, command: str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Runs a command; see `Container.exec`. `user` defaults to the task's agent user."""
-        ...
 
     async def upload(self, source: str | Path, target: str | Path) -> None:
         """Copies a file or directory from the host into the container; see `Container.upload`."""
-        ...
 
     async def download(self, source: str | Path, target: str | Path) -> None:
         """Copies a file or directory from the container to the host; see `Container.download`."""
-        ...
 
 
 @runtime_checkable
@@ -54,7 +51,6 @@ class AgentTerminal(AgentContainer, Protocol):
         Raises:
             ContainerError: The terminal cannot be opened.
         """
-        ...
 
 
 class CodeAgent(Protocol):
@@ -65,7 +61,6 @@ class CodeAgent(Protocol):
 
         An exception ends the episode with an agent error. `RepeatedFormatError` instead truncates the episode.
         """
-        ...
 
 
 @runtime_checkable
@@ -74,7 +69,6 @@ class ContextualAgent(CodeAgent, Protocol):
 
     def set_context(self, context: AgentContext) -> None:
         """Receives the task's skills, MCP servers and messages. It is called before `run` or `resume`."""
-        ...
 
 
 @runtime_checkable
@@ -104,15 +98,12 @@ class StatefulAgent(CodeAgent, Protocol):
 
     def get_state(self) -> Mapping[str, Any]:
         """Returns the agent's state as JSON-ready data. It must suffice to repeat the LLM call that is now pending."""
-        ...
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores a state that `get_state` returned. Raises `ValueError` if the state is invalid."""
-        ...
 
     async def resume(self, task: str) -> None:
         """Continues the task from the restored state. The agent's first LLM call repeats the pending call."""
-        ...
 
 
 class CodeAgentFactory(Protocol):
@@ -123,7 +114,6 @@ class CodeAgentFactory(Protocol):
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> CodeAgent:
         """Creates an agent that works in `container` and sends its requests to `llm_client`."""
-        ...
 
 
 class AgentFactoryBase(CodeAgentFactory):

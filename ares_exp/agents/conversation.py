@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ares_exp.agents.templating import compile_templates
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 
@@ -73,17 +72,8 @@ class Compaction:
     kind: CompactionKind
     at_tokens: int
     kept_outputs: int
-    summarise: Template | None = None
-    handoff: Template | None = None
-
-    @classmethod
-    def of(cls, kind: CompactionKind, at_tokens: int, kept_outputs: int, folders: Sequence[Path]) -> Compaction:
-        """Creates settings and compiles their templates. Raises `ConfigError` if a template does not compile.
-
-        Each template comes from the first of `folders` that contains it, otherwise from the default templates of
-        ares_exp.
-        """
-        return cls(kind, at_tokens, kept_outputs, *compile_templates([*folders, TEMPLATES], ("summarise", "handoff")))
+    summarise: Template
+    handoff: Template
 
 
 class Conversation:
@@ -156,8 +146,6 @@ class Conversation:
         """
         if len(self._rest) < LEAST_MESSAGES:
             return True
-        assert self._compaction.summarise is not None
-        assert self._compaction.handoff is not None
         question = self._compaction.summarise.render()
         asked = _with_user_text([*self._start, *self._rest], question)
         reply = await self._llm(self._request(asked, tool_choice=None if self._tools is None else "none"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
-from ares_exp.agents.conversation import Compaction, CompactionKind
+from ares_exp.agents.conversation import TEMPLATES, Compaction, CompactionKind
 from ares_exp.agents.templating import compile_templates
 from ares_exp.errors import ConfigError, RepeatedFormatError
 from ares_exp.llms.request import LLMClient
@@ -103,7 +103,8 @@ class ConversingAgentFactory(AgentFactoryBase):
     @cached_property
     def shortening(self) -> Compaction:
         """Settings for the compaction of conversations. Raises `ConfigError` for the same reasons as `templates`."""
-        return Compaction.of(self.compaction, self.compaction_tokens, self.compaction_keeps, self.template_folders)
+        templates = compile_templates([*self.template_folders, TEMPLATES], ("summarise", "handoff"))
+        return Compaction(self.compaction, self.compaction_tokens, self.compaction_keeps, *templates)
 
     async def preflight(self) -> None:
         """Compiles the templates. Raises `ConfigError` under the same conditions as `templates`."""

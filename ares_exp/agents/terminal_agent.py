@@ -128,7 +128,12 @@ class TerminalAgent(ConversingAgent):
             max_wait_sec=f"{options.max_wait_sec:g}",
         )
         start = [*as_plain_chat(self._context.messages), Message(role="user", content=told)]
-        conversation = Conversation(self._llm, start, compaction=options.shortening, state=self._told_of_screen)
+        conversation = Conversation(
+            self._llm,
+            start,
+            compaction=options.shortening,
+            state=lambda: cut_bytes(f"Current Terminal Screen:\n{self._screen.visible}", options.max_output_bytes),
+        )
         while True:
             text = (await conversation.ask()).text
             response = await self._act(read_reply(text))
@@ -177,9 +182,6 @@ class TerminalAgent(ConversingAgent):
         lost, self._lost_terminal = self._lost_terminal, False
         note = "The terminal has ended, with all programs in it. This is a new terminal.\n"
         return f"{note if lost else ''}{cut_bytes(self._screen.news(), self._options.max_output_bytes)}"
-
-    def _told_of_screen(self) -> str:
-        return cut_bytes(f"Current Terminal Screen:\n{self._screen.visible}", self._options.max_output_bytes)
 
 
 def cut_bytes(text: str, most: int) -> str:

@@ -8,7 +8,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -16,7 +16,8 @@ from ares_exp.errors import TransferError
 
 MAX_BYTES = 1024**3
 MAX_MEMBERS = 100_000
-_SPOOL_BYTES = 8 * 1024 * 1024
+MAX_PACKED_BYTES = MAX_BYTES + 1024 * MAX_MEMBERS  # with the headers
+SPOOL_BYTES = 8 * 1024 * 1024
 _PREFIX = ".download-"
 _SHOWN = 5  # limit on the skipped members that the warning names
 
@@ -30,23 +31,21 @@ def pack(source: Path, file_name: str) -> IO[bytes]:
     For a directory, member names are relative to the directory. For a file, `file_name` is the member name. Raises
     `TransferError` if `source` cannot be read.
     """
-    spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115 (the caller closes it)
-    try:
-        root = source.resolve(strict=True)
-        with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            if root.is_dir():
-                for child in sorted(root.iterdir()):
-                    archive.add(child, child.name, filter=_owned_by_root)
-            else:
-                archive.add(root, file_name, filter=_owned_by_root)
-        spool.seek(0)
-    except OSError as error:
-        spool.close()
-        raise TransferError(f"Cannot read {source} for an upload: {error.strerror or error}.") from error
-    except BaseException:
-        spool.close()
-        raise
-    return spool
+    with ExitStack() as opened:
+        spool = opened.enter_context(tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES))
+        try:
+            root = source.resolve(strict=True)
+            with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as archive:
+                if root.is_dir():
+                    for child in sorted(root.iterdir()):
+                        archive.add(child, child.name, filter=_owned_by_root)
+                else:
+                    archive.add(root, file_name, filter=_owned_by_root)
+            spool.seek(0)
+        except OSError as error:
+            raise TransferError(f"Cannot read {source} for an upload: {error.strerror or error}.") from error
+        opened.pop_all()  # the caller closes it
+        return spool
 
 
 def unpack_directory(

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from ares_exp.agents.code_agent import (
@@ -57,27 +58,19 @@ class AgentState:
     data: Any
 
 
-class HostedLLM:
-    """The LLM client that the agent gets as `llm_client`."""
-
-    def __init__(self, runtime: AgentRuntime) -> None:
-        self._runtime = runtime
-
-    async def __call__(self, request: LLMRequest) -> LLMResponse:
-        """Sends a request to the policy and returns its response. Raises `TypeError` for an invalid request."""
-        example = 'LLMRequest([{"role": "user", "content": text}])'
-        if not isinstance(request, LLMRequest):
+async def _ask(runtime: AgentRuntime, request: LLMRequest) -> LLMResponse:
+    """Sends a request of the agent to the policy. Raises `TypeError` for an invalid request."""
+    example = 'LLMRequest([{"role": "user", "content": text}])'
+    if not isinstance(request, LLMRequest):
+        raise TypeError(f"Expected llm_client to receive an LLMRequest, got {type(request).__name__}. Use {example}.")
+    for message in request.messages:
+        if type(message) is not Message or "role" not in message:
             raise TypeError(
-                f"Expected llm_client to receive an LLMRequest, got {type(request).__name__}. Use {example}."
+                f"Expected the messages of an LLMRequest to be mappings with a `role`, got {message!r:.80}. Use "
+                f"{example}."
             )
-        for message in request.messages:
-            if type(message) is not Message or "role" not in message:
-                raise TypeError(
-                    f"Expected the messages of an LLMRequest to be mappings with a `role`, got {message!r:.80}. Use "
-                    f"{example}."
-                )
-        response: LLMResponse = await self._runtime.call("llm", request)
-        return response
+    response: LLMResponse = await runtime.call("llm", request)
+    return response
 
 
 def with_state(agent: CodeAgent, state: AgentState) -> StatefulAgent:
@@ -263,7 +256,8 @@ class AgentHost:
     ) -> None:
         """Creates and runs the agent. If the agent calls `sys.exit()`, raises an `AgentError`."""
         try:
-            self.agent = factory(container=self._hosted, llm_client=HostedLLM(self.runtime))
+            # The agent must not refer to this host: a reference cycle would keep ended episodes in memory.
+            self.agent = factory(container=self._hosted, llm_client=partial(_ask, self.runtime))
             if context.needs:
                 if not isinstance(self.agent, ContextualAgent):
                     kind = type(self.agent).__name__

@@ -22,7 +22,6 @@ from pydantic import Field, validate_call
 
 from ares_exp.cancellation import finish
 from ares_exp.environment import EnvironmentBase, EpisodeReport, LimitName, TimeStep, no_episode, restart, transition
-from ares_exp.environments.episode_limits import Deadline, DeadlinePassedError
 from ares_exp.environments.source import Entry, EpisodeParts, Report, SelectingSource
 from ares_exp.errors import ConfigError, PolicyError, PreflightError, close_matches
 from ares_exp.llms.chat_messages import call_part, function_tool
@@ -205,12 +204,13 @@ class AresEnvironment(EnvironmentBase):
 
     @asynccontextmanager
     async def _closing_on_failure(self, what: str) -> AsyncIterator[None]:
+        timer = asyncio.timeout(self._timeout_sec)
         try:
-            async with Deadline(self._timeout_sec).hold():
+            async with timer:
                 yield
         except BaseException as error:
             await self.close()
-            if isinstance(error, DeadlinePassedError):
+            if isinstance(error, TimeoutError) and timer.expired():
                 raise TimeoutError(
                     f"The environment of martian-ares did not {what} within env.timeout_sec={self._timeout_sec:g}."
                 ) from None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,51 +21,6 @@ from ares_exp.environment import (
 )
 from ares_exp.records.results import EpisodeUsage
 from ares_exp.tasks.verification.time_limits import TimeLimits
-
-
-class DeadlinePassedError(Exception):
-    """The time limit of an episode has passed, so the episode must be truncated."""
-
-
-class Deadline:
-    """The time at which an episode must end. It can be moved while the episode is running."""
-
-    def __init__(self, limit_sec: float | None) -> None:
-        """Sets the deadline to `limit_sec` from now; `None` means no limit."""
-        self._at = None if limit_sec is None else time.monotonic() + limit_sec
-        self._timer: asyncio.Timeout | None = None
-
-    @property
-    def left_sec(self) -> float | None:
-        """Seconds left, at least 0; `None` if there is no limit."""
-        return None if self._at is None else max(0.0, self._at - time.monotonic())
-
-    def move(self, seconds: float) -> None:
-        """Makes the deadline `seconds` later, unless it has passed. Must be called on the episode's event loop."""
-        if self._at is None or not self.left_sec or (self._timer is not None and self._timer.expired()):
-            return
-        self._at += seconds
-        if self._timer is not None:
-            self._timer.reschedule(self._when())
-
-    @asynccontextmanager
-    async def hold(self) -> AsyncIterator[None]:
-        """Cancels the `async with` block at the deadline, which may move, and raises `DeadlinePassedError`."""
-        timer = asyncio.timeout_at(self._when())
-        try:
-            async with timer:
-                self._timer = timer
-                yield
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            raise DeadlinePassedError from None
-        finally:
-            self._timer = None
-
-    def _when(self) -> float | None:
-        left = self.left_sec
-        return None if left is None else asyncio.get_running_loop().time() + left
 
 
 class PhaseClock:
@@ -120,10 +75,6 @@ class EpisodeLimits:
         return next((name for name, amount, limit in used if limit is not None and amount >= limit), None)
 
 
-GIVEN_UP = "the episode has no reward, because {} has no `truncate(limit)` to score an unfinished episode"
-"""Note for the report of an episode that has no reward because its environment does not support `truncate`."""
-
-
 def limited(env: MinimalEnvironment, limits: EpisodeLimits, used: EpisodeUsage | None = None) -> EnvironmentBase:
     """Returns `env` itself if it enforces `limits`, and otherwise `env` wrapped in a `LimitedEnvironment`."""
     whole = complete(env)
@@ -155,37 +106,40 @@ class LimitedEnvironment(EnvironmentWrapper):
         self._used = used
         self._usage = EpisodeUsage()
         self._keeps_time = False
-        self._deadline = Deadline(None)
+        self._ends_at: float | None = None
+        self._timer: asyncio.Timeout | None = None
         self._pending: TimeStep[Any] | None = None
-        self._last: TimeStep[Any] | None = None
         self._truncated_by: LimitName | None = None
         self._is_given_up = False
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
         """Starts an episode. The time limit starts at the first observation."""
         self._usage, self._used = replace(self._used) if self._used is not None else EpisodeUsage(), None
-        self._pending = self._last = self._truncated_by = None
+        self._pending = self._truncated_by = None
         self._is_given_up = False
         self._pending = await super().reset(seed=seed, options=options)
         self._keeps_time = not super().is_timed
-        self._deadline = Deadline(self._limits.time.agent(None) if self._keeps_time else None)
+        limit_sec = self._limits.time.agent(None) if self._keeps_time else None
+        self._ends_at = None if limit_sec is None else time.monotonic() + limit_sec
         return self._pending
 
     async def step(self, action: Any) -> TimeStep[Any]:
         """Applies `action`, and ends the episode if a limit is reached. Raises `EpisodeStateError` after LAST."""
         if self._pending is not None and self._pending.step_type == "LAST":
             raise no_episode(ended=True)
-        left_sec = self._deadline.left_sec
-        if self._keeps_time and (action is None or left_sec == 0):
+        if self._keeps_time and (action is None or self._left_sec == 0):
             return await self._cut_short("time")
-        if left_sec is None:
-            time_step = await super().step(action)
-        else:
-            try:
-                async with self._deadline.hold():
-                    time_step = await super().step(action)
-            except DeadlinePassedError:
-                return await self._give_up("time")
+        timer = asyncio.timeout(self._left_sec)
+        try:
+            async with timer:
+                self._timer = timer
+                time_step = await super().step(action)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            return await self._give_up("time")
+        finally:
+            self._timer = None
         self._pending = time_step
         self._usage.add(action)
         limit = self._limits.reached(self._usage)
@@ -208,16 +162,20 @@ class LimitedEnvironment(EnvironmentWrapper):
     async def _give_up(self, limit: LimitName) -> TimeStep[Any]:
         observation = self._pending.observation if self._pending is not None else None
         self._truncated_by, self._is_given_up = limit, True
-        self._pending = self._last = TimeStep("LAST", None, 1.0, observation)
+        self._pending = TimeStep("LAST", None, 1.0, observation)
         await super().close()
-        return self._last
+        return self._pending
 
     def report(self) -> EpisodeReport:
         """Returns the report of the wrapped environment, with the limit that ended the episode."""
         report = super().report()
         if self._truncated_by is None:
             return report
-        note = report.note or (GIVEN_UP.format(type(self.unwrapped).__name__) if self._is_given_up else None)
+        why = (
+            f"the episode has no reward, because {type(self.unwrapped).__name__} has no `truncate(limit)` to score an "
+            "unfinished episode"
+        )
+        note = report.note or (why if self._is_given_up else None)
         return replace(report, truncated_by=self._truncated_by, note=note)
 
     @property
@@ -228,7 +186,7 @@ class LimitedEnvironment(EnvironmentWrapper):
     @property
     def time_step(self) -> TimeStep[Any] | None:
         """The pending time step, or the LAST step."""
-        return self._last or super().time_step
+        return self._pending if self._is_given_up else super().time_step
 
     def keeps(self, limits: object) -> bool:
         """Returns whether this wrapper enforces `limits`, so that no other wrapper has to."""
@@ -245,9 +203,16 @@ class LimitedEnvironment(EnvironmentWrapper):
         if not self._keeps_time:
             return super().time_left_sec
         is_over = self._pending is None or self._pending.step_type == "LAST"
-        return None if is_over else self._deadline.left_sec
+        return None if is_over else self._left_sec
+
+    @property
+    def _left_sec(self) -> float | None:
+        return None if self._ends_at is None else max(0.0, self._ends_at - time.monotonic())
 
     def grant_time(self, seconds: float) -> None:
-        """Extends the time limit by `seconds`; see `EnvironmentBase.grant_time`."""
-        self._deadline.move(seconds)
+        """Extends the time limit by `seconds`, unless it has passed; see `EnvironmentBase.grant_time`."""
+        if self._ends_at is not None and self._left_sec and not (self._timer is not None and self._timer.expired()):
+            self._ends_at += seconds
+            if self._timer is not None:
+                self._timer.reschedule(asyncio.get_running_loop().time() + self._ends_at - time.monotonic())
         super().grant_time(seconds)

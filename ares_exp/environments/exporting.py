@@ -16,7 +16,7 @@ from ares_exp import __version__
 from ares_exp.agents.code_agent import StatefulAgent
 from ares_exp.cancellation import finish
 from ares_exp.config.parts import import_name
-from ares_exp.containers.container import Container, SnapshottableContainer
+from ares_exp.containers.container import SnapshottableContainer
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.delta_encoding import put_delta
 from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from ares_exp.snapshots.store import SnapshotStore
 
 
-# Prints the id and the command line of each left process, one process per line. Skips the script's own process.
+# Prints the id and the command line of each process that an earlier command has left, one process per line. Finds them
+# by a variable that `exec` sets. Skips the script's own process.
 _PROCESSES = f"""
 files=$(grep -sl {EXEC_ID_VARIABLE}= /proc/[0-9]*/environ)
 for file in $(grep -sL "{EXEC_ID_VARIABLE}=${EXEC_ID_VARIABLE}" $files /dev/null); do
@@ -48,15 +49,6 @@ done
 exit 0
 """
 _MAX_PROCESSES = 100
-
-
-async def left_processes(container: Container) -> list[str]:
-    """Lists processes that earlier commands started in the container and that are still running.
-
-    Each entry is `PID COMMAND`. The processes are found by an environment variable that `exec` sets for each command.
-    """
-    listed = await container.exec(_PROCESSES, cwd="/", user="root", timeout_sec=10.0, shell="sh -c")
-    return listed.output.splitlines()[:_MAX_PROCESSES] if listed.exit_code == 0 else []
 
 
 QUIESCE_SEC = 30.0
@@ -107,7 +99,8 @@ async def export_episode(
         elapsed_sec = host.runtime.elapsed_sec
         with ExitStack() as writing:
             await asyncio.to_thread(writing.enter_context, store.writing())
-            processes = await left_processes(container)
+            listed = await container.exec(_PROCESSES, cwd="/", user="root", timeout_sec=10.0, shell="sh -c")
+            processes = listed.output.splitlines()[:_MAX_PROCESSES] if listed.exit_code == 0 else []
             delta = await container.capture_changes(store.objects)
             if episode.host is not host:
                 raise SnapshotTimingError("The environment was closed while its state was being captured.")

@@ -33,14 +33,12 @@ class CheckedTask(Task, Protocol):
     @property
     def digest(self) -> str:
         """Digest that changes if the task changes. May read all files of the task."""
-        ...
 
     def check_runnable(self, *, needs_solution: bool, supported: frozenset[str] | None) -> None:
         """Raises `TaskError` if the task cannot be run, for example because a required solution is missing.
 
         `supported` contains the names of the `AgentContext` parts that the agent supports. `None` skips this check.
         """
-        ...
 
 
 T = TypeVar("T", bound=CheckedTask)

@@ -99,26 +99,25 @@ class HostedContainer:
             await terminal.close()
 
     async def _use_terminal(self, keys: str, seconds: float, columns: int, lines: int) -> TerminalOutput:
+        from ares_exp.containers.terminal import TerminalContainer, TerminalSession
+
         is_new = self._terminal is None or self._terminal.has_ended
         with self._activity.timed():
             if is_new:  # at the agent's first call, after the shell has ended, or in a restored episode
                 await self.close_terminal()
-                self._terminal = await self._open_terminal(columns, lines)
+                if not isinstance(self._container, TerminalContainer):
+                    raise ContainerError(
+                        f"A {type(self._container).__name__} cannot open a terminal. Use container=local, "
+                        "container=docker or container=daytona, or choose an agent that does not need a terminal."
+                    )
+                with self._noting_death():
+                    opening = self._container.open_terminal(
+                        columns=columns, lines=lines, user=self._user, env=self._env
+                    )
+                    self._terminal = TerminalSession(await opening)
                 await self._terminal.wait_for_prompt()
             assert self._terminal is not None
             return TerminalOutput(await self._terminal.type_keys(keys, seconds), is_new)
-
-    async def _open_terminal(self, columns: int, lines: int) -> TerminalSession:
-        from ares_exp.containers.terminal import TerminalContainer, TerminalSession
-
-        if not isinstance(self._container, TerminalContainer):
-            raise ContainerError(
-                f"A {type(self._container).__name__} cannot open a terminal. Use container=local, container=docker or "
-                "container=daytona, or choose an agent that does not need a terminal."
-            )
-        with self._noting_death():
-            opened = self._container.open_terminal(columns=columns, lines=lines, user=self._user, env=self._env)
-            return TerminalSession(await opened)
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         """Opens a forwarded port; see `ServingContainer.forward_port`.

@@ -62,15 +62,12 @@ class ModelsElsewhere(Protocol):
 
     def client(self, key: str, spec: EpisodeSpec, files: Path | None) -> LLMClient:
         """Makes an LLM client for one episode, which forwards requests to the model at the config key `key`."""
-        ...
 
     async def read(self, files: Path) -> Sequence[Asked] | None:
         """Reads the recorded questions of the episode whose files are in `files`; `None` if there is no record."""
-        ...
 
     async def append(self, key: str, files: Path, asked: Asked) -> None:
         """Appends a question and its answer to the record in `files`. Both then survive `kill -9` of any process."""
-        ...
 
 
 class OwnModel:

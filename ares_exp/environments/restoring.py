@@ -57,14 +57,12 @@ class EpisodeStart(Protocol):
             SnapshotMismatchError: The task or the agent is missing or differs from the recording. Or the policy needs
                 the task's solution, but the recorded container does not contain it.
         """
-        ...
 
     async def go_on(self, episode: CodeEnvironment) -> TimeStep[LLMRequest]:
         """Starts the container and the agent at the recorded point, and returns the pending time step.
 
         After an exception, the caller must release `episode`.
         """
-        ...
 
 
 class Rerun:
@@ -219,10 +217,8 @@ class Continuation:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for pickling, without `on_release`. The task is read again from its recorded path."""
-        return {**self.__dict__, "task": None, "_given_task": None, "_on_release": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= {name: value for name, value in state.items() if name != "task"}
+        kept = {name: value for name, value in self.__dict__.items() if name != "task"}
+        return kept | {"_given_task": None, "_on_release": None}
 
     @cached_property
     def task(self) -> Task:

@@ -101,7 +101,6 @@ class EnvironmentSource(Protocol):
     @property
     def path(self) -> Path | None:
         """Path of the task set, which is recorded with a run; `None` if the task set has no path."""
-        ...
 
     def load(self, report: Report) -> Sequence[str]:
         """Reads the task set, selects tasks, and returns their names in order.
@@ -109,7 +108,6 @@ class EnvironmentSource(Protocol):
         Raises:
             UserError: The task set is missing or malformed, or no task is selected.
         """
-        ...
 
     def check(self, parts: EpisodeParts, *, report: Report) -> None:
         """Checks that the tasks can be run with `parts`. Called before any episode of a run starts.
@@ -117,11 +115,9 @@ class EnvironmentSource(Protocol):
         Raises:
             UserError: A task cannot be run. One message names every such task and the reason.
         """
-        ...
 
     def make(self, task_name: str, parts: EpisodeParts) -> Environment:
         """Creates the environment of one episode of `task_name`."""
-        ...
 
 
 class SourceBase(EnvironmentSource):

@@ -22,6 +22,8 @@ not include them in the completion tokens, they are added |
 | `cost` | `usage.cost`, OpenRouter's extension |
 | `latency_sec`, `sampling`, `policy_version`, `policy_version_from`, `activations` | the same names, our extensions |
 
+Token ids, log-probabilities, the cost and our extensions are read from responses, but not written.
+
 Fields of a response that only describe the call are dropped: `id`, `object`, `created`, `system_fingerprint`,
 `service_tier`, and the other details in `usage`.
 """
@@ -63,12 +65,11 @@ _SAME_NAME: dict[str, tuple[type, ...]] = {
     "service_tier": (str,),
 }
 _REQUEST_KEYS = {*_SAME_NAME, "model", "messages", "max_completion_tokens", "max_tokens", "stop", "stream", "top_k"}
-_OWN_KEYS = ("latency_sec", "sampling", "policy_version", "policy_version_from", "activations")
+_OWN_KEYS = {"latency_sec", "sampling", "policy_version", "policy_version_from", "activations"}
 _RESPONSE_KEYS = {"choices", "model", "usage", "prompt_token_ids", *_OWN_KEYS}
 _ENVELOPE_KEYS = {"id", "object", "created", "system_fingerprint", "service_tier"}
 _CHOICE_KEYS = {"index", "message", "finish_reason", "logprobs", "token_ids"}
 _MESSAGE_KEYS = {"role", "content", "refusal", "tool_calls", *REASONING_FIELDS}
-_TOKEN: dict[str, Any] = {"token": "", "bytes": None, "top_logprobs": []}
 
 
 def request_to_body(
@@ -136,42 +137,47 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
 
 
 def response_to_body(
-    response: LLMResponse,
-    *,
-    response_id: str = "chatcmpl-0",
-    created: int = 0,
-    strict: bool = True,
-    report: Report | None = None,
+    response: LLMResponse, *, model: str | None = None, response_id: str = "chatcmpl-0", created: int = 0
 ) -> dict[str, Any]:
-    """Converts `response` to a chat-completions body. Its `id` is `response_id`, and `created` is in epoch seconds.
+    """Converts `response` to a chat-completions body.
 
-    Raises:
-        WireFormatError: `strict` is set, and the body cannot represent the order of the response's pieces. The only
-            possible order is reasoning, one text, tool calls.
+    The body loses the order of the pieces, because this format has only reasoning, one text, and then tool calls. It
+    has no costs, times, token ids or log-probabilities.
+
+    Args:
+        response: Response to convert.
+        model: Name of the model in the body. Default: the model that responded.
+        response_id: Id of the response.
+        created: Time of creation in epoch seconds.
     """
-    finish = "stop" if response.finish_reason == "refusal" else response.finish_reason
-    choice = {"index": 0, "message": _message_to_wire(response, on_loss(strict, report)), "finish_reason": finish}
-    if response.logprobs is not None:
-        choice["logprobs"] = {"content": [_TOKEN | {"logprob": value} for value in response.logprobs]}
-    if response.completion_token_ids is not None:
-        choice["token_ids"] = list(response.completion_token_ids)
-    body = {"id": response_id, "object": "chat.completion", "created": created, "model": response.model or ""}
-    usage = response.usage
-    counts: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.generated_tokens}
-    prompt = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
-    counts |= {"prompt_tokens_details": prompt} if any(prompt.values()) else {}
-    if usage.reasoning_tokens:
-        counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
-    body |= {
-        "choices": [choice],
-        "usage": counts | {"total_tokens": usage.total_tokens} | ({"cost": response.cost} if response.cost else {}),
+    return {
+        "id": response_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model or response.model or "",
+        "choices": [{"index": 0, "message": _message_to_wire(response), "finish_reason": _finish_reason(response)}],
+        "usage": usage_to_wire(response.usage),
     }
-    if response.prompt_token_ids is not None:
-        body["prompt_token_ids"] = list(response.prompt_token_ids)
-    for name in _OWN_KEYS:
-        if (value := getattr(response, name)) is not None:
-            body[name] = value
-    return body
+
+
+def usage_to_wire(usage: Usage) -> dict[str, Any]:
+    """Converts token counts to the API's `usage`, including the details that some clients require."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.generated_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+            "audio_tokens": 0,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
 
 
 def response_from_body(body: Any, *, strict: bool = True, report: Report | None = None) -> LLMResponse:
@@ -213,18 +219,23 @@ def response_from_body(body: Any, *, strict: bool = True, report: Report | None 
         )
 
 
-def _message_to_wire(response: LLMResponse, lose: Report) -> dict[str, Any]:
-    thinking, said = response.thinking, response.data[len(response.thinking) :]
+def _message_to_wire(response: LLMResponse) -> dict[str, Any]:
     texts = [piece.content for piece in response.data if isinstance(piece, TextData)]
     calls = [call_part(one.id, one.name, one.arguments) for one in response.data if isinstance(one, ToolCallData)]
-    is_mixed = any(isinstance(piece, ThinkingData) for piece in said)
-    if is_mixed or len(texts) > 1 or (texts and not isinstance(said[0], TextData)):
-        lose("the order of several pieces (Chat Completions only has reasoning, one text, then tool calls)")
     text = "".join(texts) if texts else None
     refused = response.finish_reason == "refusal"
     message: dict[str, Any] = {"role": "assistant", "content": None if refused else text}
-    message |= reasoning_to_message(thinking)
+    message |= reasoning_to_message(response.thinking)
+    if "reasoning_details" in message:  # many clients read only the text
+        message |= reasoning_to_message(response.thinking, "reasoning_content")
     return message | ({"refusal": text} if refused else {}) | ({"tool_calls": calls} if calls else {})
+
+
+def _finish_reason(response: LLMResponse) -> str:
+    if response.finish_reason in ("length", "content_filter"):
+        return response.finish_reason
+    is_call = any(isinstance(piece, ToolCallData) for piece in response.data)
+    return "tool_calls" if is_call and response.finish_reason != "refusal" else "stop"
 
 
 def _texts(message: Mapping[str, Any], lose: Report) -> list[TextData | ThinkingData]:

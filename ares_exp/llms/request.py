@@ -164,7 +164,6 @@ class LLMClient(Protocol):
         Raises:
             PolicyError: The client could not get a response.
         """
-        ...
 
 
 REQUEST_DEFAULTS: dict[str, Any] = {

@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from ares_exp.errors import WireFormatError as WireFormatError
 
@@ -63,8 +63,6 @@ def errors_as(kind: type[WireFormatError]) -> Iterator[None]:
     try:
         yield
     except WireFormatError as error:
-        if isinstance(error, kind):
-            raise
         raise kind(str(error)) from None
 
 
@@ -110,6 +108,11 @@ def typed(value: Any, name: str, *types: type) -> Any:
         expected = " or ".join(kind.__name__ for kind in types)
         raise WireFormatError(f"Expected `{name}` to be {expected}, got {type(value).__name__}: {shorten(value)}")
     return value
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Raises `ValueError` for `NaN` and infinities, as `parse_constant` of `json.loads`."""
+    raise ValueError(f"{name} is not a valid JSON number")
 
 
 def shorten(value: Any) -> str:

@@ -78,6 +78,8 @@ class Gate:
 
     async def passed(self, on_wait: OnWait) -> None:
         """Waits until the gate is open. Reports the seconds of the wait to `on_wait` at regular intervals."""
+        if self._opened.is_set():  # the usual case
+            return
         with reported(on_wait):
             while not self._opened.is_set():  # the gate may be closed again before this task runs
                 await self._opened.wait()

@@ -30,6 +30,7 @@ from ares_exp.errors import (
     SnapshotNotFoundError,
     SnapshotVersionError,
 )
+from ares_exp.llms.wire import refuse_constant
 from ares_exp.records.run_dir import atomic_file, dump_json
 from ares_exp.records.validation import Number, Table, Text, briefly, validated
 
@@ -48,7 +49,6 @@ _NOT_IN_DIGEST = ("snapshot_id", "created_at", "lineage", CHECKSUM)
 
 _ID = re.compile(r"[A-Za-z0-9_@+=,-][A-Za-z0-9_@+=,.-]{0,199}")
 _OF_EPISODE = re.compile(r"(.+)@([0-9]{1,18})")
-_RESERVED = ("objects",)
 
 
 def check_id(snapshot_id: str, where: str | Path | None = None) -> str:
@@ -63,7 +63,7 @@ def check_id(snapshot_id: str, where: str | Path | None = None) -> str:
 
 def is_id(text: object) -> bool:
     """Returns whether `text` is a valid snapshot id."""
-    return isinstance(text, str) and _ID.fullmatch(text) is not None and text not in _RESERVED
+    return isinstance(text, str) and _ID.fullmatch(text) is not None and text != OBJECTS
 
 
 def new_id() -> str:
@@ -80,19 +80,18 @@ def step_of(snapshot_id: str) -> tuple[str, int] | None:
 def read_json_object(path: Path) -> dict[str, Any]:
     """Reads a file that contains a JSON object. Rejects links, and files of more than `MAX_FILE_BYTES`.
 
+    `EnvironmentSnapshot.from_dict` checks the content.
+
     Raises:
         SnapshotNotFoundError: The file does not exist.
         SnapshotMetadataError: The file is rejected, cannot be read, or does not contain a JSON object.
     """
     text = _read(path)
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
-        check_json(data, str(path))
+        data = json.loads(text, parse_constant=refuse_constant)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise SnapshotMetadataError(f"{path}: invalid JSON at {where}: {error.msg}.") from None
-    except SnapshotMetadataError:
-        raise
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, NaN, bytes that are not UTF-8, …
         what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise SnapshotMetadataError(f"{path}: invalid JSON: {what}.") from None
@@ -121,10 +120,6 @@ def _read(path: Path) -> bytes:
     if len(text) > MAX_FILE_BYTES:
         raise SnapshotMetadataError(f"{path}: the file has more than {MAX_FILE_BYTES:,} bytes.")
     return text
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a valid JSON number")
 
 
 def check_json(data: Any, where: str) -> None:

@@ -76,10 +76,10 @@ async def service(emulator: Emulator) -> AsyncIterator[DaytonaService]:
 async def factory(emulator: Emulator) -> AsyncIterator[DaytonaContainerFactory]:
     """Makes sandboxes over one connection to the emulator, which does not wait for long between tries."""
     factory = DaytonaContainerFactory()
-    connection = factory._connections.acquire()
-    connection.service._base_sec = 0.05
+    service = factory._connections.acquire()
+    service._base_sec = 0.05
     yield factory
-    await factory._connections.release(connection)
+    await factory._connections.release(service)
 
 
 @pytest_asyncio.fixture

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from ares_exp.containers.daytona.provider_snapshot import (
     make_ready,
     snapshot_to_start_from,
 )
-from ares_exp.containers.daytona.service import DaytonaService, KeepAlive
+from ares_exp.containers.daytona.service import DaytonaService
 from ares_exp.containers.filesystem.delta import Delta, StoredChanges
 from ares_exp.containers.filesystem.delta_encoding import get_delta, put_delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
@@ -154,10 +153,9 @@ async def test_closed_connection_ends_creations(emulator: Emulator, service: Day
 
 
 @pytest.fixture
-async def keep_alive(service: DaytonaService) -> AsyncIterator[KeepAlive]:
-    keep_alive = KeepAlive(service, minute_sec=0.05)
-    yield keep_alive
-    await keep_alive.close()
+def renewing(service: DaytonaService) -> DaytonaService:
+    service.minute_sec = 0.05
+    return service
 
 
 async def new(service: DaytonaService) -> AsyncSandbox:
@@ -168,12 +166,10 @@ def count(emulator: Emulator, sandbox: AsyncSandbox, what: str) -> int:
     return sum(request.path == f"/api/sandbox/{sandbox.id}/{what}" for request in emulator.requests)
 
 
-async def test_keepalive_extends_the_ttl_repeatedly(
-    emulator: Emulator, service: DaytonaService, keep_alive: KeepAlive
-) -> None:
-    first, second = await new(service), await new(service)
-    keep_alive.add(first, 3)
-    keep_alive.add(second, 6)
+async def test_keepalive_extends_the_ttl_repeatedly(emulator: Emulator, renewing: DaytonaService) -> None:
+    first, second = await new(renewing), await new(renewing)
+    renewing.keep_alive(first, 3)
+    renewing.keep_alive(second, 6)
     for sandbox, ttl in ((first, "ttl/3"), (second, "ttl/6")):
         await until(lambda: count(emulator, sandbox, ttl) >= 3)  # noqa: B023
         await until(lambda: count(emulator, sandbox, "last-activity") >= 3)  # noqa: B023
@@ -181,25 +177,25 @@ async def test_keepalive_extends_the_ttl_repeatedly(
 
 
 async def test_lost_and_discarded_sandboxes_are_not_renewed(
-    emulator: Emulator, service: DaytonaService, keep_alive: KeepAlive, caplog: pytest.LogCaptureFixture
+    emulator: Emulator, renewing: DaytonaService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lost, left, kept = [await new(service) for _ in range(3)]
+    lost, left, kept = [await new(renewing) for _ in range(3)]
     emulator.lose(lost.id)
     for sandbox in (lost, left, kept):
-        keep_alive.add(sandbox, 3)
-    keep_alive.discard(left)
-    keep_alive.discard(left)
+        renewing.keep_alive(sandbox, 3)
+    renewing.let_expire(left)
+    renewing.let_expire(left)
     await until(lambda: count(emulator, kept, "ttl/3") >= 4)
     assert [count(emulator, sandbox, "ttl/3") for sandbox in (lost, left)] == [1, 0]
     assert not caplog.records
 
 
 async def test_failures_cause_only_one_warning(
-    emulator: Emulator, service: DaytonaService, keep_alive: KeepAlive, caplog: pytest.LogCaptureFixture
+    emulator: Emulator, renewing: DaytonaService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sandbox = await new(service)
+    sandbox = await new(renewing)
     refusal = emulator.faults.add(Fault("status", "POST", "/ttl/3", status=403, times=3))
-    keep_alive.add(sandbox, 3)
+    renewing.keep_alive(sandbox, 3)
     await until(lambda: count(emulator, sandbox, "last-activity") >= 1)
     assert refusal.hits == 3
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]

@@ -88,7 +88,7 @@ async def test_copy_without_a_service_is_a_service_error(
     emulator: Emulator, box: DaytonaContainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     await box.exec("echo a >/a")
-    monkeypatch.setattr(container, "_TIMEOUT_SEC", 1.0)
+    monkeypatch.setattr(container, "_TRANSFER_SEC", 1.0)
     emulator.faults.add(Fault("status", path="/files/", status=503, times=None))
     with pytest.raises(ContainerServiceUnavailableError, match="returned 503"):
         await box.upload(__file__, "/b")

@@ -36,7 +36,7 @@ _SWITCHED_OFF = (
 class ClaudeCodeRecipe(PackagedRecipe):
     """Recipe that starts Claude Code in its print mode."""
 
-    package_name = "claude_code"
+    name = "claude_code"
     conversation_headers = ("x-claude-code-agent-id",)
     variables = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
     supports = frozenset({"mcp_servers", "skills_dir"})

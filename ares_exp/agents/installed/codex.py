@@ -57,7 +57,7 @@ _STATE = "/tmp/ares_exp-codex"
 class CodexRecipe(PackagedRecipe):
     """Recipe that starts `codex exec`."""
 
-    package_name = "codex"
+    name = "codex"
     variables = ("model_providers.ares.base_url in $CODEX_HOME/config.toml",)
     normalisers: Mapping[str, tuple[str, str]] = {
         "codex_chunks": (r"Chunk ID: [0-9a-f]+", "Chunk ID: <id>"),

@@ -11,16 +11,16 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, Field, model_validator, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, InstalledAgentFactory, last_lines
-from ares_exp.agents.installed.recipe import AgentFile, Launch, LaunchedCommand
+from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, InstalledAgentFactory
+from ares_exp.agents.installed.recipe import AgentFile, AgentRecipe, Launch, LaunchedCommand
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
 from ares_exp.agents.toolbox.package import PACKAGE_NAME
 from ares_exp.agents.toolbox.package_store import digest_and_size
 from ares_exp.agents.toolbox.placing import PackageMount
 from ares_exp.cancellation import in_thread
-from ares_exp.containers.container import ExecResult, Mount
+from ares_exp.containers.container import Mount
 from ares_exp.containers.forwarded_port import FORWARDED_PORT
-from ares_exp.errors import AgentExitError, ConfigError, PreflightError
+from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.trajectories.request_diff import UserNormaliser
 
 MOUNT_TARGET = "/opt/ares_exp/agent"
@@ -54,7 +54,7 @@ class FileOption(BaseModel, extra="forbid", frozen=True):
         return self
 
 
-class CommandRecipe:
+class CommandRecipe(AgentRecipe):
     """A recipe that runs a user-defined command. `CommandAgentFactory` describes the options.
 
     Attributes:
@@ -64,7 +64,6 @@ class CommandRecipe:
             the part's environment variable, such as `ARES_SKILLS`.
     """
 
-    version: str | None = None
     variables = ("ARES_LLM_URL", "ARES_LLM_KEY")
 
     def __init__(
@@ -81,6 +80,7 @@ class CommandRecipe:
         ok_exit_codes: Collection[int] = (0,),
     ) -> None:
         self.name = name
+        self.described = f"The command of the agent {name}"
         self.normalisers = normalisers
         self.conversation_headers = conversation_headers
         self._command = command
@@ -88,18 +88,12 @@ class CommandRecipe:
         self._files = dict(files or {})
         self._mount = mount
         self._package = PackageMount(package) if package is not None else None
-        self._ok_exit_codes = ok_exit_codes
+        self.ok_exit_codes = ok_exit_codes
         texts = (file.text or "" for file in self._files.values() if file.fill)
         options = [command, *self._env.values(), *texts]
         names = {found[1] or found[2] for text in options for found in _VARIABLE.finditer(text)}
         self.supports = frozenset(part for part, name in _CONTEXT_VARIABLES.items() if name in names)
         self._texts: dict[str, str] = {}
-        self._mounts: tuple[Mount, ...] = ()
-
-    @property
-    def mounts(self) -> tuple[Mount, ...]:
-        """Mounts of the directory `agent.mount` and of the package `agent.package`, if these options are set."""
-        return (*self._mounts, *(self._package.mounts if self._package is not None else ()))
 
     async def preflight(self) -> None:
         """Reads the files of `agent.files`, checks `agent.mount`, and packs the package if it is not installed.
@@ -112,9 +106,11 @@ class CommandRecipe:
         await in_thread(self._read)
         if self._package is not None:
             await self._package.preflight()
+            self.mounts += self._package.mounts
             self.version = " ".join(filter(None, (self._package.version, self.version)))
 
     def _read(self) -> None:
+        self.mounts, self.version = (), None
         for target, file in self._files.items():
             try:
                 self._texts[target] = file.path.read_text("utf-8") if file.path is not None else file.text or ""
@@ -129,9 +125,9 @@ class CommandRecipe:
             if not self._mount.is_dir():
                 raise PreflightError(f"Expected `agent.mount` to be a directory, got {self._mount}.")
             source = self._mount.resolve()
-            self._mounts = (Mount(source, MOUNT_TARGET, digest_and_size(source)[0]),)
+            self.mounts = (Mount(source, MOUNT_TARGET, digest_and_size(source)[0]),)
         parts = [f"{path}\0{text}\0{self._files[path].mode}" for path, text in sorted(self._texts.items())]
-        parts += [one.digest for one in self._mounts]
+        parts += [one.digest for one in self.mounts]
         if parts:
             whole = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape"))
             self.version = f"sha256:{whole.hexdigest()[:16]}"
@@ -146,7 +142,7 @@ class CommandRecipe:
 
     def command(self, launch: Launch) -> LaunchedCommand:
         """Returns the command of one episode. Replaces `$ARES_…` variables in the environment variables and files."""
-        known = launch.variables | ({"ARES_AGENT_MOUNT": MOUNT_TARGET} if self._mounts else {})
+        known = launch.variables | ({"ARES_AGENT_MOUNT": MOUNT_TARGET} if self._mount is not None else {})
         path = f'PATH="{launch.program}/bin:$PATH"\n' if launch.program else ""
         return LaunchedCommand(
             f"{path}{self._command}",
@@ -157,13 +153,6 @@ class CommandRecipe:
                 for (path, file), text in zip(self._files.items(), self._texts.values(), strict=True)
             },
         )
-
-    def ended(self, result: ExecResult) -> None:
-        """Raises `AgentExitError` if the exit code is not in `ok_exit_codes`."""
-        if result.exit_code not in self._ok_exit_codes:
-            raise AgentExitError(
-                f"The command of the agent {self.name} ended with exit code {result.exit_code}. {last_lines(result)}"
-            )
 
 
 class CommandAgentFactory(InstalledAgentFactory):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 from pydantic import Field, validate_call
 
@@ -24,6 +24,7 @@ from ares_exp.agents.installed.installed_agent import (
     EndpointOptions,
     InstalledAgent,
     InstalledAgentFactory,
+    Result,
 )
 from ares_exp.agents.installed.recipe import AGENT_DIR, AgentFile
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
@@ -87,7 +88,6 @@ mkdir -p ~/.local/bin ~/.nvm && touch ~/.local/bin/env || exit
 for program in {bin}/*; do [ ! -x "$program" ] || ln -sfn "$program" ~/.local/bin/ || exit; done
 printf '%s\\n' "$(id -un)" "$PWD" "$PATH" ~
 """
-_Result = TypeVar("_Result")
 
 
 class HarborEnvironment:
@@ -153,7 +153,11 @@ class HarborEnvironment:
         """
         from harbor.environments.base import ExecResult as HarborResult
 
-        await self._upload_logs()
+        # In Harbor, the host directory of the class's logs is mounted, so the class expects its files in the container.
+        new = {path for path in self._logs.iterdir() if path.is_file()} - self._uploaded
+        for path in new:
+            self._uploaded.add(path)
+            await self.upload_file(path, f"{AGENT_DIR}/{path.name}")
         own = {
             name: value
             for name, value in (env or {}).items()
@@ -183,17 +187,7 @@ class HarborEnvironment:
         """Returns whether a path is a directory."""
         return bool((await self.exec(f"test -d {shlex.quote(path)}", user=user)).return_code == 0)
 
-    async def _upload_logs(self) -> None:
-        """Uploads new files from the host directory to which the class writes its logs.
-
-        In Harbor, this directory is mounted, so the class expects the files in the container.
-        """
-        new = {path for path in self._logs.iterdir() if path.is_file()} - self._uploaded
-        for path in new:
-            self._uploaded.add(path)
-            await self.upload_file(path, f"{AGENT_DIR}/{path.name}")
-
-    async def _watched(self, call: Coroutine[Any, Any, _Result]) -> _Result:
+    async def _watched(self, call: Coroutine[Any, Any, Result]) -> Result:
         """Awaits a call to the container, and stores its error in `failure`.
 
         If a call was cancelled, later calls are cancelled immediately, so that cleanup code of the class runs no

@@ -28,7 +28,7 @@ from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, ServingContainer
 from ares_exp.containers.ownership import working_directory
-from ares_exp.errors import AgentError, EndpointLostError, NoRequestError, PortForwardingError
+from ares_exp.errors import AgentError, AgentExitError, EndpointLostError, NoRequestError, PortForwardingError
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.task_contract import AgentContext
@@ -44,7 +44,7 @@ SHOWN_LINES = 20
 POLICY = "policy"
 """Default of the model name that agents send in their requests."""
 _SETUP_SEC = 120.0
-_Result = TypeVar("_Result")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class InstalledAgent:
         if result.exit_code != 0:
             raise AgentError(f"The command `{command:.200}`, which sets up the agent, failed: {result.output:.500}")
 
-    async def _until_lost(self, work: Coroutine[Any, Any, _Result], forwarded_port: ForwardedPort) -> _Result:
+    async def _until_lost(self, work: Coroutine[Any, Any, Result], forwarded_port: ForwardedPort) -> Result:
         """Awaits `work`. If the forwarded port is lost, cancels `work` and raises `EndpointLostError`."""
         running = asyncio.create_task(work)
         lost = asyncio.create_task(forwarded_port.lost())
@@ -248,7 +248,10 @@ class InstalledAgent:
             raise NoRequestError(
                 f"The agent {facts.name} ended with exit code {result.exit_code} {cause} {last_lines(result)}"
             )
-        self._recipe.ended(result)
+        if result.exit_code not in self._recipe.ok_exit_codes:
+            raise AgentExitError(
+                f"{self._recipe.described} ended with exit code {result.exit_code}. {last_lines(result)}"
+            )
 
 
 def last_lines(result: ExecResult) -> str:

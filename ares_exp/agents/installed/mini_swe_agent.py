@@ -42,7 +42,7 @@ _WAIT_SEC = 24 * 3600
 class MiniSweAgentRecipe(PackagedRecipe):
     """Recipe that starts `mini`."""
 
-    package_name = "mini_swe_agent"
+    name = "mini_swe_agent"
     variables = ("model.model_kwargs.api_base", "OPENAI_API_KEY")
 
     def program(self, placed: Placed) -> str:

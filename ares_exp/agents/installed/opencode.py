@@ -24,7 +24,7 @@ _OF_THE_PROVIDER = ("webfetch", "websearch")
 class OpencodeRecipe(PackagedRecipe):
     """Recipe that starts `opencode run`."""
 
-    package_name = "opencode"
+    name = "opencode"
     conversation_headers = ("x-session-id",)
     variables = ("provider.ares.options.baseURL in OPENCODE_CONFIG_CONTENT",)
     supports = frozenset({"mcp_servers", "skills_dir"})

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, InstalledAgentFactory, last_lines
-from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
+from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, InstalledAgentFactory
+from ares_exp.agents.installed.recipe import AgentRecipe
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
-from ares_exp.agents.toolbox.package import PACKAGES, AgentPackage, Build
+from ares_exp.agents.toolbox.package import PACKAGES, Build
 from ares_exp.agents.toolbox.placing import Placed, check_runs, fitting_build, ready_builds
-from ares_exp.containers.container import ExecResult, Mount
 from ares_exp.containers.forwarded_port import FORWARDED_PORT
-from ares_exp.errors import AgentExitError
 
 LibcChoice = Literal["auto", "glibc", "musl"]
 
@@ -23,21 +22,14 @@ LONGEST_WAIT_MS = 24 * 3600 * 1000
 """Time limit of one day, in milliseconds, for the agents' HTTP clients, so that the limits of the run apply first."""
 
 
-class PackagedRecipe:
-    """A recipe of a pinned package. Subclasses define how the program is started.
+class PackagedRecipe(AgentRecipe):
+    """A recipe of the pinned package `name`. Subclasses define how the program is started.
 
     Attributes:
-        package_name: Name of the package.
-        ok_exit_codes: Exit codes that count as success.
+        package: The pinned package.
         subagents: Whether the agent may start subagents. It has no effect on agents without subagents.
     """
 
-    package_name: ClassVar[str]
-    conversation_headers: tuple[str, ...] = ()
-    normalisers: Mapping[str, tuple[str, str]] = {}
-    variables: tuple[str, ...] = ()
-    supports: frozenset[str] = frozenset()
-    ok_exit_codes: frozenset[int] = frozenset({0})
     subagents: bool = True
 
     def __init__(
@@ -49,38 +41,20 @@ class PackagedRecipe:
         pythons: Sequence[str] = (),
     ) -> None:
         """Stores the options, which `PackagedAgentFactory` describes. Only `preflight` accesses the disk."""
+        self.package = PACKAGES[self.name]
+        self.version = self.package.version
+        self.described = f"{self.package.title} {self.version}"
         self.extra_args = tuple(extra_args)
         self.env = dict(env or {})
         self._libc = None if libc == "auto" else libc
         self._pythons = tuple(pythons)
         self._builds: tuple[Build, ...] = ()
-        self._mounts: tuple[Mount, ...] = ()
-
-    @property
-    def package(self) -> AgentPackage:
-        """The pinned package."""
-        return PACKAGES[self.package_name]
-
-    @property
-    def name(self) -> str:
-        """Name of the package."""
-        return self.package_name
-
-    @property
-    def version(self) -> str | None:
-        """Version of the package."""
-        return self.package.version
-
-    @property
-    def mounts(self) -> tuple[Mount, ...]:
-        """Mounts of all installed builds of the package. Empty before `preflight`."""
-        return self._mounts
 
     async def preflight(self) -> None:
         """Installs the package if it is missing. Raises `ToolboxError`, with a command to try again, if this fails."""
         installed = await ready_builds(self.package, libc=self._libc, pythons=self._pythons)
         self._builds = tuple(one.build for one in installed)
-        self._mounts = tuple(one.mount for one in installed)
+        self.mounts = tuple(one.mount for one in installed)
 
     async def find_program(self, container: AgentContainer) -> str:
         """Finds the build that fits the container, and returns the shell words that start its program.
@@ -92,9 +66,9 @@ class PackagedRecipe:
         await check_runs(container, self.package, placed.build, self.check(placed))
         return self.program(placed)
 
+    @abstractmethod
     def program(self, placed: Placed) -> str:
         """Returns the shell words that start the program in the container."""
-        raise NotImplementedError
 
     def check(self, placed: Placed) -> str:
         """Returns a command that prints the pinned version if the program's file exists.
@@ -102,17 +76,6 @@ class PackagedRecipe:
         Starting a program with `--version` would take up to 0.5 seconds in each episode.
         """
         return f"[ -x {self.program(placed)} ] && echo {self.version}"
-
-    def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command of one episode."""
-        raise NotImplementedError
-
-    def ended(self, result: ExecResult) -> None:
-        """Raises `AgentExitError` if the exit code is not in `ok_exit_codes`."""
-        if result.exit_code not in self.ok_exit_codes:
-            raise AgentExitError(
-                f"{self.package.title} {self.version} ended with exit code {result.exit_code}. {last_lines(result)}"
-            )
 
 
 class PackagedAgentFactory(InstalledAgentFactory):

@@ -24,7 +24,7 @@ _SUBAGENTS = ("agent", "task")
 class QwenCodeRecipe(PackagedRecipe):
     """Recipe that starts qwen-code with the Node.js from the same package."""
 
-    package_name = "qwen_code"
+    name = "qwen_code"
     variables = ("--openai-base-url", "OPENAI_API_KEY")
     supports = frozenset({"mcp_servers", "skills_dir"})
 

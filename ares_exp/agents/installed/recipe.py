@@ -1,18 +1,19 @@
 """The interface of a recipe, which contains everything specific to one third-party agent.
 
-A recipe finds the agent's program, builds its command, sets its LLM endpoint, and interprets its exit code.
+A recipe finds the agent's program, builds its command, and sets its LLM endpoint.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.containers.container import ExecResult, Mount
+from ares_exp.containers.container import Mount
 from ares_exp.errors import AgentError
 from ares_exp.tasks.environment_section import McpServer
 from ares_exp.tasks.task_contract import AgentContext
@@ -127,8 +128,8 @@ def mcp_entry(server: McpServer) -> dict[str, Any]:
     return {"type": kind, "url": server.url, "headers": server.headers}
 
 
-class AgentRecipe(Protocol):
-    """A recipe for one program. Its methods may be called for several episodes at the same time.
+class AgentRecipe(ABC):
+    """The base class of recipes. Its methods may be called for several episodes at the same time.
 
     Attributes:
         name: Name in the option `agent=NAME`.
@@ -139,33 +140,27 @@ class AgentRecipe(Protocol):
             `ares_exp.trajectories.request_diff`.
         variables: Names of the variables or options that set the URL and key of the program's LLM, for error messages.
         supports: Names of the supported parts of `AgentContext`.
+        ok_exit_codes: Exit codes that count as success.
+        described: Description of the program at the start of an error message.
+        mounts: Host directories with the program, mounted read-only into the container. Known after `preflight`. All
+            containers get the same mounts. If several builds are mounted, `find_program` selects the one that fits.
     """
 
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def version(self) -> str | None: ...  # noqa: D102
-    @property
-    def conversation_headers(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def normalisers(self) -> Mapping[str, tuple[str, str]]: ...  # noqa: D102
-    @property
-    def variables(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def supports(self) -> frozenset[str]: ...  # noqa: D102
+    name: str
+    described: str
+    version: str | None = None
+    conversation_headers: tuple[str, ...] = ()
+    normalisers: Mapping[str, tuple[str, str]] = {}
+    variables: tuple[str, ...] = ()
+    supports: frozenset[str] = frozenset()
+    ok_exit_codes: Collection[int] = (0,)
+    mounts: tuple[Mount, ...] = ()
 
-    @property
-    def mounts(self) -> tuple[Mount, ...]:
-        """Host directories with the program, mounted read-only into the container. Known after `preflight`.
-
-        All containers get the same mounts. If several builds are mounted, `find_program` selects the one that fits.
-        """
-        ...
-
+    @abstractmethod
     async def preflight(self) -> None:
         """Reads or installs what the program needs. Raises `PreflightError`, with a suggested fix, if this fails."""
-        ...
 
+    @abstractmethod
     async def find_program(self, container: AgentContainer) -> str:
         """Finds the program in this container, and checks that it runs there.
 
@@ -176,16 +171,7 @@ class AgentRecipe(Protocol):
             AgentInstallError: The program does not run in the container. The message names the missing part.
             ContainerError: The container failed.
         """
-        ...
 
+    @abstractmethod
     def command(self, launch: Launch) -> LaunchedCommand:
         """Returns the command of one episode."""
-        ...
-
-    def ended(self, result: ExecResult) -> None:
-        """Checks the exit code of the command. `result.output` contains only the end of its output.
-
-        Raises:
-            AgentExitError: The exit code means that the agent failed.
-        """
-        ...

@@ -31,7 +31,6 @@ from ares_exp.agents.interception.served_generate_content import GenerateContent
 from ares_exp.agents.interception.served_messages import MessagesWire
 from ares_exp.agents.interception.served_responses import ResponsesWire
 from ares_exp.agents.interception.served_wire import Asked, Wire
-from ares_exp.cancellation import finish
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.openai_errors import bearer
 
@@ -80,6 +79,55 @@ class Connection(web.RequestHandler):
         self.is_half_closed = False
         self.served: Turn | None = None
         self.waits_for: Turn | None = None
+
+    async def stream(self, request: web.BaseRequest, wire: Wire, asked: Asked, turn: Turn) -> web.StreamResponse:
+        """Sends the response to `request` as a stream of events.
+
+        Raises `ConnectionError` if the client has disconnected, and `LineClosedError` if the line was closed.
+        """
+        out = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await out.prepare(request)
+        if opening := wire.opening(asked):
+            await out.write(opening)
+        keepalives = 0
+        while (response := await turn.respond(self.line.keepalive_sec)) is None:
+            keepalives += 1
+            await self._write(out, wire.keepalive(asked, keepalives))
+        *events, last = wire.events(asked, response, keepalives)
+        await self._write(out, b"".join(events))
+        await self._end(out, last, turn)
+        return out
+
+    async def whole(
+        self, request: web.BaseRequest, wire: Wire, asked: Asked, turn: Turn, *, starts_sec: float
+    ) -> web.StreamResponse:
+        """Sends the response as one JSON body, with keepalives after `starts_sec`. Raises the errors of `stream`."""
+        out = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response = await turn.respond(starts_sec)
+        if response is None:
+            await out.prepare(request)
+        while response is None:
+            await self._write(out, b" ")
+            response = await turn.respond(self.line.keepalive_sec)
+        text = wire.whole(asked, response)
+        if not out.prepared:
+            out.content_length = len(text)
+            await out.prepare(request)
+        await self._end(out, text, turn)
+        return out
+
+    async def _write(self, out: web.StreamResponse, data: bytes) -> None:
+        if self.transport is None or self.transport.is_closing():
+            raise ConnectionResetError("The client closed the connection.")
+        await out.write(data)
+
+    async def _end(self, out: web.StreamResponse, last: bytes, turn: Turn) -> None:
+        """Ends the HTTP response and marks the call as delivered. If the connection breaks, the mark is removed."""
+        await self._write(out, last)
+        await out.write_eof()
+        if self.transport is not None and not self.is_half_closed:
+            turn.is_delivered = True
+            self.served = turn
 
     @contextmanager
     def waiting_for(self, turn: Turn) -> Iterator[None]:
@@ -143,7 +191,7 @@ class Connection(web.RequestHandler):
 WHOLE_STARTS_SEC = 30.0
 """Time in seconds after which a client that did not request a stream gets the first keepalive."""
 UNWIND_SEC = 2.0
-_CHUNK_BYTES = 64 * 1024
+_LARGE_BYTES = 1024 * 1024  # of a request body that is parsed in a thread
 _LONGEST_CONTEXT = 1_000_000
 _MODELS = re.compile(r"/v1(?:beta)?/models(?:/(.+))?")
 
@@ -182,9 +230,6 @@ class Endpoint:
 
     async def close(self, line: Line) -> None:
         """Closes a line with its connections, and cancels its calls. May be called several times."""
-        await finish(self._close(line))
-
-    async def _close(self, line: Line) -> None:
         await line.close()
         open_ones = self._connections.pop(line, set())
         for connection in open_ones:
@@ -212,7 +257,10 @@ class Endpoint:
 
     async def _answer(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
         connection.served = None
-        path, fields = _route(request)
+        path = request.path.rstrip("/") or "/"
+        if path != "/" and not path.startswith("/v1"):
+            path = f"/v1{path}"
+        path, fields = split_path(path, request.query.get("alt", "json"))
         wire = wire_at(path)
         try:
             return await self._respond(request, connection, path, fields, wire)
@@ -264,11 +312,10 @@ class Endpoint:
         except WireFormatError as error:
             raise _RefusedError(400, str(error)) from None
         turn = line.ask(asked.request, request.headers)
-        exchange = _Exchange(request, connection, wire, asked, turn)
         with connection.waiting_for(turn):
             if asked.streamed:
-                return await exchange.stream(line.keepalive_sec)
-            return await exchange.whole(self._whole_starts_sec, line.keepalive_sec)
+                return await connection.stream(request, wire, asked, turn)
+            return await connection.whole(request, wire, asked, turn, starts_sec=self._whole_starts_sec)
 
 
 class _RefusedError(Exception):
@@ -279,93 +326,11 @@ class _RefusedError(Exception):
         self.status = status
 
 
-class _Exchange:
-    """An HTTP request for an LLM response, which is sent as a stream (`stream`) or as one body (`whole`)."""
-
-    def __init__(self, request: web.BaseRequest, connection: Connection, wire: Wire, asked: Asked, turn: Turn) -> None:
-        self._request = request
-        self._connection = connection
-        self._wire = wire
-        self._asked = asked
-        self._turn = turn
-
-    async def stream(self, keepalive_sec: float) -> web.StreamResponse:
-        """Sends the response as a stream of events.
-
-        Raises `ConnectionError` if the client has disconnected, and `LineClosedError` if the line was closed.
-        """
-        wire, asked = self._wire, self._asked
-        out = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await out.prepare(self._request)
-        if opening := wire.opening(asked):
-            await out.write(opening)
-        keepalives = 0
-        while (response := await self._turn.respond(keepalive_sec)) is None:
-            keepalives += 1
-            await self._write(out, wire.keepalive(asked, keepalives))
-        *events, last = wire.events(asked, response, keepalives)
-        for chunk in _joined(events):
-            await self._write(out, chunk)
-        await self._write(out, last)
-        await self._end(out)
-        return out
-
-    async def whole(self, starts_sec: float, keepalive_sec: float) -> web.StreamResponse:
-        """Sends the response as one JSON body, with keepalives after `starts_sec`. Raises the errors of `stream`."""
-        out = web.StreamResponse(headers={"Content-Type": "application/json"})
-        response = await self._turn.respond(starts_sec)
-        if response is None:
-            await out.prepare(self._request)
-        while response is None:
-            await self._write(out, b" ")
-            response = await self._turn.respond(keepalive_sec)
-        text = self._wire.whole(self._asked, response)
-        if not out.prepared:
-            out.content_length = len(text)
-            await out.prepare(self._request)
-        await self._write(out, text)
-        await self._end(out)
-        return out
-
-    async def _write(self, out: web.StreamResponse, data: bytes) -> None:
-        if self._request.transport is None or self._request.transport.is_closing():
-            raise ConnectionResetError("The client closed the connection.")
-        await out.write(data)
-
-    async def _end(self, out: web.StreamResponse) -> None:
-        """Ends the HTTP response and marks the call as delivered. If the connection breaks, the mark is removed."""
-        await out.write_eof()
-        if self._request.transport is not None and not self._connection.is_half_closed:
-            self._turn.is_delivered = True
-            self._connection.served = self._turn
-
-
-def _joined(events: list[bytes]) -> Iterator[bytes]:
-    chunk: list[bytes] = []
-    size = 0
-    for event in events:
-        chunk.append(event)
-        size += len(event)
-        if size >= _CHUNK_BYTES:
-            yield b"".join(chunk)
-            chunk, size = [], 0
-    if chunk:
-        yield b"".join(chunk)
-
-
 def client_keys(headers: Mapping[str, str], query: Mapping[str, str]) -> list[str]:
     """Returns the API keys in a request: from all headers that LLM clients use, and from the query parameter `key`."""
     named = [headers.get(name) for name in ("x-api-key", "x-goog-api-key", "api-key")]
     keys = [bearer(headers), *named, query.get("key")]
     return [key for key in keys if key]
-
-
-def _route(request: web.BaseRequest) -> tuple[str, dict[str, Any]]:
-    """Returns the path, with a missing `/v1` added, and the body fields that Google's clients put in the path."""
-    path = request.path.rstrip("/") or "/"
-    if path != "/" and not path.startswith("/v1"):
-        path = f"/v1{path}"
-    return split_path(path, request.query.get("alt", "json"))
 
 
 async def _body(request: web.BaseRequest) -> Any:
@@ -389,7 +354,7 @@ async def _body(request: web.BaseRequest) -> Any:
         ) from None
     except TimeoutError:
         raise _RefusedError(408, f"Expected the complete request body within {IDLE_SEC:g} s.") from None
-    return await asyncio.to_thread(parse_body, raw) if len(raw) > _CHUNK_BYTES * 16 else parse_body(raw)
+    return await asyncio.to_thread(parse_body, raw) if len(raw) > _LARGE_BYTES else parse_body(raw)
 
 
 def _json(body: bytes, *, status: int = 200) -> web.Response:

@@ -29,11 +29,11 @@ import asyncio
 import hmac
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Literal
+from typing import Literal
 
 from ares_exp.environment import BACKGROUND_PREFIX, MAIN_CONVERSATION
 from ares_exp.errors import EpisodeStateError
@@ -109,45 +109,6 @@ class Conversation:
         return bool(said) and any(text_of(message.get("content")).strip() == said for message in messages)
 
 
-class Conversations:
-    """The conversations of one agent. Assigns each request to a conversation."""
-
-    def __init__(self) -> None:
-        self._conversations: list[Conversation] = []
-        self._names: set[str] = set()
-
-    def __iter__(self) -> Iterator[Conversation]:
-        """Iterates over the conversations in the order in which they started."""
-        return iter(self._conversations)
-
-    def find(self, request: LLMRequest, key: str, asked: Canonical) -> Conversation:
-        """Returns the conversation to which a request belongs, after starting a new one if necessary.
-
-        `key` identifies the conversation, as in `Conversation.key`. `asked` contains the digests of the request, which
-        are stored as `Conversation.last`.
-        """
-        if key:  # one name may have two conversations: with tools, and without
-            named = [conversation for conversation in self._conversations if conversation.key == key]
-            fitting = [conversation for conversation in named if conversation.has_tools == bool(request.tools)]
-            conversation = _longest(fitting, asked) or _longest(named, asked) or next(iter(fitting), None)
-        else:
-            repeated = (one for one in self._conversations if one.is_repeated_by(request))
-            conversation = _longest(self._conversations, asked) or next(repeated, None)
-        if conversation is None:
-            if request.tools and MAIN_CONVERSATION not in self._names:
-                name = MAIN_CONVERSATION
-            else:
-                prefix = "sub-" if request.tools else BACKGROUND_PREFIX
-                names = (f"{prefix}{asked.fingerprint[:6]}{f'-{number}' if number > 1 else ''}" for number in count(1))
-                name = next(name for name in names if name not in self._names)
-            self._names.add(name)
-            conversation = Conversation(name, key, bool(request.tools), asked)
-            self._conversations.append(conversation)
-        conversation.last = asked
-        conversation.has_tools = conversation.has_tools or bool(request.tools)
-        return conversation
-
-
 def _longest(conversations: Sequence[Conversation], asked: Canonical) -> Conversation | None:
     """Returns the longest conversation that a request continues (see the module), or `None`."""
     longest: Conversation | None = None
@@ -219,7 +180,7 @@ class Line:
         self._forward_sampling = forward_sampling
         self._marks_background_requests = background_requests == "answer"
         self._background_requests = 0
-        self._conversations = Conversations()
+        self._conversations: list[Conversation] = []
         self._requests = 0
         self._retries = 0
         self._dropped: set[str] = set()
@@ -276,7 +237,7 @@ class Line:
             if turn is not None and (is_retry or not turn.is_delivered):
                 self._retries += 1
                 return turn
-        conversation = self._conversations.find(request, key, asked)
+        conversation = self._conversation_of(request, key, asked)
         for digest, turn in list(conversation.turns.items()):
             if not turn.waiting:  # the agent has continued, and no client waits for this call
                 turn.call.cancel()
@@ -288,12 +249,41 @@ class Line:
         turn = conversation.turns[asked.fingerprint] = self._call(request, conversation)
         return turn
 
+    def _conversation_of(self, request: LLMRequest, key: str, asked: Canonical) -> Conversation:
+        """Returns the conversation to which a request belongs, after starting a new one if necessary.
+
+        `key` identifies the conversation, as in `Conversation.key`. `asked` contains the digests of the request, which
+        are stored as `Conversation.last`.
+        """
+        if key:  # one name may have two conversations: with tools, and without
+            named = [conversation for conversation in self._conversations if conversation.key == key]
+            fitting = [conversation for conversation in named if conversation.has_tools == bool(request.tools)]
+            conversation = _longest(fitting, asked) or _longest(named, asked) or next(iter(fitting), None)
+        else:
+            repeated = (one for one in self._conversations if one.is_repeated_by(request))
+            conversation = _longest(self._conversations, asked) or next(repeated, None)
+        if conversation is None:
+            taken = {one.name for one in self._conversations}
+            name = MAIN_CONVERSATION
+            if not request.tools or name in taken:
+                prefix = "sub-" if request.tools else BACKGROUND_PREFIX
+                names = (f"{prefix}{asked.fingerprint[:6]}{f'-{number}' if number > 1 else ''}" for number in count(1))
+                name = next(name for name in names if name not in taken)
+            conversation = Conversation(name, key, bool(request.tools), asked)
+            self._conversations.append(conversation)
+        conversation.last = asked
+        conversation.has_tools = conversation.has_tools or bool(request.tools)
+        return conversation
+
     def _call(self, request: LLMRequest, conversation: Conversation) -> Turn:
         is_side = conversation.name.startswith(BACKGROUND_PREFIX) and not request.tools
         is_background = self._marks_background_requests and is_side
         self._background_requests += is_background
         origin = replace(request.origin or Origin(""), conversation=conversation.name, is_background=is_background)
-        sampling = _sampling(origin.sampling) if self._forward_sampling else {}
+        asked = origin.sampling if self._forward_sampling else {}
+        sampling = {
+            _FORWARDED[name]: value for name, value in asked.items() if name in _FORWARDED and value is not None
+        }
         request = replace(request, origin=origin, **sampling)
         call = asyncio.get_running_loop().create_task(self._llm_client(request), name="LLM call of an agent")
         self._calls.add(call)
@@ -313,7 +303,3 @@ class Line:
         if self._calls:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait(self._calls)
-
-
-def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {_FORWARDED[name]: value for name, value in asked.items() if name in _FORWARDED and value is not None}

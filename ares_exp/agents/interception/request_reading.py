@@ -9,14 +9,14 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from ares_exp.agents.interception.served_wire import Asked
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.chat_messages import parts_of, split_system
 from ares_exp.llms.request import LLMRequest, Origin, freeze
 from ares_exp.llms.responses_tools import ToolForm
-from ares_exp.llms.wire import shorten, typed
+from ares_exp.llms.wire import refuse_constant, shorten, typed
 
 MAX_DEPTH = 100
 """Maximum depth of nested lists and objects in a body. Tool schemas of real requests have fewer than 20 levels."""
@@ -34,14 +34,10 @@ def parse_body(raw: bytes) -> Any:
         WireFormatError: The body is not JSON, is nested too deeply, or contains invalid numbers.
     """
     try:
-        body = json.loads(raw, parse_constant=_refuse_constant)
+        body = json.loads(raw, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise WireFormatError(f"Expected a JSON body, got {shorten(raw[:80])}: {error}") from None
     return _checked(body, bool(_SURROGATE.search(raw)))
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a valid JSON number")
 
 
 def _checked(value: Any, mend: bool, depth: int = 0) -> Any:

@@ -21,13 +21,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ares_exp.agents.interception.request_reading import Losses, make_asked, take
-from ares_exp.agents.interception.served_wire import Asked, event, slices, to_json, with_call_ids
+from ares_exp.agents.interception.served_wire import Asked, Wire, event, slices, to_json, with_call_ids
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.chat_messages import check_message
 from ares_exp.llms.openai_chat import request_from_body, response_to_body
 from ares_exp.llms.openai_errors import error_object
-from ares_exp.llms.reasoning import reasoning_text
-from ares_exp.llms.response import LLMResponse, ToolCallData, Usage
+from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.wire import optional, required, shorten, typed
 
 SAMPLING = frozenset(
@@ -71,12 +70,11 @@ SAMPLING = frozenset(
 _CACHE_MARK = "cache_control"
 
 
-class ChatCompletionsWire:
+class ChatCompletionsWire(Wire):
     """OpenAI's Chat Completions API, which many other engines and clients also support."""
 
     name = "chat_completions"
     path = "/v1/chat/completions"
-    count_path: str | None = None
 
     def read(self, body: Any) -> Asked:
         """Converts the body of a request to an `Asked`."""
@@ -124,10 +122,6 @@ class ChatCompletionsWire:
             yield event(_envelope(asked) | {"choices": [], "usage": completion["usage"]})
         yield b"data: [DONE]\n\n"
 
-    def count(self, body: Any) -> bytes | None:
-        """Returns `None`, because this wire has no requests for token counts."""
-        return None
-
     def error(self, status: int, message: str) -> bytes:
         """Returns the JSON body of an error."""
         return to_json({"error": error_object(status, message)})
@@ -160,47 +154,9 @@ def _unmarked(message: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
 
 
 def _completion(asked: Asked, response: LLMResponse) -> dict[str, Any]:
-    """Returns the response as a `chat.completion`. This format loses the order of reasoning, texts and tool calls."""
-    shown = LLMResponse(
-        with_call_ids(asked, response).data,
-        usage=response.usage,
-        finish_reason=_finish_reason(response),
-        model=asked.model,
+    return response_to_body(
+        with_call_ids(asked, response), model=asked.model, response_id=asked.response_id, created=asked.created
     )
-    body = response_to_body(
-        shown, response_id=asked.response_id, created=asked.created, strict=False, report=lambda _: None
-    )
-    message = body["choices"][0]["message"]
-    text = reasoning_text(response.thinking)
-    if "reasoning_details" in message and text:
-        message["reasoning_content"] = text
-    return body | {"usage": _usage(response.usage)}
-
-
-def _finish_reason(response: LLMResponse) -> str:
-    if response.finish_reason in ("length", "content_filter", "refusal"):
-        return response.finish_reason
-    return "tool_calls" if any(isinstance(piece, ToolCallData) for piece in response.data) else "stop"
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    """Returns the token counts, including the details on prompt and completion that some clients require."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.generated_tokens,
-        "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {
-            "cached_tokens": usage.cached_tokens,
-            "cache_write_tokens": usage.cache_write_tokens,
-            "audio_tokens": 0,
-        },
-        "completion_tokens_details": {
-            "reasoning_tokens": usage.reasoning_tokens,
-            "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
-        },
-    }
 
 
 def _envelope(asked: Asked) -> dict[str, Any]:

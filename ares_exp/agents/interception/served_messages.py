@@ -95,15 +95,12 @@ class MessagesWire:
 
     def error(self, status: int, message: str) -> bytes:
         """Returns the JSON body of an error."""
-        return to_json(_error(status, message))
+        kind = _ERRORS.get(status, "api_error")
+        return to_json({"type": "error", "error": {"type": kind, "message": message}})
 
 
 def _message(asked: Asked, response: LLMResponse) -> dict[str, Any]:
     return response_to_body(with_call_ids(asked, response), model=asked.model, response_id=asked.response_id)
-
-
-def _error(status: int, message: str) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
 
 
 def _event(value: Mapping[str, Any]) -> bytes:

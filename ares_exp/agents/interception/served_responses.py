@@ -113,10 +113,6 @@ def _mapping(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return optional(of, name, Mapping) or {}
 
 
-def _empty(asked: Asked) -> dict[str, Any]:
-    return empty_response(asked.model, asked.response_id, asked.created)
-
-
 def _response(asked: Asked, response: LLMResponse) -> dict[str, Any]:
     return response_to_body(
         with_call_ids(asked, response),
@@ -132,7 +128,8 @@ def _event(kind: str, number: int, fields: Mapping[str, Any]) -> bytes:
 
 
 def _lifecycle(asked: Asked, status: str, number: int) -> bytes:
-    return _event(f"response.{status}", number, {"response": _empty(asked)})
+    response = empty_response(asked.model, asked.response_id, asked.created)
+    return _event(f"response.{status}", number, {"response": response})
 
 
 def _item_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

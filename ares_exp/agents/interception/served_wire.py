@@ -52,7 +52,7 @@ class Wire(Protocol):
 
     name: str
     path: str
-    count_path: str | None
+    count_path: str | None = None
 
     def read(self, body: Any) -> Asked:
         """Converts a JSON body to an `Asked`. `request.origin.dropped` lists fields that `LLMRequest` does not support.
@@ -60,26 +60,21 @@ class Wire(Protocol):
         Raises:
             WireFormatError: The body is malformed, or has an unsupported field that cannot be dropped.
         """
-        ...
 
     def whole(self, asked: Asked, response: LLMResponse) -> bytes:
         """Returns the complete response as a JSON body."""
-        ...
 
     def opening(self, asked: Asked) -> bytes:
         """Returns the events that start a stream, before the response is available."""
-        ...
 
     def keepalive(self, asked: Asked, number: int) -> bytes:
         """Returns a stream's keepalive, which prevents a timeout of the client. The first keepalive has `number` 1."""
-        ...
 
     def events(self, asked: Asked, response: LLMResponse, keepalives: int) -> Iterator[bytes]:
         """Yields the events of the response. `keepalives` is the number of keepalives that were sent before.
 
         With the last event, the client has the complete response. Send it only after the response was recorded.
         """
-        ...
 
     def count(self, body: Any) -> bytes | None:
         """Returns an estimated token count for a body, or `None` if the wire has no `count_path`.
@@ -87,11 +82,10 @@ class Wire(Protocol):
         Raises:
             WireFormatError: The body is not a JSON object.
         """
-        ...
+        return None
 
     def error(self, status: int, message: str) -> bytes:
         """Returns a JSON error body in the format of the wire."""
-        ...
 
 
 DELTA_CHARS = 16_384

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import asyncio.events
 import contextvars
-import inspect
 import sys
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
 
@@ -204,17 +203,7 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def _coroutine_refusal(name: str) -> Callable[..., Coroutine[Any, Any, NoReturn]]:
-    refuse = _refusal(name)
-
-    async def refuse_awaited(self: AgentLoop, *_: object, **__: object) -> NoReturn:
-        refuse(self)
-
-    return refuse_awaited
-
-
 for _name in sorted(asyncio.AbstractEventLoop.__dict__):
     _theirs = asyncio.AbstractEventLoop.__dict__[_name]
     if not _name.startswith("_") and callable(_theirs) and _name not in AgentLoop.__dict__:
-        _make = _coroutine_refusal if inspect.iscoroutinefunction(_theirs) else _refusal
-        setattr(AgentLoop, _name, _make(_name))
+        setattr(AgentLoop, _name, _refusal(_name))

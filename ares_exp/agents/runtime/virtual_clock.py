@@ -16,7 +16,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from operator import itemgetter
 from typing import Any
 
 _lock = threading.RLock()
@@ -59,9 +58,7 @@ class VirtualClockAndRandom:
         self._around, _here.inside = _here.inside, self
         if self._around is None:
             for one in _exchanges:
-                theirs = one.read(one.names)
-                if theirs != one.theirs:  # rare: the functions are usually the same as last time
-                    one.theirs, one.before = theirs, dict(zip(one.ours, theirs, strict=True))
+                one.before = {name: one.names[name] for name in one.ours}
                 one.names.update(one.ours)
 
     def __exit__(self, *_: object) -> None:
@@ -84,18 +81,15 @@ class _Exchange:
     """The functions of one module that are replaced while agent code runs.
 
     `names` is the `__dict__` of the module, in which the functions are replaced. `ours` contains the replacements by
-    name. The original functions are in `before` (by name) and in `theirs` (as a tuple). `read` returns a tuple of the
-    functions that are currently in `names`.
+    name, and `before` the original functions.
     """
 
-    __slots__ = ("before", "names", "ours", "read", "theirs")
+    __slots__ = ("before", "names", "ours")
 
     def __init__(self, names: dict[str, Any], ours: Mapping[str, Callable[..., Any]]) -> None:
         self.names = names
         self.ours = {name: self._here_only(name, function) for name, function in ours.items()}
-        self.read = itemgetter(*ours)
-        self.theirs: tuple[Any, ...] = self.read(names)
-        self.before: dict[str, Any] = dict(zip(ours, self.theirs, strict=True))
+        self.before: dict[str, Any] = {}
 
     def _here_only(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that calls `ours` if its thread is running agent code, otherwise the original function."""
@@ -113,22 +107,16 @@ def _clock_functions() -> Mapping[str, Callable[..., Any]]:
     def epoch(there: VirtualClockAndRandom) -> float:
         return there.started_at + there.now()
 
-    def seconds(there: VirtualClockAndRandom) -> float:
-        return there.now()
-
-    def nanoseconds(there: VirtualClockAndRandom) -> int:
-        return int(there.now() * 1e9)
-
     def of_moment(convert: Callable[[float], Any]) -> Callable[..., Any]:
         return lambda there, moment=None: convert(epoch(there) if moment is None else moment)
 
     return {
         "time": epoch,
         "time_ns": lambda there: int(epoch(there) * 1e9),
-        "monotonic": seconds,
-        "monotonic_ns": nanoseconds,
-        "perf_counter": seconds,
-        "perf_counter_ns": nanoseconds,
+        "monotonic": lambda there: there.now(),
+        "monotonic_ns": lambda there: int(there.now() * 1e9),
+        "perf_counter": lambda there: there.now(),
+        "perf_counter_ns": lambda there: int(there.now() * 1e9),
         "localtime": of_moment(local),
         "gmtime": of_moment(utc),
         "ctime": of_moment(text),

@@ -15,8 +15,7 @@ import re
 import secrets
 import shlex
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Unpack
 
@@ -36,14 +35,14 @@ from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
 from ares_exp.containers.daytona.failures import NoObjectStoreError, plain
 from ares_exp.containers.daytona.provider_snapshot import keep_files, make_ready, snapshot_to_start_from
 from ares_exp.containers.daytona.sandbox_request import DaytonaOptions, create_params, network_settings, ttl_minutes
-from ares_exp.containers.daytona.service import Connection, Connections, DaytonaService
+from ares_exp.containers.daytona.service import Connections, DaytonaService
 from ares_exp.containers.daytona.shells import SandboxShells, ShellStream
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, ForwardedPorts, Serve
 from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.containers.ownership import owner_labels, short_lived_directory, unique_name
+from ares_exp.containers.ownership import owner_labels, unique_name, working_directory
 from ares_exp.containers.relayed_port import open_relayed_port
 from ares_exp.containers.terminal import TERM, Terminal
 from ares_exp.errors import (
@@ -58,7 +57,8 @@ from ares_exp.errors import (
 if TYPE_CHECKING:
     from daytona import AsyncDaytona, AsyncSandbox
 
-_WHEN_SLOW = "Set `timeouts.build_multiplier=2`."
+_TRANSFER_SEC = 600
+_PACKED = re.compile(r"(file|directory) ([0-9]{1,15})\n")
 
 _logger = logging.getLogger(__name__)
 
@@ -74,12 +74,11 @@ class DaytonaContainer(Container):
         self._connections = connections
         self.sandbox_name = unique_name(spec.name)
         self._starting: asyncio.Task[None] | None = None
-        self._connection: Connection | None = None
+        self._service: DaytonaService | None = None
         self._sandbox: AsyncSandbox | None = None
         self._shells: SandboxShells | None = None
         self._start_directory = "/"
         self._channels: CommandRunner | None = None
-        self._transfer: FileTransfer | None = None
         self._user: User = "root"
         self._workdir: str | None = None
         self._image_env: Mapping[str, str] = {}
@@ -92,7 +91,8 @@ class DaytonaContainer(Container):
     async def start(self) -> None:
         what, started = f"The sandbox of {self._spec.name}", self._starting is not None or self._stopped
         limit = self._spec.start_timeout_sec
-        async with bounded_start(what, limit, started=started, stop=self.stop, remedy=_WHEN_SLOW):
+        slow = "Set `timeouts.build_multiplier=2`."
+        async with bounded_start(what, limit, started=started, stop=self.stop, remedy=slow):
             starting = self._starting = asyncio.create_task(self._start())
             await asyncio.wait({starting})
             if starting.cancelled():
@@ -101,36 +101,32 @@ class DaytonaContainer(Container):
 
     async def _start(self) -> None:
         spec, options = self._spec, self._options
-        connection = self._connection = self._connections.acquire()
-        service, ttl_min = connection.service, ttl_minutes(spec, options)
+        service = self._service = self._connections.acquire()
+        ttl_min = ttl_minutes(spec, options)
         kept = snapshot_to_start_from(spec.changes)
         if kept is not None:
             await make_ready(service, kept)
-        context = await in_thread(lambda: short_lived_directory("build"))
-        try:
+        async with working_directory("build") as directory:
             plan = await in_thread(lambda: plan_image(spec, options.snapshot))
             self.image = plan.image or plan.snapshot or f"the Dockerfile of {spec.name}"
             if kept is not None:
                 plan = plan.with_kept_files(kept)
-            plan, sandbox = await self._create(connection, plan, context.path, ttl_min)
-        finally:
-            await finish(asyncio.to_thread(context.remove))
-        connection.keep_alive.add(sandbox, ttl_min)
+            plan, sandbox = await self._create(service, plan, directory, ttl_min)
+        service.keep_alive(sandbox, ttl_min)
         shells = self._shells = SandboxShells(service, sandbox)
         self._start_directory = await shells.open()
-        self._transfer = FileTransfer(service, sandbox, self._run_as_root, shells.directory)
         if plan.builds_after_start:
             await self._become({}, None, "root")
         else:
             await self._become({}, plan.workdir, plan.user)
         for mount in spec.mounts:
             if mount not in plan.layers:
-                await self._transfer.upload(mount.source, mount.target)
+                await self.upload(mount.source, mount.target)
         if plan.builds_after_start:
             await self._finish_image(plan)
 
     async def _create(
-        self, connection: Connection, plan: ImagePlan, directory: Path, ttl_min: int
+        self, service: DaytonaService, plan: ImagePlan, directory: Path, ttl_min: int
     ) -> tuple[ImagePlan, AsyncSandbox]:
         """Creates the sandbox. Returns the plan that it used (`stored` or `after_start` of `plan`), and the sandbox."""
         spec, options = self._spec, self._options
@@ -140,16 +136,16 @@ class DaytonaContainer(Container):
                 lambda: create_params(spec, options, plan, labels=owner_labels(), ttl_min=ttl_min, directory=directory)
             )
             self._sandbox = await create_sandbox(
-                connection.service, params, name=self.sandbox_name, timeout_sec=spec.start_timeout_sec
+                service, params, name=self.sandbox_name, timeout_sec=spec.start_timeout_sec
             )
             return self._sandbox
 
-        if connection.has_object_store and plan.snapshot is None:
+        if service.has_object_store and plan.snapshot is None:
             stored = await in_thread(lambda: plan.stored(directory, spec.mounts))
             try:
                 return stored, await create(stored)
             except NoObjectStoreError:
-                connection.has_object_store = False
+                service.has_object_store = False
         plan = plan.after_start()
         return plan, await create(plan)
 
@@ -200,37 +196,125 @@ class DaytonaContainer(Container):
         user = self._user if user is None else user
         return None if str(user) in ROOT_NAMES else user
 
-    async def _run_as_root(self, command: str, *, timeout_sec: float) -> ExecResult:
-        return await self.exec(command, user="root", cwd="/", shell="sh -c", timeout_sec=timeout_sec)
-
     async def upload(self, source: str | Path, target: str | Path) -> None:
-        path = self._absolute(target)
-        await self._copy(lambda transfer: transfer.upload(Path(source), path), f"upload to {path}")
+        source, path = Path(source), self._absolute(target)
+        async with self._copying(f"upload to {path}") as packed_path:
+            directory, name = (path, "") if source.is_dir() else posixpath.split(path)
+            into = shlex.quote(directory or "/")
+            with await in_thread(lambda: archive.pack(source, name)) as packed:
+                await self._send(packed, packed_path)
+            unpack = f"mkdir -p -- {into} && tar -xpf {packed_path} -C {into}; e=$?; rm -f {packed_path}; exit $e"
+            result = await self._run_as_root(unpack)
+            if result.exit_code != 0:
+                reason = plain(result.output.strip()[-1000:]) or f"exit code {result.exit_code}"
+                raise TransferError(f"Cannot copy {source} to {path} in the sandbox: {reason}.")
 
     async def download(self, source: str | Path, target: str | Path) -> None:
-        path = self._absolute(source)
-        await self._copy(lambda transfer: transfer.download(path, Path(target)), f"download of {path}")
+        source = self._absolute(source)
+        async with self._copying(f"download of {source}") as packed_path:
+            path = shlex.quote(source)
+            directory, name = posixpath.split(source)
+            result = await self._run_as_root(
+                "k= e=0; "
+                f"if [ -d {path} ]; then k=directory; tar -cf {packed_path} -C {path} . 2>/dev/null || e=$?; "
+                f"elif [ -e {path} ]; then k=file; "
+                f"tar -chf {packed_path} -C {shlex.quote(directory)} -- {shlex.quote('./' + name)} 2>/dev/null "
+                '|| e=$?; fi; [ -n "$k" ] || exit 3; [ $e -lt 2 ] || exit 4; '
+                f'echo "$k $(($(wc -c <{packed_path})))"'
+            )
+            packed = _PACKED.fullmatch(result.output)
+            try:
+                if result.exit_code == 3:
+                    raise TransferError(f"Cannot copy {source} out of the sandbox: the path does not exist.")
+                if result.exit_code != 0 or packed is None:
+                    raise TransferError(f"Cannot copy {source} out of the sandbox: `tar` cannot pack it.")
+                size = int(packed[2])
+                if size > archive.MAX_PACKED_BYTES:
+                    raise TransferError(
+                        f"Cannot copy {source} out of the sandbox: it exceeds {archive.MAX_BYTES} bytes."
+                    )
+                with tempfile.SpooledTemporaryFile(max_size=archive.SPOOL_BYTES) as file:
+                    try:
+                        await self._fetch(packed_path, file, size)
+                    except TransferError as error:
+                        raise TransferError(f"Cannot copy {source} out of the sandbox. {error}") from error
+                    file.seek(0)
+                    unpack = archive.unpack_file if packed[1] == "file" else archive.unpack_directory
+                    await in_thread(lambda: unpack(file, Path(target)))
+            finally:
+                with contextlib.suppress(ContainerError):
+                    await self._run_as_root(f"rm -f {packed_path}")
 
-    def _absolute(self, path: str | Path) -> str:
-        """Returns the absolute path in the sandbox. `path` may be relative to the working directory of commands."""
-        return posixpath.join(self._workdir or self._start_directory, str(path))
-
-    async def _copy(self, copy: Callable[[FileTransfer], Awaitable[None]], what: str) -> None:
-        self._running()
-        assert self._transfer is not None
+    @contextlib.asynccontextmanager
+    async def _copying(self, what: str) -> AsyncIterator[str]:
+        """Yields a new path in the sandbox for an archive. Replaces errors of the service by `TransferError`."""
+        _, _, shells = self._running()
         try:
             async with self._death_reported():
-                await copy(self._transfer)
+                yield f"{shells.directory}/{secrets.token_hex(6)}.tar"
         except ContainerServiceError as error:
             if error.retryable:
                 raise
             raise TransferError(f"The {what} failed. {error}") from error
 
+    async def _run_as_root(self, command: str) -> ExecResult:
+        return await self.exec(command, user="root", cwd="/", shell="sh -c", timeout_sec=_TRANSFER_SEC)
+
+    async def _send(self, file: IO[bytes], path: str) -> None:
+        from daytona import FileUpload
+
+        service, sandbox, _ = self._running()
+
+        async def send(_: AsyncDaytona) -> None:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            # The SDK reads a file on disk while sending it.
+            source = file.read() if size <= archive.SPOOL_BYTES else f"/dev/fd/{file.fileno()}"
+            await sandbox.fs.upload_files([FileUpload(source=source, destination=path)], timeout=_TRANSFER_SEC)
+
+        what = f"The upload to {path} in sandbox {sandbox.name}"
+        await service.call(what, send, timeout_sec=_TRANSFER_SEC)
+
+    async def _fetch(self, path: str, file: IO[bytes], size: int) -> None:
+        """Copies the sandbox's file `path`, which must have `size` bytes, to `file`."""
+        from aiohttp import ClientError, ClientResponseError
+        from daytona import DaytonaConnectionError, DaytonaError
+
+        service, sandbox, _ = self._running()
+
+        async def fetch(_: AsyncDaytona) -> int:
+            file.seek(0)
+            file.truncate()
+            try:
+                pieces: Any = await sandbox.fs.download_file_stream(path, timeout=_TRANSFER_SEC)
+                async with contextlib.aclosing(pieces):
+                    async for piece in pieces:
+                        file.write(piece)
+                        if file.tell() > size:
+                            break
+            except ClientResponseError as error:  # the SDK passes on errors that follow its first response
+                raise DaytonaError(error.message, error.status, error.headers) from error
+            except ClientError as error:
+                raise DaytonaConnectionError(str(error)) from error
+            return file.tell()
+
+        what = f"The download of {path} from sandbox {sandbox.name}"
+        received = await service.call(what, fetch, timeout_sec=_TRANSFER_SEC)
+        if received != size:
+            raise TransferError(
+                f"The size of {path} in the sandbox changed from {size} bytes during the download. A process may be "
+                "changing the file, or may have replaced the programs that read it."
+            )
+
+    def _absolute(self, path: str | Path) -> str:
+        """Returns the absolute path in the sandbox. `path` may be relative to the working directory of commands."""
+        return posixpath.join(self._workdir or self._start_directory, str(path))
+
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        connection, sandbox, _ = self._running()
+        service, sandbox, _ = self._running()
         # The service makes one snapshot of a sandbox at a time.
         async with self._death_reported(), self._capturing:
-            return await keep_files(connection.service, sandbox)
+            return await keep_files(service, sandbox)
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         self._running()
@@ -259,21 +343,21 @@ class DaytonaContainer(Container):
     async def set_network(self, policy: NetworkPolicy) -> None:
         if policy not in self._spec.networks:
             raise ValueError(f"Expected one of the network policies in the container's spec, got {policy}.")
-        connection, sandbox, _ = self._running()
+        service, sandbox, _ = self._running()
         if policy == self._policy:
             return
         settings = network_settings(policy, self._options)
         self._policy = None  # unknown if the request fails
         async with self._death_reported():
-            await connection.service.call(
+            await service.call(
                 f"The network of sandbox {self.sandbox_name}", lambda _: sandbox.update_network_settings(**settings)
             )
         self._policy = policy
 
-    def _running(self) -> tuple[Connection, AsyncSandbox, SandboxShells]:
-        if self._connection is None or self._sandbox is None or self._shells is None or self._stopped:
+    def _running(self) -> tuple[DaytonaService, AsyncSandbox, SandboxShells]:
+        if self._service is None or self._sandbox is None or self._shells is None or self._stopped:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
-        return self._connection, self._sandbox, self._shells
+        return self._service, self._sandbox, self._shells
 
     @contextlib.asynccontextmanager
     async def _death_reported(self) -> AsyncIterator[None]:
@@ -281,10 +365,10 @@ class DaytonaContainer(Container):
         try:
             yield
         except (SnapshotError, ContainerError) as cause:
-            connection, sandbox, _ = self._running()  # if the container was stopped, reports this instead of `cause`
+            service, sandbox, _ = self._running()  # if the container was stopped, reports this instead of `cause`
             has_died = isinstance(cause, ContainerDiedError)  # an unresponsive service causes the same error
             is_in_doubt = has_died or isinstance(cause, ContainerServiceError)
-            if is_in_doubt and await connection.service.is_gone(sandbox, must_answer=has_died):
+            if is_in_doubt and await service.is_gone(sandbox, must_answer=has_died):
                 message = f"The sandbox {self.sandbox_name} has ended, or was removed. {cause}"
                 raise ContainerDiedError(message) from cause
             raise
@@ -297,9 +381,9 @@ class DaytonaContainer(Container):
         if self._starting is not None:
             await cancel_all(self._starting)  # it leaves no sandbox, or a sandbox that is removed here
         async with self._stopping:
-            connection, sandbox = self._connection, self._sandbox
-            self._connection = self._sandbox = None
-            if connection is None:
+            service, sandbox = self._service, self._sandbox
+            self._service = self._sandbox = None
+            if service is None:
                 return
             try:
                 if self._shells is not None:
@@ -311,126 +395,11 @@ class DaytonaContainer(Container):
                     await self._shells.close()
                 await self._terminals.close()
                 if sandbox is not None:
-                    connection.keep_alive.discard(sandbox)
-                    await delete_sandbox(connection.service, self.sandbox_name)
+                    service.let_expire(sandbox)
+                    await delete_sandbox(service, self.sandbox_name)
             except ContainerError as error:
                 _logger.warning(
                     "The sandbox %s could not be removed, and remains until its TTL ends: %s", self.sandbox_name, error
                 )
             finally:
-                await self._connections.release(connection)
-
-
-Run = Callable[..., Awaitable[ExecResult]]
-"""Function that runs a command as root with `sh -c` and a time limit. Raises the errors of `Container.exec`."""
-
-_TIMEOUT_SEC = 600
-_SPOOL_BYTES = 8 * 1024 * 1024
-_PACKED_BYTES = archive.MAX_BYTES + 4096 * archive.MAX_MEMBERS // 4
-_PACKED = re.compile(r"(file|directory) ([0-9]{1,15})\n")
-
-
-@dataclass(frozen=True, slots=True)
-class FileTransfer:
-    """Copies files into and out of one sandbox. Paths in the sandbox are absolute.
-
-    Attributes:
-        service: Connection to the service.
-        sandbox: The sandbox.
-        run: Function that runs a command in the sandbox as root.
-        directory: Existing directory in the sandbox for temporary archives. Only root may enter it.
-    """
-
-    service: DaytonaService
-    sandbox: AsyncSandbox
-    run: Run
-    directory: str
-
-    async def upload(self, source: Path, target: str) -> None:
-        directory, name = (target, "") if source.is_dir() else posixpath.split(target)
-        packed_path, into = self._new_path(), shlex.quote(directory or "/")
-        with await in_thread(lambda: archive.pack(source, name)) as packed:
-            await self._send(packed, packed_path)
-        unpack = f"mkdir -p -- {into} && tar -xpf {packed_path} -C {into}; e=$?; rm -f {packed_path}; exit $e"
-        result = await self.run(unpack, timeout_sec=_TIMEOUT_SEC)
-        if result.exit_code != 0:
-            reason = plain(result.output.strip()[-1000:]) or f"exit code {result.exit_code}"
-            raise TransferError(f"Cannot copy {source} to {target} in the sandbox: {reason}.")
-
-    async def download(self, source: str, target: Path) -> None:
-        packed_path, path = self._new_path(), shlex.quote(source or "/")
-        directory, name = posixpath.split(source)
-        parent = shlex.quote(directory or "/")
-        result = await self.run(
-            "k= e=0; "
-            f"if [ -d {path} ]; then k=directory; tar -cf {packed_path} -C {path} . 2>/dev/null || e=$?; "
-            f"elif [ -e {path} ]; then k=file; "
-            f"tar -chf {packed_path} -C {parent} -- {shlex.quote('./' + name)} 2>/dev/null || e=$?; "
-            f'fi; [ -n "$k" ] || exit 3; [ $e -lt 2 ] || exit 4; echo "$k $(($(wc -c <{packed_path})))"',
-            timeout_sec=_TIMEOUT_SEC,
-        )
-        packed = _PACKED.fullmatch(result.output)
-        try:
-            if result.exit_code == 3:
-                raise TransferError(f"Cannot copy {source} out of the sandbox: the path does not exist.")
-            if result.exit_code != 0 or packed is None:
-                raise TransferError(f"Cannot copy {source} out of the sandbox: `tar` cannot pack it.")
-            size = int(packed[2])
-            if size > _PACKED_BYTES:
-                raise TransferError(f"Cannot copy {source} out of the sandbox: it exceeds {archive.MAX_BYTES} bytes.")
-            with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as file:
-                try:
-                    await self._fetch(packed_path, file, size)
-                except TransferError as error:
-                    raise TransferError(f"Cannot copy {source} out of the sandbox. {error}") from error
-                file.seek(0)
-                unpack = archive.unpack_file if packed[1] == "file" else archive.unpack_directory
-                await in_thread(lambda: unpack(file, target))
-        finally:
-            with contextlib.suppress(ContainerError):
-                await self.run(f"rm -f {packed_path}", timeout_sec=_TIMEOUT_SEC)
-
-    async def _send(self, file: IO[bytes], path: str) -> None:
-        from daytona import FileUpload
-
-        async def send(_: AsyncDaytona) -> None:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            # The SDK reads a file on disk while sending it.
-            source = file.read() if size <= _SPOOL_BYTES else f"/dev/fd/{file.fileno()}"
-            await self.sandbox.fs.upload_files([FileUpload(source=source, destination=path)], timeout=_TIMEOUT_SEC)
-
-        what = f"The upload to {path} in sandbox {self.sandbox.name}"
-        await self.service.call(what, send, timeout_sec=_TIMEOUT_SEC)
-
-    async def _fetch(self, path: str, file: IO[bytes], size: int) -> None:
-        """Copies the sandbox's file `path`, which must have `size` bytes, to `file`."""
-        from aiohttp import ClientError, ClientResponseError
-        from daytona import DaytonaConnectionError, DaytonaError
-
-        async def fetch(_: AsyncDaytona) -> int:
-            file.seek(0)
-            file.truncate()
-            try:
-                pieces: Any = await self.sandbox.fs.download_file_stream(path, timeout=_TIMEOUT_SEC)
-                async with contextlib.aclosing(pieces):
-                    async for piece in pieces:
-                        file.write(piece)
-                        if file.tell() > size:
-                            break
-            except ClientResponseError as error:  # the SDK passes on errors that follow its first response
-                raise DaytonaError(error.message, error.status, error.headers) from error
-            except ClientError as error:
-                raise DaytonaConnectionError(str(error)) from error
-            return file.tell()
-
-        what = f"The download of {path} from sandbox {self.sandbox.name}"
-        received = await self.service.call(what, fetch, timeout_sec=_TIMEOUT_SEC)
-        if received != size:
-            raise TransferError(
-                f"The size of {path} in the sandbox changed from {size} bytes during the download. A process may be "
-                "changing the file, or may have replaced the programs that read it."
-            )
-
-    def _new_path(self) -> str:
-        return f"{self.directory}/{secrets.token_hex(6)}.tar"
+                await self._connections.release(service)

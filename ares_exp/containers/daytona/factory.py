@@ -129,22 +129,28 @@ class DaytonaContainerFactory(ContainerFactoryBase):
 
         Raises `PreflightError` if the key is missing or rejected, or if the service does not respond.
         """
-        connection = self._connections.acquire()
+        service = self._connections.acquire()
         try:
-            await remove_stale(connection.service)
+            await remove_stale(service)
         except ContainerServiceError as error:
             raise PreflightError(f"container=daytona cannot be used. {error}") from error
         finally:
-            await self._connections.release(connection)
+            await self._connections.release(service)
 
     async def check_reachable(self) -> None:
-        connection = self._connections.acquire()
+        from daytona import ListSandboxesQuery
+
+        async def ask(client: AsyncDaytona) -> None:  # a small request
+            async for _ in client.list(ListSandboxesQuery(limit=1), request_timeout=_ANSWER_SEC):
+                return
+
+        service = self._connections.acquire()
         try:
-            await check_answers(connection.service)
+            await service.call("The service", ask, timeout_sec=_ANSWER_SEC, unreachable_sec=_UNREACHABLE_SEC)
         except ContainerServiceUnavailableError as error:
             raise UnreachableError(str(error)) from error
         finally:
-            await self._connections.release(connection)
+            await self._connections.release(service)
 
     def check_snapshots(self) -> None:
         """Raises no error, because the service supports snapshots of every sandbox."""
@@ -192,17 +198,6 @@ async def find(service: DaytonaService, *, of_this_machine: bool = False) -> lis
         "The list of sandboxes", ask, timeout_sec=_ANSWER_SEC, unreachable_sec=_UNREACHABLE_SEC
     )
     return await asyncio.to_thread(lambda: [_leftover(service.credentials, sandbox) for sandbox in sandboxes])
-
-
-async def check_answers(service: DaytonaService) -> None:
-    """Checks with a small request that the service responds. Raises `ContainerServiceError` if that fails."""
-    from daytona import ListSandboxesQuery
-
-    async def ask(client: AsyncDaytona) -> None:
-        async for _ in client.list(ListSandboxesQuery(limit=1), request_timeout=_ANSWER_SEC):
-            return
-
-    await service.call("The service", ask, timeout_sec=_ANSWER_SEC, unreachable_sec=_UNREACHABLE_SEC)
 
 
 async def remove_stale(service: DaytonaService) -> None:

@@ -35,7 +35,6 @@ _QUOTA_CODES = frozenset({"ORGANIZATION_QUOTA_EXCEEDED", "SANDBOX_DISK_EXPANSION
 _QUOTA_TEXT = re.compile(r"\b(limit|quota) exceeded|exceeds maximum allowed", re.IGNORECASE)
 _LOST_CODES = frozenset({"SANDBOX_NOT_FOUND", "SANDBOX_NOT_STARTED"})
 _LOST_TEXT = re.compile(r"\bsandbox\b.*\bnot found\b", re.IGNORECASE | re.DOTALL)
-_BUSY_CODES = frozenset({"NO_AVAILABLE_RUNNERS"})
 _CHANGING_TEXT = re.compile(r"state change in progress", re.IGNORECASE)
 
 _REMEDIES: Mapping[type[ContainerError], str] = {
@@ -105,7 +104,7 @@ def read(what: str, error: DaytonaError) -> Failure:
         return failure(ContainerServiceError, passes=True, untouched=True)
     if has_no_object_store(error):
         return failure(NoObjectStoreError)
-    if code in _BUSY_CODES:
+    if code == "NO_AVAILABLE_RUNNERS":
         return failure(ContainerServiceUnavailableError, passes=True, untouched=True)
     if status == 429:
         return failure(ContainerRateLimitError, passes=True, untouched=True)

@@ -33,7 +33,7 @@ from ares_exp.errors import (
 )
 
 if TYPE_CHECKING:
-    from daytona import AsyncDaytona, AsyncSandbox
+    from daytona import AsyncSandbox
 
 KEPT_PREFIX = "ares-exp-kept-"
 """Prefix of the names of our snapshots at the service."""
@@ -133,11 +133,11 @@ async def find_kept(service: DaytonaService) -> dict[str, float | None]:
     """Returns the snapshots that `keep_files` created on this machine: names and creation times in epoch seconds."""
     found: dict[str, float | None] = {}
     for page in range(1, _MAX_PAGES + 1):
-
-        async def ask(client: AsyncDaytona, page: int = page) -> Any:
-            return await client.snapshot.list(page=page, limit=_PAGE)
-
-        answer = await service.call("The list of snapshots", ask, timeout_sec=_LOOK_SEC)
+        answer = await service.call(
+            "The list of snapshots",
+            lambda client, page=page: client.snapshot.list(page=page, limit=_PAGE),  # type: ignore[misc]
+            timeout_sec=_LOOK_SEC,
+        )
         for one in answer.items:
             if one.name.startswith(_prefix_of_this_machine()) and plain(one.name) == one.name:
                 found[one.name] = one.created_at.timestamp() if isinstance(one.created_at, datetime) else None

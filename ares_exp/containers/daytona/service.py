@@ -15,7 +15,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ares_exp.backoff import backoff_sec
@@ -37,22 +36,33 @@ FEW_TRIES = 4
 
 _MAX_SEC = 10.0
 _LOOK_SEC = 15.0
+_SHARE = 3  # renewals per TTL: two consecutive renewals may fail
+_RENEW_SEC = 30.0
 _ENDED = frozenset({"error", "build_failed", "destroying", "destroyed", "stopping", "stopped", "archiving", "archived"})
+_logger = logging.getLogger(__name__)
 
 
 class DaytonaService:
-    """Sends requests to the service, with retries. Each event loop has its own `DaytonaService`.
+    """Sends requests to the service, with retries, and renews TTLs. Each event loop has its own `DaytonaService`.
 
     Attributes:
         credentials: Address and credentials of the service.
         creating: Asyncio tasks that are creating sandboxes, by the sandbox's name. A task stays here until it is known
             whether the sandbox exists.
+        holders: Number of containers and factory calls that use the connection. At 0, it is closed.
+        has_object_store: Whether the service accepts files for building images. True until the service rejects a file.
+        minute_sec: Length of a minute in seconds. Tests set a smaller value, so that TTLs are renewed sooner.
     """
 
     def __init__(self, credentials: Credentials, *, base_sec: float = 0.5) -> None:
         """Creates the object without connecting. `base_sec` limits the first wait for a retry; later limits double."""
         self.credentials = credentials
         self.creating: dict[str, asyncio.Task[AsyncSandbox]] = {}
+        self.holders = 0
+        self.has_object_store = True
+        self.minute_sec = 60.0
+        self._renewals: dict[str, asyncio.Task[None]] = {}
+        self._has_warned = False
         self._client: AsyncDaytona | None = None
         self._is_closed = False
         self._base_sec = base_sec
@@ -134,11 +144,48 @@ class DaytonaService:
             return False
         return has_ended(found)
 
+    def keep_alive(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
+        """Starts to renew the TTL (`ttl_min` minutes) and the inactivity timer of a new sandbox.
+
+        They are renewed when a third of the TTL has passed. If this process dies, the sandbox expires.
+        """
+        self._renewals[sandbox.id] = asyncio.create_task(self._renew(sandbox, ttl_min))
+
+    def let_expire(self, sandbox: AsyncSandbox) -> None:
+        """Stops renewing the TTL of a sandbox. Idempotent."""
+        if (task := self._renewals.pop(sandbox.id, None)) is not None:
+            task.cancel()
+
+    async def _renew(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
+        async def renew(_: AsyncDaytona) -> None:
+            await sandbox.set_ttl(ttl_min)
+            await sandbox.refresh_activity()
+
+        after_min = ttl_min / _SHARE
+        while True:
+            await asyncio.sleep(after_min * self.minute_sec)
+            after_min = ttl_min / _SHARE
+            try:
+                await self.call(f"The sandbox {sandbox.name}", renew, timeout_sec=_RENEW_SEC)
+            except (ContainerDiedError, ContainerNotFoundError):
+                return  # the user of the container gets the error
+            except ContainerError as error:
+                after_min = min(1.0, after_min)
+                level = logging.DEBUG if self._has_warned else logging.WARNING
+                self._has_warned = True
+                _logger.log(
+                    level,
+                    "The TTL of a sandbox (the time until its removal) could not be set to %d minutes. %s",
+                    ttl_min,
+                    error,
+                )
+
     async def close(self) -> None:
         self._is_closed = True
-        creating = list(self.creating.values())
+        tasks = [*self._renewals.values(), *self.creating.values()]
+        self._renewals.clear()
         self.creating.clear()
-        await cancel_all(*creating)
+        await cancel_all(*tasks)
         client, self._client = self._client, None
         if client is not None:
             await client.close()  # type: ignore[no-untyped-call]
@@ -193,88 +240,15 @@ def _connect(credentials: Credentials) -> AsyncDaytona:
                 del os.environ[name]
 
 
-_SHARE = 3  # renewals per TTL: two consecutive renewals may fail
-_TRY_SEC = 30.0
-_logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class KeepAlive:
-    """Renews the TTL of each sandbox when a third of it has passed. If this process dies, the sandboxes expire.
-
-    Attributes:
-        minute_sec: Length of a minute in seconds. Tests set a smaller value, so that renewals happen sooner.
-    """
-
-    service: DaytonaService
-    minute_sec: float = 60.0
-    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _has_warned: bool = False
-
-    def add(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
-        """Starts to renew the TTL (`ttl_min` minutes) and the inactivity timer of a new sandbox."""
-        self._tasks[sandbox.id] = asyncio.create_task(self._renew(sandbox, ttl_min))
-
-    def discard(self, sandbox: AsyncSandbox) -> None:
-        """Stops renewing the TTL of a sandbox. Idempotent."""
-        if (task := self._tasks.pop(sandbox.id, None)) is not None:
-            task.cancel()
-
-    async def close(self) -> None:
-        """Stops renewing the TTLs of all sandboxes. Idempotent."""
-        tasks = list(self._tasks.values())
-        self._tasks.clear()
-        await cancel_all(*tasks)
-
-    async def _renew(self, sandbox: AsyncSandbox, ttl_min: int) -> None:
-        async def renew(_: AsyncDaytona) -> None:
-            await sandbox.set_ttl(ttl_min)
-            await sandbox.refresh_activity()
-
-        after_min = ttl_min / _SHARE
-        while True:
-            await asyncio.sleep(after_min * self.minute_sec)
-            after_min = ttl_min / _SHARE
-            try:
-                await self.service.call(f"The sandbox {sandbox.name}", renew, timeout_sec=_TRY_SEC)
-            except (ContainerDiedError, ContainerNotFoundError):
-                return  # the user of the container gets the error
-            except ContainerError as error:
-                after_min = min(1.0, after_min)
-                level = logging.DEBUG if self._has_warned else logging.WARNING
-                self._has_warned = True
-                _logger.log(
-                    level,
-                    "The TTL of a sandbox (the time until its removal) could not be set to %d minutes. %s",
-                    ttl_min,
-                    error,
-                )
-
-
-@dataclass(slots=True)
-class Connection:
-    """The connection of one event loop to the service.
-
-    Attributes:
-        service: Object that sends requests to the service.
-        keep_alive: Object that renews the TTLs of the sandboxes.
-        holders: Number of containers and factory calls that use the connection. At 0, it is closed.
-        has_object_store: Whether the service accepts files for building images. True until the service rejects a file.
-    """
-
-    service: DaytonaService
-    keep_alive: KeepAlive
-    holders: int = 0
-    has_object_store: bool = True
-
-
 class Connections:
     """The connections of a factory. Each event loop that has containers has its own connection."""
 
     def __init__(self) -> None:
-        self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
+        self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, DaytonaService] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def acquire(self) -> Connection:
+    def acquire(self) -> DaytonaService:
         """Returns the connection of the running event loop. The caller must `release` it.
 
         Raises `PreflightError` if the environment has no credentials.
@@ -282,15 +256,13 @@ class Connections:
         loop = asyncio.get_running_loop()
         found = self._of_loop.get(loop)
         if found is None:
-            service = DaytonaService(Credentials.from_environment())
-            found = self._of_loop[loop] = Connection(service, KeepAlive(service))
+            found = self._of_loop[loop] = DaytonaService(Credentials.from_environment())
         found.holders += 1
         return found
 
-    async def release(self, connection: Connection) -> None:
+    async def release(self, service: DaytonaService) -> None:
         """Releases the connection, and closes it if no other container or call uses it."""
-        connection.holders -= 1
-        if connection.holders == 0:
+        service.holders -= 1
+        if service.holders == 0:
             self._of_loop.pop(asyncio.get_running_loop(), None)
-            await connection.keep_alive.close()
-            await connection.service.close()
+            await service.close()

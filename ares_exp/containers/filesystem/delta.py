@@ -95,6 +95,12 @@ class StoredChanges:
     objects: ObjectStore
 
 
+def add_note(notes: list[str], text: str) -> None:
+    """Adds a note of a delta, unless there are already `MAX_NOTES` notes."""
+    if len(notes) < MAX_NOTES:
+        notes.append(text)
+
+
 def is_kept(path: str) -> bool:
     """Returns whether a delta may contain this path, because it is not below `UNKEPT_DIRECTORIES`."""
     return not f"{path}/".startswith(UNKEPT_DIRECTORIES)

@@ -32,12 +32,11 @@ from ares_exp.containers.filesystem.delta import (
     link_number,
     sorted_by_path,
 )
-from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
+from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, DIGEST, ObjectStore
 from ares_exp.errors import SnapshotMetadataError, SnapshotVersionError, UnsafeSnapshotError
 
 _MAX_XATTR_BYTES = 64 * 1024  # the kernel's limit for one attribute
 _MAX_ID = 2**32 - 2  # chown uses 2**32 - 1 for "unchanged"
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _KINDS = frozenset(get_args(EntryKind))
 _FIELDS: dict[str, set[str]] = {
     "file": {"mode", "uid", "gid", "mtime_ns", "size", "chunks", "xattrs", "link"},
@@ -157,7 +156,7 @@ def checked_chunks(value: Any, size: int) -> tuple[str | None, ...]:
     most = -(-size // CHUNK_BYTES)
     for chunk in value:
         if isinstance(chunk, str):
-            if not _DIGEST.fullmatch(chunk):
+            if not DIGEST.fullmatch(chunk):
                 malformed("expected the sha256 of a chunk, found", chunk)
             chunks.append(chunk)
         else:

@@ -24,12 +24,12 @@ from ares_exp.containers.filesystem.delta import (
     MAX_BYTES,
     MAX_ENTRIES,
     MAX_MTIME_NS,
-    MAX_NOTES,
     MAX_PATH_BYTES,
     ChunkWriter,
     Entry,
     EntryKind,
     FileChangedError,
+    add_note,
     is_kept,
     is_kept_xattr,
     link_number,
@@ -157,7 +157,8 @@ class _Scan:
             elif kind == stat.S_IFCHR and found.st_rdev == 0:
                 self._keep(path, Entry("whiteout"))
             else:
-                self._note(f"{path!r} is not captured: it is a {'socket' if kind == stat.S_IFSOCK else 'device'}.")
+                special = "socket" if kind == stat.S_IFSOCK else "device"
+                add_note(self.notes, f"{path!r} is not captured: it is a {special}.")
         except FileNotFoundError:
             pass  # it was removed during the scan
         except OSError as error:
@@ -213,7 +214,9 @@ class _Scan:
                 if _times(before) == _times(after):
                     break
             else:
-                self._note(f"{path!r} was modified while it was read: the stored content may be inconsistent.")
+                add_note(
+                    self.notes, f"{path!r} was modified while it was read: the stored content may be inconsistent."
+                )
             return before, replace(self._metadata("file", before), size=before.st_size, chunks=chunks, xattrs=xattrs)
         finally:
             os.close(file)
@@ -272,10 +275,6 @@ class _Scan:
                 entry = replace(self.kept[names[-1]], link=link_number(names[0]))
                 self.kept.update(dict.fromkeys(names, entry))
         return sorted_by_path(self.kept)
-
-    def _note(self, text: str) -> None:
-        if len(self.notes) < MAX_NOTES:
-            self.notes.append(text)
 
 
 def _times(found: os.stat_result) -> tuple[int, ...]:

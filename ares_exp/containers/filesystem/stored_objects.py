@@ -94,7 +94,7 @@ MAX_LINES_BYTES = 2**30
 _LINES_BYTES = 32 * 1024
 _YOUNG_SEC = 600.0
 _SYNC_THREADS = 16
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class ObjectStore:
@@ -238,7 +238,7 @@ class ObjectStore:
 
     def digests(self) -> Iterator[str]:
         for file in (self.path / "objects").glob("??/*"):
-            if _DIGEST.fullmatch(digest := file.parent.name + file.name):
+            if DIGEST.fullmatch(digest := file.parent.name + file.name):
                 yield digest
 
     def remove_unneeded(self, needed: Collection[str], *, older_than_sec: float) -> tuple[int, int]:
@@ -283,7 +283,7 @@ class ObjectStore:
 
     def file(self, digest: str) -> Path:
         """Returns the path of the object with this digest. The object need not exist."""
-        if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
             raise SnapshotMetadataError(f"Expected a sha256 digest of 64 hexadecimal digits, got {str(digest)[:80]!r}.")
         return self.path / "objects" / digest[:2] / digest[2:]
 
@@ -301,19 +301,13 @@ class ObjectStore:
     def _write(self, digest: str, data: bytes) -> None:
         target, temporary = self.file(digest), self._temporary / secrets.token_hex(16)
         frame = compressed(data)
-        try:
-            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        except FileNotFoundError:
-            temporary.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        for folder in (temporary.parent, target.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             with open(file, "wb") as opened:  # noqa: PTH123
                 opened.write(frame)
-            try:
-                temporary.rename(target)
-            except FileNotFoundError:
-                target.parent.mkdir(exist_ok=True)
-                temporary.rename(target)
+            temporary.rename(target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

@@ -16,11 +16,11 @@ from ares_exp.containers.filesystem.delta import (
     MAX_ENTRIES,
     MAX_MTIME_NS,
     MAX_NAME_BYTES,
-    MAX_NOTES,
     MAX_PATH_BYTES,
     ChunkWriter,
     Entry,
     EntryKind,
+    add_note,
     is_kept,
     is_kept_xattr,
     link_number,
@@ -159,7 +159,9 @@ class _Reader:
             return
         kind = _KINDS.get(member.type)
         if kind is None:
-            self._note(f"{path!r} is not captured: snapshots do not support devices and other special files.")
+            add_note(
+                self._notes, f"{path!r} is not captured: snapshots do not support devices and other special files."
+            )
             return
         if member.type == tarfile.LNKTYPE:
             entry = self._linked(path, member)
@@ -237,7 +239,3 @@ class _Reader:
                 raise EOFError(f"it ends within {path!r}")
             writer.add(data)
         return replace(entry, size=member.size, chunks=writer.finish())
-
-    def _note(self, text: str) -> None:
-        if len(self._notes) < MAX_NOTES:
-            self._notes.append(text)

@@ -3,8 +3,6 @@
 import sys
 
 if sys.version_info >= (3, 14):
-    from compression import zstd
+    from compression import zstd as zstd
 else:
-    from backports import zstd
-
-__all__ = ["zstd"]
+    from backports import zstd as zstd

@@ -1,5 +1,3 @@
 """The backends `container=local` (bubblewrap containers on the host's files) and `container=host` (the host itself)."""
 
-from ares_exp.containers.local.factory import LocalContainerFactory
-
-__all__ = ["LocalContainerFactory"]
+from ares_exp.containers.local.factory import LocalContainerFactory as LocalContainerFactory

@@ -141,7 +141,6 @@ class ContainerFiles:
 
     def __init__(self, directory: Path, parts: Sequence[Part], *, privileged: bool) -> None:
         """Creates the object without writing files. `parts` make up the container's root directory, parents first."""
-        self._directory = directory
         self._parts = parts
         self._root = directory / _FILES
         overlays = [part for part in parts if part.kind == "overlay"]

@@ -146,8 +146,6 @@ class ContainerProcess:
         self._process = process
         self._control = control
         self._how = how
-        self._directory = how.directory
-        self._channels = how.directory / "channels"
         self._reserve = Reserve(how.directory)
         self._count = 0
         self._streams: list[FifoStream] = []
@@ -220,7 +218,7 @@ class ContainerProcess:
         return listen_in_namespace(about["child-pid"], about["net-namespace"], address)
 
     def _namespaces(self) -> dict[str, int]:
-        about: dict[str, int] = json.loads((self._directory / _INFO).read_text())
+        about: dict[str, int] = json.loads((self._how.directory / _INFO).read_text())
         return about
 
     async def open_terminal(
@@ -274,7 +272,7 @@ class ContainerProcess:
         request = f"{self._count} {'clean' if clean_env else 'full'} {'-' if name in ROOT_NAMES else name}\n"
         self._reserve.open()
         try:
-            with fifo_pair(self._channels, str(self._count)) as stream:
+            with fifo_pair(self._how.directory / "channels", str(self._count)) as stream:
                 answer = await self._ask(request, stream)
                 if answer != "ok\n":
                     raise ContainerError(
@@ -340,10 +338,10 @@ class ContainerProcess:
         status = self._process.returncode or 0
         killer = status - 128 if status > 128 else -status  # of the container's first process, or of bubblewrap
         if killer == signal.SIGKILL and (
-            lack := lack_of_memory(self._directory, holds_files=self._how.files_in_memory)
+            lack := lack_of_memory(self._how.directory, holds_files=self._how.files_in_memory)
         ):
             return lack
-        errors = self._directory / "errors"
+        errors = self._how.directory / "errors"
         text = errors.read_text(errors="replace")[-2000:].strip().rstrip(".") if errors.exists() else ""
         if text:
             return text

@@ -112,8 +112,6 @@ class FifoStream:
 
 
 _PIECE_BYTES = 1024 * 1024
-_SPOOL_BYTES = 8 * 1024 * 1024
-_HEADER_BYTES = 4096 * archive.MAX_MEMBERS // 4
 _STATUS = re.compile(rb"status (\d+)\n$")
 
 
@@ -151,7 +149,7 @@ async def receive(stream: FifoStream, source: str, target: Path) -> None:
     quoted = shlex.quote(source)
     command = f"if [ -d {quoted} ]; then {pack_directory}; elif [ -e {quoted} ]; then {pack_file}; fi"
     await stream.write(_script(f"{{ {command}; }} 2>/dev/null; echo status $?; exit"))
-    with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as packed:
+    with tempfile.SpooledTemporaryFile(max_size=archive.SPOOL_BYTES) as packed:
         await _collect(stream, packed, source)
         kind = packed.readline()
         unpack = {b"file\n": archive.unpack_file, b"directory\n": archive.unpack_directory}.get(kind)
@@ -165,7 +163,7 @@ async def _collect(stream: FifoStream, packed: IO[bytes], source: str) -> None:
     while data := await stream.read():
         packed.write(data)
         size, tail = size + len(data), (tail + data)[-32:]
-        if size > archive.MAX_BYTES + _HEADER_BYTES:
+        if size > archive.MAX_PACKED_BYTES:
             raise TransferError(f"Cannot copy {source} out of the container: it exceeds {archive.MAX_BYTES} bytes.")
     status = _STATUS.search(tail)
     if status is None or int(status[1]) > 1:  # 1: a file changed while it was read

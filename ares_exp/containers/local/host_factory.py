@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import functools
 import json
 import os
@@ -38,6 +37,7 @@ from ares_exp.containers.local.guardian import MADE
 from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.containers.local.isolation import WAYS_OUT, container_evidence, container_note
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
+from ares_exp.containers.ownership import locked
 from ares_exp.errors import (
     ConfigError,
     ContainerError,
@@ -330,13 +330,12 @@ class HostContainer(LocalContainer):
 @asynccontextmanager
 async def _machine_lock() -> AsyncIterator[int]:
     """Locks `/`, so that one episode runs at a time. Yields the lock's descriptor, which the guardian inherits."""
-    descriptor = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with contextlib.ExitStack() as held:
         try:
             async with asyncio.timeout(_LOCK_SEC):
                 while True:
                     with contextlib.suppress(BlockingIOError):
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        descriptor = held.enter_context(locked(Path("/"), os.O_RDONLY | os.O_DIRECTORY))
                         break
                     await asyncio.sleep(_LOOK_EVERY_SEC)
         except TimeoutError as error:
@@ -345,5 +344,3 @@ async def _machine_lock() -> AsyncIterator[int]:
                 "time. Wait until it ends, or use container=docker."
             ) from error
         yield descriptor
-    finally:
-        os.close(descriptor)

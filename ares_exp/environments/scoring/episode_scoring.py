@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shlex
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,7 +133,6 @@ class Scoring:
         self._agents_spec = agents_spec
         self._verifier_spec = verifier_spec
         self._timeout_sec = timeout_sec
-        self._verifier_dir = self._output_dir / VERIFIER_FOLDER if self._output_dir is not None else None
         self._artifacts_dir = artifacts_of(stage, output_dir) if output_dir is not None else None
 
     async def run(
@@ -159,7 +158,8 @@ class Scoring:
                 await self._clear(agents)
             await self._collect(agents, self._artifacts_dir)
             return await self._verify(agents, network_between) if verify else None
-        async with self._artifacts() as artifacts:
+        kept = self._artifacts_dir
+        async with working_directory("verifier") if kept is None else nullcontext(kept) as artifacts:
             await self._collect(agents, artifacts)
             if is_last:
                 await finish(agents.stop())
@@ -173,14 +173,11 @@ class Scoring:
         if self._container is not None:
             await finish(self._container.stop())
 
-    def _refuse_if_released(self) -> None:
-        if self._is_released:
-            raise EpisodeStateError("The environment was closed while its episode was being scored.")
-
     @asynccontextmanager
     async def _started(self, spec: ContainerSpec) -> AsyncIterator[Container]:
         """Starts a second container next to the agent's container, and removes it after the `async with` block."""
-        self._refuse_if_released()
+        if self._is_released:
+            raise EpisodeStateError("The environment was closed while its episode was being scored.")
         container = self._container = self._container_factory(spec)
         try:
             await container.start()
@@ -215,14 +212,6 @@ class Scoring:
                 raise
             _logger.warning("Not all artifacts were collected within %g s.", self._stage.collect_timeout_sec)
 
-    @asynccontextmanager
-    async def _artifacts(self) -> AsyncIterator[Path]:
-        if self._artifacts_dir is not None:
-            yield self._artifacts_dir
-            return
-        async with working_directory("verifier") as directory:
-            yield directory
-
     async def _verify(self, container: Container, network_between: NetworkPolicy) -> Verdict:
         """Runs the verifier with its own network and time limit. Afterwards, sets the network to `network_between`."""
         limit = asyncio.timeout(self._timeout_sec)
@@ -230,7 +219,8 @@ class Scoring:
             async with limit:
                 try:
                     await container.set_network(self._stage.verifier_network)
-                    return await self._stage.verify(container, self._verifier_dir)
+                    folder = self._output_dir / VERIFIER_FOLDER if self._output_dir is not None else None
+                    return await self._stage.verify(container, folder)
                 finally:
                     await finish(container.set_network(network_between))
         except TimeoutError:

@@ -105,6 +105,8 @@ class Judge(ScorerBase):
         _check_prompt(prompt, command)
         self._model = OwnModel(policy, name="The judge", key="scorer.policy", error=JudgeResponseError)
         self._prompt, self._criteria = prompt, criteria
+        self._names = tuple(criteria or (SCORE,))
+        self._form = "\n".join(f"{name}: N" for name in self._names)
         self._lowest, self._highest = lowest, highest
         self._command, self._tries, self._max_chars = command, tries, max_chars
 
@@ -193,14 +195,6 @@ class Judge(ScorerBase):
             return text
         half = self._max_chars // 2
         return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters left out …]\n{text[-half:]}"
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(self._criteria) if self._criteria else (SCORE,)
-
-    @property
-    def _form(self) -> str:
-        return "\n".join(f"{name}: N" for name in self._names)
 
     @property
     def _reading(self) -> Reading[Mapping[str, float]]:

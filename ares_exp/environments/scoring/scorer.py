@@ -128,7 +128,6 @@ class Scorer(Protocol):
             Exception: Any exception ends the episode with the outcome `verifier_error`. The error of the episode names
                 this scorer.
         """
-        ...
 
 
 class ScorerBase(Scorer):

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ares_exp.errors import ConfigError, GitError, PreflightError, TaskError, close_matches
 from ares_exp.records.record_files import read_record
@@ -320,6 +320,13 @@ class RegisteredTask(_Row):
     git_commit_id: Annotated[str, AfterValidator(check_git_ref)] | None = None
 
 
+class RegisteredMetric(_Row):
+    """An entry of `metrics` in a data set, by which Harbor aggregates results. It is validated, but not used."""
+
+    type: Literal["sum", "min", "max", "mean", "uv-script"]
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
 class Dataset(_Row):
     """One version of a data set in a registry."""
 
@@ -327,6 +334,7 @@ class Dataset(_Row):
     version: str
     description: str
     tasks: tuple[RegisteredTask, ...]
+    metrics: tuple[RegisteredMetric, ...] = ()
 
 
 _REGISTRY = TypeAdapter(list[Dataset])

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import ares_exp
-from ares_exp.agents.installed.command import CommandAgentFactory
+from ares_exp.agents.installed.command import CommandAgentFactory, CommandRecipe
 from ares_exp.agents.installed.recipe import mcp_json
+from ares_exp.agents.toolbox.placing import PackageMount
 from ares_exp.commands.cli.main import run_word
+from ares_exp.containers.container import Mount
 from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
@@ -419,3 +421,14 @@ def test_missing_forwarded_ports_are_refused_before_the_start(monkeypatch: pytes
         execute(*replies("DONE"))
     assert not Path("run/episodes.jsonl").exists()
     assert execute("policy=oracle").reward == 1.0, "the oracle runs without the program"
+
+
+async def test_repeated_preflight_keeps_version_and_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def preflight(package: PackageMount) -> None:
+        package.version, package.mounts = "pi 1 sha256:0", (Mount(tmp_path, "/opt/pi", "0"),)
+
+    monkeypatch.setattr(PackageMount, "preflight", preflight)
+    recipe = CommandRecipe(name="pi", mount=None, package="pi", normalisers={})
+    for _ in range(2):
+        await recipe.preflight()
+        assert (recipe.version, len(recipe.mounts)) == ("pi 1 sha256:0", 1)

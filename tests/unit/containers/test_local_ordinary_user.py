@@ -47,9 +47,7 @@ def as_nobody(names: str) -> subprocess.CompletedProcess[str]:
     "names",
     [
         "escape",
-        pytest.param(
-            ",contract,isolation,limits,requirements,lifetime,dockerfile,changes,relays", marks=pytest.mark.nightly
-        ),
+        pytest.param(",contract,isolation,limits,lifetime,dockerfile,changes,relays", marks=pytest.mark.nightly),
     ],
 )
 def test_isolation_suite_passes_as_ordinary_user(names: str) -> None:
