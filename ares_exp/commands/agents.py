@@ -25,7 +25,7 @@ from ares_exp.agents.toolbox.packing import default_name, parse_spec
 from ares_exp.agents.toolbox.placing import default_builds
 from ares_exp.commands.cli.run_command import CommandParser
 from ares_exp.errors import ConfigError, close_matches
-from ares_exp.records.terminal_text import columns_that_fit, format_size, make_console, make_table
+from ares_exp.records.terminal_text import format_size, make_console, print_table
 
 HELP = """\
 Lists, installs, packs and removes the packages of agents in the cache of this user (~/.cache/ares_exp/agents, or below
@@ -128,10 +128,8 @@ def _list(arguments: argparse.Namespace) -> None:
         sys.stdout.write(f"{json.dumps([_as_json(package, store) for package in packages], indent=2)}\n")
         return
     rows = [_row(package, store) for package in packages]
-    console = make_console()
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    fitting = columns_that_fit(columns, console.width, leave_out=("wires", "needs", "licence", "fetched"))
-    console.print(make_table(fitting, texts=_TEXTS))
+    print_table(make_console(), columns, texts=_TEXTS, leave_out=("wires", "needs", "licence", "fetched"))
 
 
 def _row(package: AgentPackage, store: AgentStore) -> dict[str, str]:
@@ -248,4 +246,3 @@ def _chosen(arguments: argparse.Namespace, packed: Sequence[AgentPackage] = ()) 
 
 def _say(sentence: str) -> None:
     sys.stderr.write(f"{sentence}\n")
-    sys.stderr.flush()

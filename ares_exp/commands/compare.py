@@ -32,12 +32,12 @@ from ares_exp.records.statistics.run_statistics import THRESHOLD, Spread, json_r
 from ares_exp.records.statistics.task_statistics import TaskStatistics
 from ares_exp.records.terminal_text import (
     collapsed,
-    columns_that_fit,
     count_of,
+    first_of,
     format_number,
     make_console,
-    make_table,
     one_line,
+    print_table,
     printable,
 )
 from ares_exp.reports.summary import format_estimate
@@ -237,12 +237,7 @@ def _print_runs(console: Console, runs: Sequence[ChosenRun]) -> None:
             columns[name] = [_mean(spread) for spread in spreads]
     passes = sorted((name for name in columns if name.startswith("pass")), reverse=True)  # pass^k before pass@k
     leave_out = ["seconds", "$", "tokens", "scored", *passes, "attempts", "tasks"]  # dropped in this order
-    console.print(
-        make_table(
-            columns_that_fit(columns, console.width, leave_out=[n for n in leave_out if n in columns]),
-            texts=ALIGNED_LEFT,
-        )
-    )
+    print_table(console, columns, texts=ALIGNED_LEFT, leave_out=leave_out)
     if "scored only" in columns:
         _say(console, "mean reward, pass@k and pass^k: an attempt without a reward counts as failed, with reward 0")
     for run in runs:
@@ -262,7 +257,7 @@ def _print_config(console: Console, runs: Sequence[ChosenRun]) -> None:
     for place, run in enumerate(runs):
         cells = [values[place] for _, values in shown]
         columns[run.letter] = ["-" if cell is None else one_line(str(cell), VALUE_CHARS) for cell in cells]
-    console.print(make_table(columns, texts=(*columns,)))
+    print_table(console, columns, texts=(*columns,))
     if len(differing) > len(shown):
         _say(console, f"and {len(differing) - len(shown)} more keys (see --json)")
     _say(console, "")
@@ -272,9 +267,10 @@ def _pair_lines(pair: ComparedPair) -> Iterator[str]:
     comparison = pair.comparison
     for letter, names in ((pair.a.letter, comparison.only_a), (pair.b.letter, comparison.only_b)):
         if names:
-            yield f"only in {letter}, so left out: {_named(names)}"
+            yield f"only in {letter}, so left out: {first_of([*map(one_line, names)], MOST_NAMES)}"
     if pair.changed_tasks:
-        yield f"compared, although the task changed between the runs: {_named(pair.changed_tasks)}"
+        changed = first_of([*map(one_line, pair.changed_tasks)], MOST_NAMES)
+        yield f"compared, although the task changed between the runs: {changed}"
     every, scored = comparison.errors_as_zero, comparison.scored_only
     if every is not None:
         yield f"mean reward {_difference(every)}"
@@ -290,11 +286,6 @@ def _pair_lines(pair: ComparedPair) -> Iterator[str]:
     yield pair.verdict
     if pair.advice is not None:
         yield pair.advice
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return f"{', '.join(map(one_line, names[:MOST_NAMES]))}{more}"
 
 
 def _print_flips(console: Console, runs: Sequence[ChosenRun], pairs: Sequence[ComparedPair]) -> None:
@@ -314,7 +305,7 @@ def _print_flips(console: Console, runs: Sequence[ChosenRun], pairs: Sequence[Co
     for run in runs:
         tasks = {task.task_name: task for task in run.statistics.tasks}
         columns[run.letter] = [_passed(tasks.get(name)) for name in names[:MOST_TASKS]]
-    console.print(make_table(columns, texts=ALIGNED_LEFT))
+    print_table(console, columns, texts=ALIGNED_LEFT)
     more = f"; {len(names) - MOST_TASKS} more tasks differ, see --json" if len(names) > MOST_TASKS else ""
     _say(console, f"attempts that passed (reward {format_number(runs[0].statistics.threshold)} or more){more}")
 

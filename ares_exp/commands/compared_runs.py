@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,7 +16,7 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.records.statistics.comparison import Comparison
 from ares_exp.records.statistics.power import Obstacle, Remedy
 from ares_exp.records.statistics.run_statistics import RunStatistics
-from ares_exp.records.terminal_text import count_of, format_number, one_line
+from ares_exp.records.terminal_text import count_of, format_number, print_warning
 from ares_exp.runs.resume.recorded_run import RecordedRun, is_recorded_run, recorded_config
 from ares_exp.runs.resume.session import RESUME_KEYS
 from ares_exp.tasks.task_files import changed_files, content_of
@@ -106,8 +105,7 @@ def _runs_in(path: Path) -> list[Path]:
     jobs.sort(key=lambda job: (int(job.name) if job.name.isdecimal() else 0, job.name))
     started = [job for job in jobs if RunDir(job).episodes.stat().st_size]
     if left_out := ", ".join(job.name for job in jobs if job not in started):
-        said = f"These jobs of {path} are left out, because none of their episodes has ended: {left_out}"
-        sys.stderr.write(f"warning: {one_line(said, 500)}\n")
+        print_warning(f"These jobs of {path} are left out, because none of their episodes has ended: {left_out}")
     return started
 
 

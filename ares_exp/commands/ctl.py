@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import time
@@ -14,10 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ares_exp.config.overrides import value_of
 from ares_exp.errors import ConfigError
 from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, append_lines, dump_json, is_run, open_regular
+from ares_exp.records.record_files import read_tail
+from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, append_lines, dump_json, is_run
 from ares_exp.records.terminal_text import count_of, format_duration, one_line
 from ares_exp.runs.control.orders import VERBS, Order, watch, write_order
 from ares_exp.runs.control.status import PLACES, RunStatus, read_status
@@ -115,20 +116,10 @@ def _order(arguments: argparse.Namespace) -> Order:
     elif verb == "set":
         if not words or not all("=" in word for word in words):
             raise ConfigError("Expected `set KEY=VALUE …`, such as `set concurrency=8`.")
-        more = {"values": dict(map(_pair, words))}
+        more = {"values": {key: value_of(text) for key, _, text in (word.partition("=") for word in words)}}
     elif words:
         raise ConfigError(f"Expected no words after `{verb}`, got {' '.join(words)!r:.100}.")
     return Order.new(verb, reason=arguments.reason, now=arguments.now, for_sec=arguments.for_sec, **more)
-
-
-def _pair(word: str) -> tuple[str, Any]:
-    import yaml
-
-    key, _, text = word.partition("=")
-    try:
-        return key, yaml.safe_load(text)
-    except yaml.YAMLError:
-        return key, text
 
 
 def _seconds(text: str) -> float:
@@ -198,9 +189,8 @@ def _give_to_sweep(sweep: Path, order: Order, wait_sec: float) -> list[Outcome]:
 def _outcome(run: Path, order: Order, wait_sec: float, since: float) -> Outcome:
     """Waits for up to `wait_sec` after `since` until the run has recorded the order's outcome in `control.jsonl`."""
     while True:
-        with suppress(OSError), open_regular(RunDir(run).orders) as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - MAX_TAIL, 0))
-            for text in file.read(MAX_TAIL).splitlines():
+        with suppress(OSError):
+            for text in read_tail(RunDir(run).orders, MAX_TAIL).splitlines():
                 with suppress(ValueError, RecursionError):  # a line that is not complete yet
                     line = json.loads(text) if order.id.encode() in text else None
                     if isinstance(line, dict) and line.get("id") == order.id:
@@ -211,22 +201,20 @@ def _outcome(run: Path, order: Order, wait_sec: float, since: float) -> Outcome:
 
 
 def _print_status(path: Path, *, is_sweep: bool, as_json: bool) -> None:
-    if not is_sweep:
+    data: Mapping[str, Any]
+    if is_sweep:
+        jobs = [(job, _state(job), read_status(RunDir(job).status)) for job in job_folders(path)]
+        data = {"path": str(path), "jobs": [_as_json(*one) for one in jobs]}
+        state = "running" if _sweep_is_running(path) else "not running"
+        lines = [f"{path}: {state}, {count_of(len(jobs), 'job')} started"]
+        lines += [f"  {next(_lines(*one))}" for one in jobs]
+    else:
         state = _state(path)
         status = _fresh_status(path) if state == "running" else read_status(RunDir(path).status)
-        if as_json:
-            sys.stdout.write(dump_json(_as_json(path, state, status), indent=2) + "\n")
-        else:
-            sys.stdout.writelines(f"{line}\n" for line in _lines(path, state, status))
-        return
-    jobs = [(job, _state(job), read_status(RunDir(job).status)) for job in job_folders(path)]
+        data, lines = _as_json(path, state, status), [*_lines(path, state, status)]
     if as_json:
-        data = {"path": str(path), "jobs": [_as_json(*one) for one in jobs]}
-        sys.stdout.write(dump_json(data, indent=2) + "\n")
-        return
-    state = "running" if _sweep_is_running(path) else "not running"
-    sys.stdout.write(f"{path}: {state}, {count_of(len(jobs), 'job')} started\n")
-    sys.stdout.writelines(f"  {next(_lines(*one))}\n" for one in jobs)
+        lines = [dump_json(data, indent=2)]
+    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def _fresh_status(run: Path) -> RunStatus | None:

@@ -29,6 +29,7 @@ from ares_exp.trajectories.exports.sft_export import sft_rows
 from ares_exp.trajectories.exports.training_conversations import ExportReport, left_out_sentences
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.files.line_file import ZSTD, write_lines
+from ares_exp.trajectories.records import EpisodeTrajectory
 
 T = TypeVar("T")
 Written = tuple[int, list[str]]
@@ -132,15 +133,13 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _write_jsonl(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    if (found := _unless_empty(episodes)) is not None:
-        _write_lines(arguments.out, (line for episode in found for line in dump_episode(episode, shared=True)))
+    lines = (line for episode in episodes for line in dump_episode(episode, shared=True))
+    _write_unless_empty(arguments.out, lines, write_lines)
     return _counted(episodes)
 
 
 def _write_parquet(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Written:
-    if (found := _unless_empty(episodes)) is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_parquet(arguments.out, found)
+    _write_unless_empty(arguments.out, episodes, write_parquet)
     return _counted(episodes)
 
 
@@ -151,10 +150,13 @@ def _write_atif(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> Wr
     )
 
     changed: Counter[str] = Counter()
-    if (found := _unless_empty(episodes)) is not None:
-        with appearing(arguments.out) as folder:
+
+    def write(out: Path, found: Iterable[EpisodeTrajectory]) -> None:
+        with appearing(out) as folder:
             for episode in found:
                 changed.update(write_atif(folder / f"{_file_name(episode.episode_id)}{ATIF_SUFFIX}", episode))
+
+    _write_unless_empty(arguments.out, episodes, write)
     count, sentences = _counted(episodes)
     return count, [*sentences, *(f"In {count_of(n, 'episode')}: {what}." for what, n in sorted(changed.items()))]
 
@@ -165,8 +167,7 @@ def _write_rows(
     arguments: argparse.Namespace,
 ) -> Written:
     rows, report = make(episodes, tool_arguments=arguments.tool_arguments or "text", reasoning=arguments.reasoning)
-    if (found := _unless_empty(rows)) is not None:
-        _write_lines(arguments.out, (f"{dump_json(row)}\n" for row in found))
+    _write_unless_empty(arguments.out, (f"{dump_json(row)}\n" for row in rows), write_lines)
     return report.rows, report.sentences()
 
 
@@ -188,9 +189,7 @@ def _write_tokens(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> 
         altered_sampling=arguments.altered_sampling,
     )
     reports = (report for episode in episodes if (report := recorded.add(episode)) is not None)
-    if (found := _unless_empty(row for report in reports for row in report.rows)) is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_sequences(arguments.out, found)
+    _write_unless_empty(arguments.out, (row for report in reports for row in report.rows), write_sequences)
     return recorded.counts.rows, recorded.sentences()
 
 
@@ -215,17 +214,12 @@ def _counted(episodes: ExportedEpisodes) -> Written:
     return episodes.count, [f"{count_of(episodes.count, 'episode')}."]
 
 
-def _unless_empty(items: Iterable[T]) -> Iterator[T] | None:
-    """Returns an iterator over `items`, or `None` if there are none. The caller then creates no file."""
+def _write_unless_empty(out: Path, items: Iterable[T], write: Callable[[Path, Iterator[T]], object]) -> None:
+    """Writes `items` to `out`, and creates the folder of `out`. Creates nothing if there are no items."""
     iterator = iter(items)
     for first in iterator:
-        return chain([first], iterator)
-    return None
-
-
-def _write_lines(out: Path, lines: Iterable[str]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_lines(out, lines)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write(out, chain([first], iterator))
 
 
 def _file_name(episode_id: str) -> str:

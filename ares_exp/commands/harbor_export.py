@@ -30,9 +30,8 @@ from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.environments.scoring.episode_scoring import ARTIFACTS_FOLDER, STEPS_FOLDER, VERIFIER_FOLDER
 from ares_exp.errors import ConfigError
 from ares_exp.records.recorded_results import read_object, recorded_summary
-from ares_exp.records.results import UNFINISHED, EpisodeResult, ErrorInfo, Outcome, StageResult
+from ares_exp.records.results import UNFINISHED, EpisodeResult, ErrorInfo, Outcome, RunSummary, StageResult
 from ares_exp.records.run_dir import RunDir, appearing, dump_json
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import KnownSecrets, mask_known_secrets, scrub
 from ares_exp.records.statistics.task_statistics import pass_at_k
 from ares_exp.runs.resume.recorded_run import RecordedRun, recorded_config

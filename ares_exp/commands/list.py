@@ -11,12 +11,13 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from ares_exp.commands.cli.run_command import add_config_dir
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.options import BUILT_IN, Option, find_options, installed_plugins, print_problems
 from ares_exp.config.targets import explain_target
 from ares_exp.environments.source import make_source
 from ares_exp.errors import ConfigError, PresetError, UserError, close_matches
-from ares_exp.records.terminal_text import columns_that_fit, make_console, make_table, one_line, printable
+from ares_exp.records.terminal_text import make_console, one_line, print_table, print_warning
 from ares_exp.tasks.task_contract import Task
 from ares_exp.wrappers.registry import ConfiguredPreset
 
@@ -68,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("section", nargs="?", metavar="SECTION", help="what to list; everything but tasks by default")
     parser.add_argument("overrides", nargs="*", metavar="env=…", help="for `tasks`: overrides, as for a run")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
+    add_config_dir(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -81,10 +82,10 @@ def run(arguments: argparse.Namespace) -> None:
         )
     if arguments.overrides and name != TASKS:
         raise ConfigError(f"Expected overrides only after `tasks`, got {' '.join(arguments.overrides)} after `{name}`.")
-    folders = [] if arguments.config_dir is None else [arguments.config_dir.absolute()]
+    folders = [folder.absolute() for folder in arguments.config_dir]
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"There is no folder {arguments.config_dir}. Set `--config-dir` to a folder of options.")
+            raise ConfigError(f"There is no folder {folder}. Set `--config-dir` to a folder of options.")
     print_problems(folders)
     with redirect_stdout(sys.stderr):  # a plugin may print
         if name == TASKS:
@@ -98,16 +99,12 @@ def run(arguments: argparse.Namespace) -> None:
         _print_tables(sections)
 
 
-def _warn(sentence: str) -> None:
-    sys.stderr.write(f"warning: {printable(sentence)}\n")
-
-
 def _options(group: str, config_dirs: Sequence[Path]) -> list[Row]:
     rows: list[Row] = []
     for option in find_options(group, config_dirs):
         problem = None if option.origin == BUILT_IN else _problem_of(option)
         if problem is not None:
-            _warn(f"`{group}={option.name}` ({option.origin}) cannot be used: {problem}")
+            print_warning(f"`{group}={option.name}` ({option.origin}) cannot be used: {problem}")
         row: Row = {"name": option.name}
         if group == "env":
             row["tasks"] = _count_tasks(option, config_dirs) if problem is None else None
@@ -140,26 +137,26 @@ def _count_tasks(option: Option, config_dirs: Sequence[Path]) -> int | None:
     Returns `None` if counting fails or takes longer than `COUNT_TIMEOUT_SEC`, or if the user has to set a key first.
     """
     preset = ConfiguredPreset(option.name, config_dirs=tuple(config_dirs))
-    found: list[int | BaseException | None] = []
+    result: int | BaseException | None = TimeoutError(f"counting takes longer than {COUNT_TIMEOUT_SEC:g} s")
 
     def count() -> None:
+        nonlocal result
         try:
-            found.append(preset.count_tasks())
+            result = preset.count_tasks()
         except PresetError:  # the preset requires a value from the user
-            found.append(None)
+            result = None
         except BaseException as error:
-            found.append(error)
+            result = error
 
     counting = threading.Thread(target=count, name=f"count {option.name}", daemon=True)
     counting.start()
     counting.join(COUNT_TIMEOUT_SEC)
-    result = found[0] if found else TimeoutError(f"counting takes longer than {COUNT_TIMEOUT_SEC:g} s")
     if not isinstance(result, BaseException):
         return result
     if option.origin != BUILT_IN:
         kind = "" if isinstance(result, UserError) else f"{type(result).__name__}: "
         said = " ".join(str(result).split())
-        _warn(f"The tasks of `env={option.name}` ({option.origin}) cannot be counted: {kind}{said}")
+        print_warning(f"The tasks of `env={option.name}` ({option.origin}) cannot be counted: {kind}{said}")
     return None
 
 
@@ -173,7 +170,7 @@ def _plugins() -> list[Row]:
 def _task_rows(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Row]:
     """Returns a row per selected task. `index` is the number that selects it (`env.tasks=5`); `None` if unknown."""
     source = make_source(compose_config(overrides, config_dirs=config_dirs))
-    names = source.load(_warn)
+    names = source.load(print_warning)
     facts = {task.name: _facts(task) for task in source.tasks}
     return [{"index": source.positions.get(name), "name": name, **facts.get(name, {})} for name in names]
 
@@ -209,8 +206,7 @@ def _print_tables(sections: Mapping[str, Sequence[Row]]) -> None:
         else:
             shown = [column for column in rows[0] if column != "file" or name == PLUGINS]
             columns = {column: [_cell(row[column]) for row in rows] for column in shown}
-        optional = [column for column in LEAVE_OUT if column in columns]
-        console.print(make_table(columns_that_fit(columns, console.width, leave_out=optional), texts=TEXTS))
+        print_table(console, columns, texts=TEXTS, leave_out=LEAVE_OUT)
 
 
 def _task_columns(rows: Sequence[Row]) -> dict[str, Sequence[str]]:

@@ -17,16 +17,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ares_exp.config.hydra_setup import HYDRA_RECORDS
 from ares_exp.config.overrides import listed
 from ares_exp.errors import ConfigError
 from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.record_files import read_yaml
-from ares_exp.records.recorded_results import MAX_NUMBER, read_object, read_results
-from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, appearing, open_regular, sync_to_disk
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.recorded_results import read_object, read_results
+from ares_exp.records.results import EpisodeResult, RunSummary
+from ares_exp.records.run_dir import (
+    HYDRA_RECORDS,
+    RUN_FILES,
+    RUN_FOLDERS,
+    RunDir,
+    appearing,
+    is_plain_file,
+    open_regular,
+    plain_files,
+    sync_to_disk,
+)
+from ares_exp.records.terminal_text import print_warning
+from ares_exp.records.validation import MAX_NUMBER
 from ares_exp.runs.resume.recorded_run import is_recorded_run, recorded_config
 from ares_exp.runs.resume.session import KEYS_THAT_MAY_CHANGE, config_differences
 
@@ -123,8 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
     shards = _read_shards(arguments.runs, allowed=arguments.allow)
     summary = _write_merged_run(arguments.out, shards)
     for warning in shards.warnings:
-        sys.stderr.write(f"warning: {warning}\n")
-    render_summary(summary, run_dir=arguments.out)
+        print_warning(warning)
+    render_summary(summary, run_dir=arguments.out, stream=sys.stdout)
     return exit_codes.COMPLETE if summary.complete else exit_codes.INCOMPLETE
 
 
@@ -250,20 +260,20 @@ def _link_episodes(shard: Shard, merged: RunDir, number: int) -> None:
     If a file with this name already exists, the new name starts with the number of the shard.
     """
     for name in (*RUN_FOLDERS, merged.files.name):
-        for source in _files(shard.run_dir.path / name):
+        for source in plain_files(shard.run_dir.path / name):
             target = merged.path / name / source.relative_to(shard.run_dir.path / name)
             _link(source, target if not target.exists() else target.with_name(f"{number}-{target.name}"))
     for name in RUN_FILES:
-        if _is_plain(shard.run_dir.path / name):
+        if is_plain_file(shard.run_dir.path / name):
             _append(shard.run_dir.path / name, merged.path / name)
 
 
 def _keep_records(shard: Shard, place: Path) -> None:
     run_dir = shard.run_dir
     for path in (run_dir.config, run_dir.provenance, run_dir.sessions, run_dir.summary, run_dir.results, run_dir.log):
-        if _is_plain(path):
+        if is_plain_file(path):
             _link(path, place / path.name)
-    for path in _files(run_dir.path / HYDRA_RECORDS):
+    for path in plain_files(run_dir.path / HYDRA_RECORDS):
         _link(path, place / HYDRA_RECORDS / path.name)
 
 
@@ -286,7 +296,7 @@ def _write_records(shards: Shards, merged: RunDir) -> None:
     }
     merged.write_json(merged.provenance, provenance)
     source, target = first.run_dir.path / HYDRA_RECORDS, merged.path / HYDRA_RECORDS
-    if not _is_plain(source / "overrides.yaml") or not _is_plain(source / "hydra.yaml"):
+    if not is_plain_file(source / "overrides.yaml") or not is_plain_file(source / "hydra.yaml"):
         return
     target.mkdir()
     overrides = read_yaml(source / "overrides.yaml")
@@ -294,7 +304,7 @@ def _write_records(shards: Shards, merged: RunDir) -> None:
         kept = [str(one) for one in overrides if str(one).partition("=")[0].lstrip("+~") not in SELECTION]
         shutil.copyfile(source / "hydra.yaml", target / "hydra.yaml")
         (target / "overrides.yaml").write_text(_yaml([*kept, f"env.tasks={listed(names)}"]), encoding="utf-8")
-    if _is_plain(source / "config.yaml") and isinstance(composed := read_yaml(source / "config.yaml"), dict):
+    if is_plain_file(source / "config.yaml") and isinstance(composed := read_yaml(source / "config.yaml"), dict):
         (target / "config.yaml").write_text(_yaml(_of_all(composed, names)), encoding="utf-8")
 
 
@@ -311,17 +321,6 @@ def _yaml(data: Any) -> str:
 
     text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
     return text
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Yields the regular files below a folder. Skips links, because they may lead out of the run directory."""
-    for path in sorted(folder.rglob("*")) if folder.is_dir() and not folder.is_symlink() else ():
-        if _is_plain(path):
-            yield path
-
-
-def _is_plain(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
 
 
 def _link(source: Path, target: Path) -> None:

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ares_exp import __version__
 from ares_exp.cancellation import finish, in_thread
+from ares_exp.commands.cli.run_command import add_config_dir
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.overrides import covers, key_set_by, parse_overrides
 from ares_exp.config.schema import KEYS, validate
@@ -40,7 +41,7 @@ from ares_exp.records.recorded_results import added_rewards, read_lines, read_ob
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult, Outcome, final_results
 from ares_exp.records.run_dir import SCORES_SUFFIX, RunDir, append_lines
 from ares_exp.records.statistics.run_statistics import mean_scores
-from ares_exp.records.terminal_text import count_of, one_line, write
+from ares_exp.records.terminal_text import count_of, first_of, one_line, print_warning, write
 from ares_exp.reports.summary import format_estimate, render_summary
 from ares_exp.runs.resume.recorded_run import RecordedRun
 from ares_exp.runs.resume.trusted_record import is_trusted, values_of
@@ -75,7 +76,7 @@ Exit codes: 0 all episodes are scored; 1 some are not; 2 the command line or the
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=run_path, metavar="RUN", help=f"a run directory; {MEANING}")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=f"as for a run: {', '.join(SETTABLE)}")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
+    add_config_dir(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,8 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"Expected a run directory that only you can write to, got {run_dir.path}: it belongs to another "
             "user, or other users can write to it. Copy it, and score the copy."
         )
-    folders = [] if arguments.config_dir is None else [arguments.config_dir]
-    config = compose_config(["tracker=none", *arguments.overrides], config_dirs=folders)
+    config = compose_config(["tracker=none", *arguments.overrides], config_dirs=arguments.config_dir)
     for key in map(key_set_by, parse_overrides(arguments.overrides)):
         if not any(covers(known, key) for known in SETTABLE):
             raise ConfigError(
@@ -167,7 +167,7 @@ class _Scoring:
         """Prints the summary of the run, the mean of each new score, and the episodes that were not scored."""
         run_dir, lines = self._run_dir, []
         if (summary := recorded_summary(run_dir)) is not None:
-            render_summary(summary, run_dir=run_dir.path)
+            render_summary(summary, run_dir=run_dir.path, stream=sys.stdout)
         for name, mean in mean_scores(read_results(run_dir.episodes).results, added_rewards(run_dir)):
             if any(_has([name], one.name) for one in self._scorers):
                 lines.append(f"{name}: {format_estimate(mean)} over {mean.attempts} scored")
@@ -180,8 +180,7 @@ class _Scoring:
             lines.append(f"W&B: upload the scores with `ares-exp wandb sync {run_dir.path}`")
         write(sys.stdout, "".join(f"{line}\n" for line in lines))
         for why, episodes in self.failures.items():
-            more = f" and {len(episodes) - SHOWN} more" if len(episodes) > SHOWN else ""
-            write(sys.stderr, f"not scored: {', '.join(episodes[:SHOWN])}{more}: {one_line(why, 1_000)}\n")
+            write(sys.stderr, f"not scored: {first_of(episodes, SHOWN)}: {one_line(why, 1_000)}\n")
 
     async def _work(self, due: Iterator[tuple[EpisodeResult, StoredEpisode, Sequence[ConfiguredScorer]]]) -> None:
         for row, stored, scorers in due:
@@ -296,18 +295,16 @@ def _tasks(run_dir: RunDir) -> Mapping[str, Task]:
         tasks = {one.name: one for one in source.tasks}
         changed = [name for name in tasks if not isinstance(digests, dict) or source.digest(name) != digests.get(name)]
         if changed:
-            _warn(f"These tasks have changed since the run, so scorers do not receive them: {', '.join(changed[:5])}")
+            print_warning(
+                f"These tasks have changed since the run, so scorers do not receive them: {', '.join(changed[:5])}"
+            )
         return {name: one for name, one in tasks.items() if name not in changed}
     except (UserError, OSError, OmegaConfBaseException) as error:
-        _warn(
+        print_warning(
             "The tasks cannot be loaded, so scorers receive the first request of each episode instead of its task: "
             f"{error}"
         )
         return {}
-
-
-def _warn(text: str) -> None:
-    write(sys.stderr, f"warning: {one_line(text, 500)}\n")
 
 
 def _file(run_dir: RunDir, name: str) -> Path:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ares_exp.commands.cli.run_command import add_config_dir
+from ares_exp.config.overrides import value_of
 from ares_exp.errors import ConfigError, UserError, close_matches
 from ares_exp.records import exit_codes
 
@@ -41,7 +42,7 @@ Exit codes: 130 ended by Ctrl-C; 1 a record could not be written; 2 the command 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys as for a run, and serve.* (see below)")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
+    add_config_dir(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,8 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not keys & {"name", "resume"}:
         overrides = [NAME, *overrides]
     service = Service(serve_options(own))
-    folders = [] if arguments.config_dir is None else [arguments.config_dir]
-    job = compose_job(overrides, folders, quiet=False, given={"trainer": service, "policy": service.policy})
+    job = compose_job(
+        overrides, arguments.config_dir, quiet=False, given={"trainer": service, "policy": service.policy}
+    )
     with run_log(job.logging, overrides):
         try:
             summary = run_steadily(run_attended(job.run))
@@ -75,7 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def serve_options(overrides: Sequence[str]) -> ServeOptions:
     """Parses overrides such as `serve.port=8300`. Raises `ConfigError` for an unknown option or an invalid value."""
-    import yaml
     from pydantic import ValidationError
 
     from ares_exp.records.validation import explain_validation
@@ -87,10 +88,7 @@ def serve_options(overrides: Sequence[str]) -> ServeOptions:
         if name not in ServeOptions.model_fields:
             known = [f"{PREFIX}{field}" for field in ServeOptions.model_fields]
             raise ConfigError(f"There is no option `{PREFIX}{name}`.{close_matches(PREFIX + name, known)}")
-        try:
-            values[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            values[name] = value
+        values[name] = value_of(value)
     try:
         return ServeOptions.model_validate(values)
     except ValidationError as error:

@@ -21,7 +21,7 @@ from ares_exp.records.latest_run import run_path
 from ares_exp.records.recorded_results import added_rewards, with_added
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import RUN_FOLDERS, RunDir
-from ares_exp.records.terminal_text import columns_that_fit, count_of, make_console, make_table, one_line, printable
+from ares_exp.records.terminal_text import count_of, make_console, one_line, print_table, printable
 from ares_exp.trajectories.episode_printer import EpisodePrinter, moment, number, seconds
 from ares_exp.trajectories.stored_episodes import HELP as HELP_OF_PATH
 from ares_exp.trajectories.stored_episodes import StoredEpisode, StoredEpisodes, chosen_episodes, path_of_one
@@ -159,8 +159,7 @@ def _list(episodes: StoredEpisodes, found: str, *, has_causes: bool) -> None:
         columns = list_columns(episodes)
         if has_causes:
             columns["cause"] = [one_line(_cause(episode), CAUSE_CHARS) for episode in episodes]
-        fitting = columns_that_fit(columns, console.width, leave_out=LEFT_OUT_WHERE_NARROW)
-        console.print(make_table(fitting, texts=_TEXTS))
+        print_table(console, columns, texts=_TEXTS, leave_out=LEFT_OUT_WHERE_NARROW)
     listed = count_of(len(episodes), "episode")
     console.print(listed if listed == found else f"{len(episodes)} of {found}")
 

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,7 @@ from ares_exp.errors import SnapshotMetadataError, SnapshotNotFoundError, UserEr
 from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.run_dir import RunDir, is_file
-from ares_exp.records.terminal_text import (
-    collapsed,
-    columns_that_fit,
-    format_size,
-    make_console,
-    make_table,
-    one_line,
-    printable,
-)
+from ares_exp.records.terminal_text import collapsed, format_size, make_console, one_line, print_table, printable
 from ares_exp.snapshots.snapshot import OBJECTS, SNAPSHOT_FILE, EnvironmentSnapshot, step_of
 from ares_exp.snapshots.store import GRACE_SEC, SnapshotStore, in_order
 
@@ -118,16 +109,15 @@ def add_arguments(parser: CommandParser) -> None:
 
 def _list(arguments: argparse.Namespace) -> int:
     snapshots, problems = [], []
-    for chosen in [chosen_snapshots(path) for path in arguments.paths]:
-        for name in chosen.ids:
+    for store, ids in [chosen_snapshots(path) for path in arguments.paths]:
+        for name in ids:
             try:
-                snapshots.append(chosen.store.get(name))
+                snapshots.append(store.get(name))
             except SnapshotMetadataError as error:
                 problems.append(str(error))
     console = make_console()
     if snapshots:
-        fitting = columns_that_fit(list_columns(in_order(snapshots)), console.width, leave_out=LEFT_OUT_WHERE_NARROW)
-        console.print(make_table(fitting, texts=_TEXTS))
+        print_table(console, list_columns(in_order(snapshots)), texts=_TEXTS, leave_out=LEFT_OUT_WHERE_NARROW)
     console.print(f"{len(snapshots)} snapshots")
     for problem in problems:
         sys.stderr.write(f"left out: {printable(problem)}\n")
@@ -156,27 +146,26 @@ def _show(arguments: argparse.Namespace) -> int:
 def _print_metadata(snapshot: EnvironmentSnapshot) -> None:
     limit = "" if snapshot.step_limit is None else f" of at most {snapshot.step_limit}"
     resources = {name: value for name, value in snapshot.container_resources.items() if value is not None}
+    image = f"{one_line(snapshot.container_type)}  {one_line(snapshot.container_image or '–')}"
     container, agent = snapshot.container, snapshot.agent
+    rows = {
+        "digest": snapshot.digest,
+        "taken": _moment(snapshot),
+        "task": f"{_task_name(snapshot)} ({one_line(snapshot.task_type)})",
+        "step": f"{snapshot.step_count}{limit}, after {snapshot.time_step['step_type']}",
+        "container": f"{image}  {_pairs(resources)}",
+        "workdir": one_line(container.get("workdir") or ""),
+        "environment": one_line(", ".join(container.get("env_names") or ()), 1000),
+        "agent": f"{one_line(agent.get('factory', '–'))}  {_pairs(agent.get('options', {}))}",
+        "journal": f"{snapshot.journal_entries:,} entries",
+        "episode": _pairs(snapshot.episode),
+        "lineage": _pairs(snapshot.lineage),
+        "written by": _pairs(snapshot.writer) or "–",
+    }
     _line(f"Snapshot {snapshot.snapshot_id}")
-    _row("digest", snapshot.digest)
-    _row("taken", _moment(snapshot))
-    _row("task", f"{_task_name(snapshot)} ({one_line(snapshot.task_type)})")
-    _row("step", f"{snapshot.step_count}{limit}, after {snapshot.time_step['step_type']}")
-    _row(
-        "container",
-        f"{one_line(snapshot.container_type)}  {one_line(snapshot.container_image or '–')}  {_pairs(resources)}",
-    )
-    if container.get("workdir") is not None:
-        _row("workdir", one_line(container["workdir"]))
-    if container.get("env_names"):
-        _row("environment", one_line(", ".join(container["env_names"]), 1000))
-    _row("agent", f"{one_line(agent.get('factory', '–'))}  {_pairs(agent.get('options', {}))}")
-    _row("journal", f"{snapshot.journal_entries:,} entries")
-    if snapshot.episode:
-        _row("episode", _pairs(snapshot.episode))
-    if snapshot.lineage:
-        _row("lineage", _pairs(snapshot.lineage))
-    _row("written by", _pairs(snapshot.writer) or "–")
+    for name, text in rows.items():
+        if text:
+            _row(name, text)
     _line("Not in the snapshot, so missing after a restore")
     for name in ("processes", "not_captured"):
         for item in container.get(name, ()):
@@ -232,9 +221,9 @@ def _line(text: str) -> None:
 
 def _verify(arguments: argparse.Namespace) -> int:
     damaged = count = 0
-    for chosen in [chosen_snapshots(path) for path in arguments.paths]:
-        for name in chosen.ids:
-            found = chosen.store.verify(name, deep=not arguments.quick)
+    for store, ids in [chosen_snapshots(path) for path in arguments.paths]:
+        for name in ids:
+            found = store.verify(name, deep=not arguments.quick)
             count += 1
             damaged += not found.ok
             says = f"intact  {found.objects:,} objects, {format_size(found.bytes)}" if found.ok else "DAMAGED"
@@ -329,16 +318,8 @@ HELP_OF_PATHS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A snapshot store, and the ids of the selected snapshots in it."""
-
-    store: SnapshotStore
-    ids: Sequence[str]
-
-
-def chosen_snapshots(path: Path) -> Chosen:
-    """Returns the snapshots that `path` selects, without reading them.
+def chosen_snapshots(path: Path) -> tuple[SnapshotStore, Sequence[str]]:
+    """Returns the store and the ids of the snapshots that `path` selects, without reading them.
 
     The path is a run directory, a snapshot store, one of these followed by `/` and the start of an id, the directory of
     a snapshot, or a file `snapshot.json`.
@@ -349,13 +330,13 @@ def chosen_snapshots(path: Path) -> Chosen:
     """
     if is_file(path):
         snapshot = EnvironmentSnapshot.load_from_file(path)
-        return Chosen(SnapshotStore(snapshot.snapshot_dir.parent), [snapshot.snapshot_id])
+        return SnapshotStore(snapshot.snapshot_dir.parent), [snapshot.snapshot_id]
     if (path / SNAPSHOT_FILE).exists():
-        return Chosen(SnapshotStore(path.parent), [path.name])
+        return SnapshotStore(path.parent), [path.name]
     if (store := find_store(path)) is not None:
-        return Chosen(store, store.ids())
+        return store, store.ids()
     if (store := find_store(path.parent)) is not None and (store.path == path.parent or not path.exists()):
-        return Chosen(store, _by_prefix(store, path.name))
+        return store, _by_prefix(store, path.name)
     raise UserError(
         f"Expected {path} to be a snapshot, a snapshot store or a run directory that contains `snapshots/`, "
         f"but {'it is none of these' if path.exists() else 'there is no such path'}."
@@ -384,15 +365,15 @@ def chosen_snapshot(path: Path) -> EnvironmentSnapshot:
 
     Also raises the errors of `chosen_snapshots`.
     """
-    chosen = chosen_snapshots(path)
-    if len(chosen.ids) == 1:
-        return chosen.store.get(chosen.ids[0])
-    if not chosen.ids:
-        raise UserError(f"There is no snapshot in {chosen.store.path}.")
+    store, ids = chosen_snapshots(path)
+    if len(ids) == 1:
+        return store.get(ids[0])
+    if not ids:
+        raise UserError(f"There is no snapshot in {store.path}.")
     raise UserError(
-        f"Expected one snapshot, found {len(chosen.ids)} in {path}. Name one, such as {path}/{chosen.ids[-1]}. "
+        f"Expected one snapshot, found {len(ids)} in {path}. Name one, such as {path}/{ids[-1]}. "
         f"`ares-exp snapshots list {path}` lists them."
         if path.exists()
-        else f"Expected one snapshot, found {len(chosen.ids)} whose id starts with {path.name}: "
-        f"{', '.join(chosen.ids[:3])}, …. Name one."
+        else f"Expected one snapshot, found {len(ids)} whose id starts with {path.name}: "
+        f"{', '.join(ids[:3])}, …. Name one."
     )

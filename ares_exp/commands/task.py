@@ -96,12 +96,17 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def _new(arguments: argparse.Namespace) -> None:
+    folder = arguments.folder
     if arguments.library == VERIFIERS:
-        task = make_package(arguments.folder, image=arguments.image)
-        sys.stdout.write(_next_steps(task) + _package_steps(arguments.folder))
+        task = make_package(folder, image=arguments.image)
+        sys.stdout.write(
+            f"{_next_steps(task)}\n{folder} is a package with this task:\n"
+            f"Install it:            pip install -e {shlex.quote(str(folder))}\n"
+            f"Evaluate a model:      vf-eval {folder.absolute().name} --env.agent.runtime.type subprocess --model ...\n"
+        )
     else:
-        make_task(arguments.folder, image=arguments.image)
-        sys.stdout.write(_next_steps(arguments.folder))
+        make_task(folder, image=arguments.image)
+        sys.stdout.write(_next_steps(folder))
 
 
 def make_package(folder: Path, *, image: str = IMAGE) -> Path:
@@ -152,14 +157,6 @@ def _check_empty(folder: Path) -> None:
         raise ConfigError(f"The folder {folder} is not empty. Choose another folder.")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file, not a folder. Choose another folder.")
-
-
-def _package_steps(folder: Path) -> str:
-    return (
-        f"\n{folder} is a package with this task:\n"
-        f"Install it:            pip install -e {shlex.quote(str(folder))}\n"
-        f"Evaluate a model:      vf-eval {folder.absolute().name} --env.agent.runtime.type subprocess --model ...\n"
-    )
 
 
 def _next_steps(folder: Path) -> str:

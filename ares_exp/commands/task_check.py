@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import shlex
 import signal
@@ -19,16 +18,17 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ares_exp.agents.code_agent import as_agent_factory
-from ares_exp.commands.cli.run_command import CommandParser
+from ares_exp.commands.cli.run_command import CommandParser, add_config_dir
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.overrides import quoted
 from ares_exp.config.schema import KEYS, validate
 from ares_exp.config.targets import instantiate_group
-from ares_exp.containers.container import as_container_factory
+from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.harbor import check_task
 from ares_exp.environments.source import EpisodeParts
@@ -37,18 +37,17 @@ from ares_exp.llms.response import TextData
 from ares_exp.policies.oracle import SOLVING
 from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import CHECKS
+from ares_exp.records.record_files import read_tail
 from ares_exp.records.recorded_results import read_results
 from ares_exp.records.results import HOST_IMAGE, EpisodeResult, Outcome, final_results
-from ares_exp.records.run_dir import RunDir, fresh_dir, open_regular, write_atomically
+from ares_exp.records.run_dir import RunDir, fresh_dir, write_atomically
+from ares_exp.records.statistics.task_statistics import by_task
 from ares_exp.records.terminal_text import count_of, draw, format_number, make_table, one_line, printable, write
 from ares_exp.tasks.harbor_task import empty_instructions, load_task
 from ares_exp.tasks.task_files import INSTRUCTION
 from ares_exp.tasks.task_toml import TASK_TOML
 from ares_exp.tasks.verification.verification import TEST_OUTPUT
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_request, deserialize_llm_response
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 HELP = """\
 Runs each task twice: with its own solution, which must pass, and with an agent that does nothing, which must not pass.
@@ -93,7 +92,7 @@ def add_arguments(command: CommandParser) -> None:
     command.add_argument(
         "--out", type=Path, metavar="DIR", help="folder for both runs (outputs/task-check/<date>_<time>)"
     )
-    command.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
+    add_config_dir(command)
     command.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -101,16 +100,19 @@ def run(arguments: argparse.Namespace) -> int:
     paths, overrides = _taken_apart(arguments.arguments)
     if arguments.container is not None:
         overrides = [f"container={arguments.container}", *overrides]
-    folders = [] if arguments.config_dir is None else [arguments.config_dir]
-    config = compose_config(["env=harbor", "policy=oracle", "tracker=none", *overrides], config_dirs=folders)
+    config = compose_config(
+        ["env=harbor", "policy=oracle", "tracker=none", *overrides], config_dirs=arguments.config_dir
+    )
     validate({name: config[name] for name in KEYS})
-    candidates = with_problems(find_candidates(paths), config)
+    containers = as_container_factory(instantiate_group(config, "container"))
+    agents = as_agent_factory(instantiate_group(config, "agent"))
+    candidates = find_candidates(paths, EpisodeParts(containers, agents, EpisodeLimits(), seed=0))
     runnable = [one for one in candidates if one.problem is None]
     ran: dict[str, CheckedRun] = {}
     if runnable:
-        asyncio.run(check_containers(config))  # before the line that reports running tasks
+        asyncio.run(_check_backend(containers))  # before the line that reports running tasks
         out = _place(arguments.out)
-        flags = [f"--config-dir={folder}" for folder in folders]
+        flags = [f"--config-dir={folder}" for folder in arguments.config_dir]
         ran = run_both(runnable, out, overrides=overrides, flags=flags)
     verdicts = [judge(one, ran, threshold=config.reward_threshold) for one in candidates]
     _print(verdicts, ran, as_json=arguments.json)
@@ -165,10 +167,11 @@ class Candidate:
         return self.path.resolve().name
 
 
-def find_candidates(paths: Sequence[Path]) -> list[Candidate]:
-    """Finds and reads the tasks at the paths, each of which is a task or a folder of tasks.
+def find_candidates(paths: Sequence[Path], parts: EpisodeParts) -> list[Candidate]:
+    """Finds and checks the tasks at the paths, each of which is a task or a folder of tasks.
 
-    If there is one path, and it is a folder of tasks, symbolic links in the tasks may point into this folder.
+    If there is one path, and it is a folder of tasks, symbolic links in the tasks may point into this folder. The
+    problem of a task is an error in its files, or the reason why the containers, the agent or the oracle reject it.
     """
     folders = {folder.resolve(): folder for path in paths for folder in _folders(path.expanduser())}
     counted = Counter(real.name for real in folders)
@@ -177,20 +180,12 @@ def find_candidates(paths: Sequence[Path]) -> list[Candidate]:
             f"Expected tasks with unique names, but several are named {', '.join(twice)}. Check them one by one."
         )
     only = paths[0].expanduser() if len(paths) == 1 else None
-    return [_read(Candidate(folder, only if folder != only else None)) for folder in folders.values()]
+    found = [Candidate(folder, only if folder != only else None) for folder in folders.values()]
+    return [replace(one, problem=_problem_of(one, parts)) for one in found]
 
 
-def with_problems(candidates: Sequence[Candidate], config: DictConfig) -> list[Candidate]:
-    """Returns the candidates, with `problem` set if the containers, the agent or the oracle would reject the task."""
-    containers = as_container_factory(instantiate_group(config, "container"))
-    agents = as_agent_factory(instantiate_group(config, "agent"))
-    parts = EpisodeParts(containers, agents, EpisodeLimits(), seed=0)
-    return [one if one.problem is not None else _checked(one, parts) for one in candidates]
-
-
-async def check_containers(config: DictConfig) -> None:
-    """Checks that the container backend of a config can be used. Raises `UserError` if it cannot."""
-    containers = as_container_factory(instantiate_group(config, "container"))
+async def _check_backend(containers: ContainerFactoryBase) -> None:
+    """Checks that the container backend can be used. Raises `UserError` if it cannot."""
     try:
         await containers.preflight()
     finally:
@@ -216,25 +211,16 @@ def _looks_like_a_task(folder: Path) -> bool:
     return folder.is_dir() and any((folder / sign).exists() for sign in SIGNS)
 
 
-def _read(candidate: Candidate) -> Candidate:
+def _problem_of(candidate: Candidate, parts: EpisodeParts) -> str | None:
     try:
         task = load_task(candidate.path, links_within=candidate.shared)
-    except (TaskError, OSError) as error:
-        return replace(candidate, problem=str(error))
-    if empty := empty_instructions(task.stages):
-        return replace(candidate, problem=f"{empty[0]} is empty. Describe in it what the agent has to do.")
-    return candidate
-
-
-def _checked(candidate: Candidate, parts: EpisodeParts) -> Candidate:
-    """Returns the candidate, with `problem` set if one of the two runs would reject the task."""
-    try:
-        task = load_task(candidate.path, links_within=candidate.shared)
+        if empty := empty_instructions(task.stages):
+            return f"{empty[0]} is empty. Describe in it what the agent has to do."
         for provide_solution in (False, True):
             check_task(task, replace(parts, provide_solution=provide_solution))
     except (TaskError, OSError) as error:
-        return replace(candidate, problem=str(error))
-    return candidate
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +229,6 @@ class CheckedRun:
 
     path: Path
     attempts: Mapping[str, Sequence[EpisodeResult]]
-
-    @property
-    def results(self) -> list[EpisodeResult]:
-        """The results of all attempts."""
-        return [result for attempts in self.attempts.values() for result in attempts]
 
 
 def run_both(
@@ -273,7 +254,8 @@ def run_both(
             _tell(f"Running {what} {count_of(len(tasks), 'task')}")
             run = folder / name
             _execute([*words, f"policy={POLICIES[name]}", f"hydra.run.dir={quoted(str(run))}"])
-            ran[name] = CheckedRun(run, _attempts(run))
+            results = final_results(read_results(RunDir(run).episodes).results)
+            ran[name] = CheckedRun(run, by_task(sorted(results, key=attrgetter("attempt"))))
     except BaseException:
         if not (folder / SOLUTION).exists():  # the run was rejected or interrupted before it started
             listed.unlink()
@@ -334,16 +316,8 @@ def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _attempts(run: Path) -> dict[str, list[EpisodeResult]]:
-    results = sorted(
-        final_results(read_results(RunDir(run).episodes).results), key=lambda result: (result.task_name, result.attempt)
-    )
-    return {name: list(attempts) for name, attempts in groupby(results, key=lambda result: result.task_name)}
-
-
 def _tell(line: str) -> None:
     sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 class Fault(StrEnum):
@@ -395,9 +369,10 @@ class TaskVerdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the data for the JSON output. Paths are still `Path` objects."""
-        about = {"name": self.candidate.name, "path": self.candidate.path, "good": self.is_good}
         return {
-            **about,
+            "name": self.candidate.name,
+            "path": self.candidate.path,
+            "good": self.is_good,
             "solution": self.solution,
             "nothing": self.nothing,
             "problems": list(map(asdict, self.problems)),
@@ -414,41 +389,35 @@ def judge(candidate: Candidate, ran: Mapping[str, CheckedRun], *, threshold: flo
     attempts = {name: ran[name].attempts.get(candidate.name, ()) for name in (SOLUTION, NOTHING)}
     rewards = {name: tuple(result.reward for result in attempts[name]) for name in attempts}
     problems = [
-        _problem(*objection, result, RunDir(ran[name].path), of_solution=name == SOLUTION)
-        for name, object_to in ((SOLUTION, _of_solution), (NOTHING, _of_nothing))
+        _problem(*fault, result, RunDir(ran[name].path), of_solution=name == SOLUTION)
+        for name in (SOLUTION, NOTHING)
         for result in attempts[name]
-        if (objection := _of_agent(result) or object_to(result.reward, rewards[name], threshold)) is not None
+        if (fault := _fault(name, result, rewards[name], threshold)) is not None
     ]
     first = {(one.fault, one.message): one for one in reversed(problems)}  # the first attempt of each problem
     return TaskVerdict(candidate, rewards[SOLUTION], rewards[NOTHING], tuple(first.values())[::-1])
 
 
-def _of_agent(result: EpisodeResult) -> tuple[Fault, str] | None:
-    if result.reward is not None or result.outcome is not Outcome.AGENT_ERROR:
+def _fault(
+    name: str, result: EpisodeResult, rewards: Sequence[float | None], threshold: float
+) -> tuple[Fault, str] | None:
+    """Returns the fault that an attempt of the run `name` shows, with a message; `None` if it ended as expected."""
+    reward = result.reward
+    if reward is None and result.outcome is Outcome.AGENT_ERROR:
+        said = "the agent failed, so the tests did not run (`task check` sends it one fenced bash block per response)"
+        return Fault.AGENT_FAILS, said
+    if reward is None and name == NOTHING:
+        return Fault.TESTS_FAIL, "the tests write no reward for an agent that does nothing (expected 0)"
+    is_passed = reward is not None and reward >= threshold
+    if is_passed is (name == SOLUTION):
         return None
-    said = "the agent failed, so the tests did not run (`task check` sends it one fenced bash block per response)"
-    return Fault.AGENT_FAILS, said
-
-
-def _of_solution(reward: float | None, rewards: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
-    if reward is not None and reward >= threshold:
-        return None
-    needed = f"at least {format_number(threshold)} is required"
-    has = "no reward" if reward is None else f"reward {format_number(reward)}, and {needed}"
-    passed = sum(one is not None and one >= threshold for one in rewards)
-    if passed:
+    shown = "no reward" if reward is None else f"reward {format_number(reward)}"
+    if name == NOTHING:
+        return Fault.TESTS_DO_NOT_TEST, f"an agent that does nothing has {shown}, so the tests do not check the work"
+    has = shown if reward is None else f"{shown}, and at least {format_number(threshold)} is required"
+    if passed := sum(one is not None and one >= threshold for one in rewards):
         return Fault.FLAKY, f"the solution passes in {passed} of {len(rewards)} attempts; another attempt has {has}"
     return Fault.SOLUTION_FAILS, f"the solution has {has}"
-
-
-def _of_nothing(reward: float | None, _: Sequence[float | None], threshold: float) -> tuple[Fault, str] | None:
-    """Returns the fault and a message if an agent that does nothing passed or has no reward, otherwise `None`."""
-    if reward is None:
-        return Fault.TESTS_FAIL, "the tests write no reward for an agent that does nothing (expected 0)"
-    if reward >= threshold:
-        had = f"an agent that does nothing has reward {format_number(reward)}"
-        return Fault.TESTS_DO_NOT_TEST, f"{had}, so the tests do not check the work"
-    return None
 
 
 def _problem(fault: Fault, message: str, result: EpisodeResult, run: RunDir, *, of_solution: bool) -> Problem:
@@ -501,9 +470,7 @@ def _says(action: Mapping[str, Any], text: str) -> bool:
 def _tail(path: Path) -> str:
     """Returns the last lines of a file that a container wrote; empty if the file cannot be read."""
     try:
-        with open_regular(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            return _last_lines(file.read(TAIL_BYTES).decode(errors="replace"))
+        return _last_lines(read_tail(path, TAIL_BYTES).decode(errors="replace"))
     except OSError:
         return ""
 
@@ -541,7 +508,8 @@ def _print(verdicts: Sequence[TaskVerdict], ran: dict[str, CheckedRun], *, as_js
         f"The tests of {good} of {count_of(len(verdicts), 'task')} accept the solution and reject an agent "
         "that does nothing.\n",
     )
-    if any(result.container_image == HOST_IMAGE for run in ran.values() for result in run.results):
+    attempts = [attempt for run in ran.values() for own in run.attempts.values() for attempt in own]
+    if any(attempt.container_image == HOST_IMAGE for attempt in attempts):
         write(sys.stdout, "container=local ignores the FROM image. To check tasks in it, use --container docker.\n")
     if ran:
         write(sys.stdout, f"Recorded in {ran[SOLUTION].path} and {ran[NOTHING].path}\n")

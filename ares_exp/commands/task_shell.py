@@ -13,29 +13,28 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.cancellation import finish, in_thread
-from ares_exp.commands.cli.run_command import CommandParser
+from ares_exp.commands.cli.run_command import CommandParser, add_config_dir
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.overrides import quoted
 from ares_exp.config.schema import KEYS, validate
 from ares_exp.config.targets import instantiate_group
 from ares_exp.containers.container import Container, ContainerFactoryBase, as_container_factory
+from ares_exp.containers.filesystem.delta import StoredChanges
+from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.containers.terminal import Terminal, TerminalContainer
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.environments.source import EpisodeParts, make_source
 from ares_exp.errors import ConfigError, EpisodeError, UserError
 from ares_exp.records import exit_codes
-from ares_exp.records.terminal_text import write
+from ares_exp.records.terminal_text import print_warning
 from ares_exp.runs.components import Settings
 from ares_exp.runs.resume.recorded_run import EpisodeRef
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.tasks.harbor_task import HarborTask
-
-if TYPE_CHECKING:
-    from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 
 HELP = """\
 Starts the container of a task, in the state in which the agent finds it, and opens an interactive shell in it. The
@@ -66,7 +65,7 @@ def add_arguments(command: CommandParser) -> None:
     command.add_argument("--episode", metavar="RUN/TASK@STEP", help="restore the snapshot of a step of an episode")
     command.add_argument("--solution", action="store_true", help="copy the task's solution to /solution")
     command.add_argument("--tests", action="store_true", help="copy the task's tests to /tests")
-    command.add_argument("--config-dir", type=Path, metavar="DIR", help="folder with your own options, as for a run")
+    add_config_dir(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -90,15 +89,9 @@ async def _shell(arguments: argparse.Namespace, names: Sequence[str], overrides:
     """Starts a task's container, or restores a snapshot, and connects stdin and stdout to a shell in the container."""
     _cancel_at_signals()
     restored = await asyncio.to_thread(_snapshot, arguments.episode) if arguments.episode is not None else None
-    if names and Path(names[0]).is_dir():
-        words = [f"env.path={quoted(names[0])}"]
-    elif names:
-        words = [f"env.tasks=[{quoted(names[0])}]"]
-    else:
-        words = []
-    folders = [] if arguments.config_dir is None else [arguments.config_dir]
+    words = [f"env.path={quoted(one)}" if Path(one).is_dir() else f"env.tasks=[{quoted(one)}]" for one in names]
     words = ["policy=noop", "tracker=none", *words, *overrides]
-    config = await asyncio.to_thread(lambda: compose_config(words, config_dirs=folders))
+    config = await asyncio.to_thread(lambda: compose_config(words, config_dirs=arguments.config_dir))
     values = {name: config[name] for name in KEYS}
     validate(values)
     settings = Settings.of(values)
@@ -146,7 +139,7 @@ def _task(source: object, names: Sequence[str]) -> HarborTask:
     """Loads the task that the arguments select. Blocks. Raises `ConfigError` if they do not select exactly one task."""
     if not isinstance(source, HarborEnvironments):
         raise ConfigError("The tasks of this `env` have no container. Use env=harbor, or another env of Harbor tasks.")
-    found = source.load(lambda warning: write(sys.stderr, f"warning: {warning}\n"))
+    found = source.load(print_warning)
     if len(found) != 1:
         raise ConfigError(
             f"Expected the folder or the name of one task, but {names[0]} contains {len(found)}: "
@@ -194,9 +187,6 @@ async def _started(
     task: HarborTask, episode: EpisodeParts, restored: EnvironmentSnapshot | None
 ) -> AsyncIterator[Container]:
     """Yields a task's container, prepared for the first stage or restored from a snapshot. Removes it at the end."""
-    from ares_exp.containers.filesystem.delta import StoredChanges
-    from ares_exp.containers.filesystem.delta_encoding import get_delta
-
     spec, stage = episode.limits.time.container_spec(task), task.stages[0]
     if restored is not None:
         objects = restored.object_store

@@ -6,24 +6,23 @@ import errno
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import InterpolationResolutionError
+from yaml import YAMLError
 
 from ares_exp.config.option_arguments import arguments_of
-from ares_exp.config.options import OPTION_GROUPS, ROOT_CONFIG, Option, conf_dir, find_options
+from ares_exp.config.option_files import OptionSearchPath
+from ares_exp.config.options import OPTION_GROUPS, ROOT_CONFIG, Option, conf_dir, find_options, no_option
 from ares_exp.config.overrides import parse_overrides
 from ares_exp.config.schema import GROUPS, KEYS, NOT_A_VALUE
-from ares_exp.errors import close_matches, closest
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
+from ares_exp.errors import closest
 
 _SHOWN_KEYS = 4
 _SHOWN_OPTIONS = 2
-EXTRAS = {
-    **dict.fromkeys([f"hydra/launcher={name}" for name in ("joblib", "submitit_local", "submitit_slurm")], "sweep"),
-    "hydra/sweeper=optuna": "optuna",
-}
-"""For each option of Hydra that needs a plugin of Hydra, the extra of ares_exp that installs this plugin."""
 NO_PACKAGE = (
     "Expected `# @package _global_` as the first line of {name}.yaml. Add this line. Without it, the keys of the file "
     "are set below `experiment` instead of at the top level."
@@ -33,8 +32,6 @@ QUOTED = re.compile(r"['\"`]([^'\"`]+)['\"`]")
 
 def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFIG) -> str:
     """Converts a config error of Hydra or OmegaConf to a message that names the most similar valid key or option."""
-    from hydra.errors import MissingConfigException, OverrideParseException
-
     cause: BaseException = error.__cause__ or error
     key, text = str(getattr(cause, "full_key", None) or ""), str(error)
     failed = _resolved(error)
@@ -88,8 +85,6 @@ def is_below_a_list(error: BaseException) -> bool:
 
 def _resolved(error: BaseException) -> BaseException:
     """Returns the error of a `${…}` resolver if OmegaConf wrapped it in `error`, otherwise `error` itself."""
-    from omegaconf.errors import InterpolationResolutionError
-
     while isinstance(error, InterpolationResolutionError) and error.__context__ is not None:
         error = error.__context__
     return error
@@ -127,18 +122,6 @@ def _explain_option(text: str) -> str:
     listed = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
     options = listed or [option.name for option in options_of(group)]
     return no_option(option, group, options)
-
-
-def no_option(option: str, group: str, options: Sequence[str]) -> str:
-    """Returns the error message for a name that is not an option of a group.
-
-    If an extra of ares_exp provides the option, the message contains the command that installs the extra. Otherwise, it
-    lists the existing options.
-    """
-    if extra := EXTRAS.get(f"{group}={option}"):
-        return f"`{group}={option}` needs a package that is not installed: pip install 'ares-exp[{extra}]'."
-    known = f"{close_matches(option, options)} Options: {', '.join(options)}."
-    return f"There is no option `{option}` in the group `{group}`.{known}"
 
 
 def _first_quoted(text: str) -> str:
@@ -179,9 +162,6 @@ def keys_of(argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> list[st
     If the composition fails, lists the keys of the default config. If a sweep chooses several options of a group, uses
     the first of these options.
     """
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         for overrides in (_choices(argv), []):
             with suppress(HydraException, ValueError):  # the choices of the command line may be the cause of the error
@@ -191,15 +171,11 @@ def keys_of(argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> list[st
 
 def options_of(group: str) -> list[Option]:
     """Lists the options of a group, including the options in the folders of `--config-dir`."""
-    from ares_exp.config.option_files import OptionSearchPath
-
     return find_options(group, OptionSearchPath.config_dirs)
 
 
 def _choices(argv: Sequence[str]) -> list[str]:
     """Returns the overrides in `argv` that choose an option of a group, or set Hydra's search path."""
-    from hydra.errors import HydraException
-
     found = []
     for argument in argv:
         with suppress(HydraException):
@@ -218,8 +194,6 @@ def _first(override: Override) -> str:
 
 def _arguments_by_option(groups: Iterable[str]) -> dict[Option, list[str]]:
     """Lists the argument keys of every option in `groups`. Skips options whose file cannot be read."""
-    from yaml import YAMLError
-
     found: dict[Option, list[str]] = {}
     for group in groups:
         for option in options_of(group) if group in GROUPS else ():
@@ -244,8 +218,6 @@ def _did_you_mean(keys: Iterable[str]) -> str:
 
 
 def _flatten(node: object, prefix: str = "") -> list[str]:
-    from omegaconf import DictConfig
-
     if not isinstance(node, DictConfig):
         return []
     names: list[str] = []

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import pickle
-import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ares_exp.config.explain import explain
+from ares_exp.config.option_files import OptionFiles, OptionSearchPath, file_stamp
 from ares_exp.config.options import ROOT_CONFIG, conf_dir, folder_url, installed_plugins
-from ares_exp.records.run_dir import RunDir, fresh_dir, write_atomically
-from ares_exp.records.secrets import MASK, scrub, typed_secrets
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-
-HYDRA_RECORDS = ".hydra"
+from ares_exp.config.overrides import listed, with_home
+from ares_exp.config.schema import ExperimentConfig
+from ares_exp.errors import ConfigError
+from ares_exp.records.run_dir import HYDRA_RECORDS, RunDir, fresh_dir, write_atomically
+from ares_exp.records.secrets import masked, scrub, typed_secrets
 
 RECORDED_CONFIG = "recorded_run"
 """Name of the root config that `store_recorded_config` registers."""
@@ -37,12 +42,6 @@ def set_up_hydra(config_dirs: Sequence[Path] | None = None) -> None:
 
     `config_dirs` replaces the user's folders of options. `None` keeps the current folders.
     """
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.plugins import Plugins
-
-    from ares_exp.config.option_files import OptionFiles, OptionSearchPath
-    from ares_exp.config.schema import ExperimentConfig
-
     register_resolvers()
     ConfigStore.instance().store(name="ares_exp_schema", node=ExperimentConfig, provider="ares_exp")
     for plugin in (OptionFiles, OptionSearchPath):
@@ -53,16 +52,12 @@ def set_up_hydra(config_dirs: Sequence[Path] | None = None) -> None:
 
 def register_resolvers() -> None:
     """Registers with OmegaConf the `${…}` resolvers that `conf/config.yaml` uses. Can be called repeatedly."""
-    from omegaconf import OmegaConf
-
     OmegaConf.register_new_resolver("fresh_dir", fresh_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("hydra_records", hydra_records, replace=True)
 
 
 def is_fresh_dir(node: Any) -> bool:
     """Returns whether Hydra's node `run` or `sweep` has the default directory, a new one. Does not create it."""
-    from omegaconf import OmegaConf
-
     unresolved: Any = OmegaConf.to_container(node, resolve=False)
     return "${fresh_dir:" in str(unresolved["dir"])
 
@@ -79,10 +74,6 @@ def store_recorded_config(values: Mapping[str, Any], choices: Mapping[str, str])
     Hydra composes this config instead of the default root config. For a group without a recorded value, Hydra uses the
     option on the command line or the default option. `choices` maps each group to the name of its recorded option.
     """
-    import yaml
-    from hydra.core.config_store import ConfigStore
-    from omegaconf import OmegaConf
-
     root = yaml.safe_load((conf_dir() / f"{ROOT_CONFIG}.yaml").read_text(encoding="utf-8"))
     recorded = {*values, "experiment"}
     defaults = [one for one in root["defaults"] if not (isinstance(one, dict) and recorded & {*one})]
@@ -107,9 +98,6 @@ def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()
     Raises:
         ConfigError: The overrides do not compose. The message explains why.
     """
-    from ares_exp.config.option_files import OptionSearchPath, file_stamp
-    from ares_exp.config.overrides import with_home
-
     folders = tuple(folder.absolute() for folder in config_dirs)
     plugins = tuple(plugin.folder for plugin in installed_plugins().plugins)
     overrides = with_home(overrides)
@@ -126,31 +114,19 @@ def compose_config(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()
 
 
 def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> _Composed:
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    from ares_exp.config.explain import explain
-    from ares_exp.config.option_files import OptionFiles
-    from ares_exp.config.overrides import listed
-    from ares_exp.errors import ConfigError
-
     places = [f"hydra.searchpath={listed(folder_url(one) for one in folders)}"] if folders else []
     set_up_hydra()
     OptionFiles.looked_at.clear()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             config = compose(ROOT_CONFIG, overrides=[*places, *overrides])
-    except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:
         raise ConfigError(explain(error, [*places, *overrides])) from None  # the chained traceback has 200 lines
     return pickle.dumps(config), dict(OptionFiles.looked_at)
 
 
 def _is_clean(path: Path) -> bool:
     """Returns whether a YAML file contains nothing that must be masked. Uses the fastest available loader."""
-    import yaml
-
     loader = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader  # both load every value as a string
     data = yaml.load(path.read_bytes(), loader)
     return bool(scrub({"root": data})["root"] == data)
@@ -158,48 +134,13 @@ def _is_clean(path: Path) -> bool:
 
 def scrub_hydra_records(folder: Path, overrides: Sequence[str]) -> None:
     """Masks secrets in the YAML files of a `.hydra` folder, including the values of sensitive `overrides`."""
-    from omegaconf import OmegaConf
-
     typed = typed_secrets(overrides)
     for path in sorted(folder.glob("*.yaml")):
-        if not typed and _is_clean(path):
-            continue
-        data = OmegaConf.to_container(OmegaConf.load(path))
-        clean = scrub({"root": data})["root"]
-        if clean == data and not typed:
-            continue
-        text = OmegaConf.to_yaml(OmegaConf.create(clean))
-        for value in typed:
-            text = text.replace(value, MASK)
-        write_atomically(path, text)
+        if typed or not _is_clean(path):
+            write_atomically(path, yaml_without_secrets(OmegaConf.load(path), typed))
 
 
-_MAY_SET_IT = re.compile(r"[+~]*(experiment[@=]|hydra(\.mode|\.searchpath)?=)|--config-|-c[dpn]\b")
-
-
-def is_decided_by_flags(arguments: Sequence[str]) -> bool:
-    """Returns whether only Hydra's flags, and no plugin, experiment, config or `hydra.mode`, choose run or sweep."""
-    return not installed_plugins().plugins and not any(_MAY_SET_IT.match(one) for one in arguments)
-
-
-@contextmanager
-def mode_from_flags(arguments: Sequence[str]) -> Iterator[None]:
-    """Makes Hydra take its mode (run or sweep) from its flags until the context exits, without composing the config.
-
-    This saves 0.2 s per command. Has no effect if something else could set the mode (see `is_decided_by_flags`).
-    """
-    from hydra._internal.hydra import Hydra
-
-    if not is_decided_by_flags(arguments):
-        yield
-        return
-    composing = Hydra.get_mode
-    Hydra.get_mode = _left_open  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        Hydra.get_mode = composing  # type: ignore[method-assign]
-
-
-def _left_open(hydra: Any, config_name: str | None, overrides: list[str]) -> None:
-    """Replaces `Hydra.get_mode`. Returns `None`, so that Hydra chooses between a run and a sweep by its flags."""
+def yaml_without_secrets(config: DictConfig | ListConfig, typed: Iterable[str]) -> str:
+    """Returns a config as YAML in which secrets are masked, also the secrets in `typed`."""
+    clean = scrub({"root": OmegaConf.to_container(config)})["root"]
+    return masked(OmegaConf.to_yaml(OmegaConf.create(clean)), typed)

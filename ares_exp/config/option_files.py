@@ -10,21 +10,19 @@ import functools
 import pickle
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
 
 from ares_exp.config.options import PROVIDER, ROOT_CONFIG, SCHEME, conf_dir, folder_url, installed_plugins
 from ares_exp.config.schema import MADE_NODES
 from ares_exp.config.targets import NO_VALUE, option_defaults
 from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import MAX_YAML_BYTES
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)\s*$", re.MULTILINE)
 _HEADER_CHARS = 512
@@ -118,8 +116,6 @@ def _read_our_own(path: Path, group: str, stamp: object) -> bytes:
 
 def _read(path: Path, group: str) -> tuple[Any, str | None]:
     """Returns the content of a file with the defaults of omitted arguments, and its `# @package` (`None` if absent)."""
-    from omegaconf import DictConfig, OmegaConf
-
     if (size := path.stat().st_size) > MAX_YAML_BYTES:
         raise ConfigError(f"Expected the config file {path} to have at most {MAX_YAML_BYTES:,} bytes, got {size:,}.")
     try:
@@ -152,8 +148,6 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _completed(option: DictConfig, *, group: str) -> DictConfig:
-    from omegaconf import OmegaConf
-
     target = option.get("_target_")
     if not isinstance(target, str):
         return option

@@ -32,6 +32,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ares_exp.config.schema import GROUPS
+from ares_exp.errors import close_matches
 
 BUILT_IN = "built in"
 SCHEME = "options"
@@ -39,6 +40,11 @@ SCHEME = "options"
 MAX_COMMENT_CHARS = 65536
 ROOT_CONFIG = "config"
 """Name of the root config, without `.yaml`."""
+EXTRAS = {
+    **dict.fromkeys([f"hydra/launcher={name}" for name in ("joblib", "submitit_local", "submitit_slurm")], "sweep"),
+    "hydra/sweeper=optuna": "optuna",
+}
+"""For each option of Hydra that needs a plugin of Hydra, the extra of ares_exp that installs this plugin."""
 
 _logger = logging.getLogger(__name__)
 
@@ -99,6 +105,18 @@ def refuse_unreadable(config_dirs: Sequence[Path]) -> str | None:
             except OSError as error:
                 return f"Cannot read the options in {place} (--config-dir): {error.strerror}."
     return None
+
+
+def no_option(option: str, group: str, options: Sequence[str]) -> str:
+    """Returns the error message for a name that is not an option of a group.
+
+    If an extra of ares_exp provides the option, the message contains the command that installs the extra. Otherwise, it
+    lists the existing options.
+    """
+    if extra := EXTRAS.get(f"{group}={option}"):
+        return f"`{group}={option}` needs a package that is not installed: pip install 'ares-exp[{extra}]'."
+    known = f"{close_matches(option, options)} Options: {', '.join(options)}."
+    return f"There is no option `{option}` in the group `{group}`.{known}"
 
 
 def option_problems(config_dirs: Sequence[Path] = ()) -> list[str]:

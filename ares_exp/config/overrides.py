@@ -77,6 +77,16 @@ def covers(key: str, other: str) -> bool:
     return other == key or other.startswith((f"{key}.", f"{key}/"))
 
 
+def value_of(text: str) -> Any:
+    """Parses the text after the `=` of an override as YAML. Returns it unchanged if it is not valid YAML."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
 def quoted(text: str) -> str:
     """Quotes a string for an override, and escapes `${` so that Hydra does not interpolate it."""
     from hydra.core.override_parser.types import Quote, QuotedString

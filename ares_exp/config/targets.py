@@ -218,10 +218,8 @@ _OF_AN_AGENT = {"container", "llm_client"}
 
 def instantiate_several(config: DictConfig, group: str) -> dict[str, Any]:
     """Creates the components of a group that accepts several options (`group=[a,b]`). Returns them by name."""
-    from omegaconf import OmegaConf
-
-    node = OmegaConf.select(config, group)
-    if not node or not OmegaConf.is_dict(node) or "_target_" in node:
+    node = config.get(group)
+    if not node or not isinstance(node, Mapping) or "_target_" in node:
         return {group: instantiate_group(config, group)}
     return {str(name): _checked(group, instantiate_node(config, f"{group}.{name}")) for name in node}
 

@@ -16,8 +16,9 @@ from ares_exp.errors import ConfigError, MalformedResponseError, PolicyError
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.waiting import OnWait, at_once, nobody_waits
-from ares_exp.records.recorded_results import MAX_COUNT, MAX_NUMBER, is_countable
+from ares_exp.records.recorded_results import is_countable
 from ares_exp.records.results import EpisodeResult
+from ares_exp.records.validation import MAX_COUNT, MAX_NUMBER
 
 if TYPE_CHECKING:
     from ares_exp.policies.replay_report import ReplayReport

@@ -17,9 +17,9 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from ares_exp.records.recorded_results import MAX_COUNT, MAX_NUMBER
 from ares_exp.records.results import EnvironmentUsage
 from ares_exp.records.run_dir import append_text, dump_json, open_regular
+from ares_exp.records.validation import MAX_NUMBER, Count, Within
 
 RECORD = "oracle.jsonl"
 """File name of the record in an episode's directory."""
@@ -27,8 +27,7 @@ MAX_BYTES = 32 * 2**20
 """Maximum number of bytes that are read from a record."""
 
 _Answer = Annotated[str, Field(max_length=2_000)]
-_Count = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
-_Amount = Annotated[float, Field(ge=0, lt=MAX_NUMBER)]
+_Amount = Annotated[float, Within(0, MAX_NUMBER)]
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +53,8 @@ class Asked:
     said: tuple[str, ...]
     answer: _Answer | None
     model: str | None
-    prompt_tokens: _Count
-    generated_tokens: _Count
+    prompt_tokens: Count
+    generated_tokens: Count
     cost: _Amount
     sec: _Amount
     taken_over: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ def read_record(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     if len(data) > max_bytes:
         raise broken(path, f"at most {max_bytes:,} bytes", "a larger file")
     return data
+
+
+def read_tail(path: Path, max_bytes: int) -> bytes:
+    """Returns the last bytes of a regular file, at most `max_bytes`. Raises `OSError` if it cannot be read."""
+    with open_regular(path) as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - max_bytes, 0))
+        return file.read(max_bytes)
 
 
 def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,16 +12,12 @@ from typing import Any, NoReturn
 from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.record_files import read_json_object, read_record, read_yaml
-from ares_exp.records.results import EnvironmentUsage, EpisodeResult, final_results
+from ares_exp.records.results import EpisodeResult, RunSummary, final_results
 from ares_exp.records.run_dir import SCORES_SUFFIX, RunDir, open_regular
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.validation import MAX_COUNT, MAX_NUMBER
 
 MAX_ROWS = 2_000_000
 MAX_ROW_BYTES = 4 * 2**20
-MAX_NUMBER = 1e100
-"""Maximum value of recorded numbers. With this limit, the numbers can be squared and summed without overflow."""
-MAX_COUNT = 2**53
-"""Maximum value of recorded counts. Every integer up to this value can be represented as a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,9 @@ def read_results(path: Path) -> RecordedResults:
         ConfigError: The file cannot be read, or a complete line is not a valid result. The message has the line number.
     """
     results: list[EpisodeResult] = []
-    whole_bytes, torn = read_lines(path, "the result of an episode", lambda data: results.append(checked_result(data)))
+    whole_bytes, torn = read_lines(
+        path, "the result of an episode", lambda data: results.append(EpisodeResult.from_dict(data))
+    )
     if added := added_rewards(RunDir(path.parent)):
         results = [replace(one, rewards=with_added(one.rewards, added.get(one.episode_id, {}))) for one in results]
     return RecordedResults(tuple(results), torn, whole_bytes)
@@ -78,7 +76,8 @@ def added_rewards(run_dir: RunDir) -> dict[str, dict[str, float]]:
     def take(line: Any) -> None:
         if "config" not in line:  # each call of `ares-exp score` starts with a line with its config
             numbers = {str(name): float(value) for name, value in line["rewards"].items()}
-            _check_numbers(numbers.values())
+            if not all(abs(number) < MAX_NUMBER for number in numbers.values()):
+                raise ValueError(f"a number is not finite or too large (limit: {MAX_NUMBER:g})")
             added.setdefault(str(line["episode_id"]), {}).update(numbers)
 
     for path in sorted(run_dir.scores.glob(f"*{SCORES_SUFFIX}")):
@@ -135,26 +134,6 @@ def is_countable(response: LLMResponse) -> bool:
     return isinstance(response.cost, int | float) and 0 <= response.cost < MAX_NUMBER
 
 
-def checked_result(data: Any) -> EpisodeResult:
-    """Creates a result from a row of `episodes.jsonl`. Raises `ValueError` if a field is invalid or too large."""
-    result = EpisodeResult.from_dict(data)
-    times = (result.started_at, result.finished_at, result.duration_sec, *result.phase_sec.values())
-    used = result.environment_usage or EnvironmentUsage()
-    numbers = (result.reward or 0.0, *result.rewards.values(), result.cost, used.cost, *times)
-    _check_numbers(numbers)
-    tokens = (result.prompt_tokens, result.generated_tokens, used.prompt_tokens, used.generated_tokens)
-    counts = (result.attempt, result.retry, result.num_steps, result.snapshots, result.snapshot_failures)
-    troubles = (result.length_stops, result.format_errors)
-    if not all(0 <= count < MAX_COUNT for count in (*counts, *tokens, *troubles)):
-        raise ValueError(f"a count is negative or too large (limit: {MAX_COUNT:,})")
-    return result
-
-
-def _check_numbers(numbers: Iterable[float]) -> None:
-    if not all(abs(number) < MAX_NUMBER for number in numbers):
-        raise ValueError(f"a number is not finite or too large (limit: {MAX_NUMBER:g})")
-
-
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
@@ -202,6 +181,15 @@ def object_or_empty(path: Path) -> dict[str, Any]:
         return read_object(path)
     except ConfigError:
         return {}
+
+
+def yaml_or_empty(path: Path) -> dict[str, Any]:
+    """Reads a YAML file that contains a mapping. Returns an empty dict if the file is missing or invalid."""
+    try:
+        found = read_yaml(path)
+    except (OSError, ConfigError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _planned(run_dir: RunDir, totals: Mapping[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""The results of episodes, as in `episodes.jsonl`: outcomes, rewards, errors and usage."""
+"""The results of episodes, as in `episodes.jsonl`, and the totals of a run: outcomes, rewards, errors and usage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Self
 
 from ares_exp.errors import (
@@ -22,7 +23,8 @@ from ares_exp.errors import (
     VerifierError,
 )
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.validation import Text, validated
+from ares_exp.records import exit_codes
+from ares_exp.records.validation import Amount, Count, Text, validated
 
 _OF_AN_ATTEMPT = re.compile(r"(.+__\d+)__\w+")
 """Pattern of an episode id: the task, the attempt, and a suffix that differs between the episodes of an attempt."""
@@ -172,12 +174,12 @@ class Replayed:
     """
 
     episode_id: str
-    steps: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    cost: float = 0.0
-    from_snapshot: int | None = None
-    diverged_at: int | None = None
+    steps: Count = 0
+    prompt_tokens: Count = 0
+    generated_tokens: Count = 0
+    cost: Amount = 0.0
+    from_snapshot: Count | None = None
+    diverged_at: Count | None = None
 
     @classmethod
     def of(cls, episode_id: str, responses: Sequence[LLMResponse]) -> Self:
@@ -200,9 +202,9 @@ class EnvironmentUsage:
         cost: Total cost in US dollars.
     """
 
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    cost: float = 0.0
+    prompt_tokens: Count = 0
+    generated_tokens: Count = 0
+    cost: Amount = 0.0
 
     def __add__(self, other: EnvironmentUsage) -> EnvironmentUsage:
         return EnvironmentUsage(
@@ -236,12 +238,12 @@ class AgentFacts:
 
     name: str
     version: str | None = None
-    requests: int = 0
-    retries: int = 0
+    requests: Count = 0
+    retries: Count = 0
     conversations: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
-    background_requests: int = 0
-    refused: int = 0
+    background_requests: Count = 0
+    refused: Count = 0
     last_refusal: str | None = None
 
     def __add__(self, other: AgentFacts) -> AgentFacts:
@@ -271,10 +273,10 @@ class StageResult:
     """
 
     name: str
-    reward: float | None
-    rewards: Mapping[str, float] = field(default_factory=dict)
+    reward: Amount | None
+    rewards: Mapping[str, Amount] = field(default_factory=dict)
     truncated_by: str | None = None
-    num_steps: int = 0
+    num_steps: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,28 +323,28 @@ class EpisodeResult:
 
     episode_id: str
     task_name: str
-    attempt: int
+    attempt: Count
     seed: int
     outcome: Outcome
-    reward: float | None
-    rewards: Mapping[str, float] = field(default_factory=dict)
+    reward: Amount | None
+    rewards: Mapping[str, Amount] = field(default_factory=dict)
     error: ErrorInfo | None = None
-    num_steps: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    cost: float = 0.0
-    started_at: float = 0.0
-    finished_at: float = 0.0
-    phase_sec: Mapping[str, float] = field(default_factory=dict)
+    num_steps: Count = 0
+    prompt_tokens: Count = 0
+    generated_tokens: Count = 0
+    cost: Amount = 0.0
+    started_at: Amount = 0.0
+    finished_at: Amount = 0.0
+    phase_sec: Mapping[str, Amount] = field(default_factory=dict)
     container_image: str | None = None
-    snapshots: int = 0
-    snapshot_failures: int = 0
-    retry: int = 0
+    snapshots: Count = 0
+    snapshot_failures: Count = 0
+    retry: Count = 0
     replayed: Replayed | None = None
     stages: tuple[StageResult, ...] = ()
     environment_usage: EnvironmentUsage | None = None
-    length_stops: int = 0
-    format_errors: int = 0
+    length_stops: Count = 0
+    format_errors: Count = 0
     note: str | None = None
     agent: AgentFacts | None = None
 
@@ -426,3 +428,123 @@ def reward_names(results: Iterable[EpisodeResult]) -> list[str]:
 def count_outcomes(results: Iterable[EpisodeResult]) -> dict[str, int]:
     """Returns the number of episodes for each outcome that occurred."""
     return dict(Counter(result.outcome.value for result in results))
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The totals of a run, computed from its results.
+
+    Attributes:
+        planned: Number of planned attempts.
+        results: Results of all episodes, including retried ones, in the order in which they ended.
+        interrupted: Whether Ctrl-C or SIGTERM ended the run.
+        ended_by: Message about the exhausted budget or failed write that ended the run; `None` if it ended otherwise.
+        wall_sec: Wall-clock seconds of all sessions of the run.
+        recording_failures: Number of trajectories, metrics and summary files that could not be recorded.
+        unwritten_rows: Number of results that are missing in `episodes.jsonl`.
+        snapshot_dir: Directory of the snapshots; `None` if the run does not take snapshots.
+        max_loop_lag_sec: Longest time for which the event loop was blocked, in seconds.
+        threshold: Minimum reward of an attempt that passes.
+        must_pass: Whether every attempt should pass, because the policy ran the tasks' reference solutions.
+        spenders: Descriptions of the components whose model calls count as `environment_usage`; empty if unknown.
+    """
+
+    planned: int
+    results: tuple[EpisodeResult, ...] = field(repr=False)  # for large runs, the repr would take seconds
+    interrupted: bool = False
+    ended_by: str | None = None
+    wall_sec: float = 0.0
+    recording_failures: int = 0
+    unwritten_rows: int = 0
+    snapshot_dir: Path | None = None
+    max_loop_lag_sec: float = 0.0
+    threshold: float = 1.0
+    must_pass: bool = False
+    spenders: tuple[str, ...] = ()
+
+    @property
+    def final(self) -> tuple[EpisodeResult, ...]:
+        """The result of the last episode of each attempt."""
+        return final_results(self.results)
+
+    @property
+    def finished(self) -> tuple[EpisodeResult, ...]:
+        """The results of all attempts that ended without an interruption, including attempts with an error."""
+        return tuple(result for result in self.final if result.outcome not in UNFINISHED)
+
+    @property
+    def scored(self) -> tuple[EpisodeResult, ...]:
+        """The results of the attempts that have a reward."""
+        return tuple(result for result in self.final if result.reward is not None)
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean reward of the attempts that have a reward; `None` if there are no rewards."""
+        rewards = [result.reward for result in self.scored if result.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    @property
+    def broken(self) -> tuple[EpisodeResult, ...]:
+        """The results with rewards below the threshold, if reference solutions ran (`must_pass`); otherwise empty."""
+        scored = self.scored if self.must_pass else ()
+        return tuple(one for one in scored if one.reward is not None and one.reward < self.threshold)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every planned attempt has a reward, and all rows were written."""
+        return len(self.scored) == self.planned and not self.unwritten_rows
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command that executes the run."""
+        if self.interrupted:
+            return exit_codes.INTERRUPTED
+        return exit_codes.COMPLETE if self.complete and not self.broken else exit_codes.INCOMPLETE
+
+    def count(self) -> dict[str, int]:
+        """Returns the number of attempts for each outcome of their last episode."""
+        return count_outcomes(self.final)
+
+    def paid(self) -> dict[str, float]:
+        """Sums the policy's tokens and cost (in US dollars) over all episodes.
+
+        A response that a later episode replayed was paid only once, and is counted only once.
+        """
+        names = ("prompt_tokens", "generated_tokens", "cost")
+        known = {result.episode_id for result in self.results}
+        replayed = (result.replayed for result in self.results)
+        taken_over = [one for one in replayed if one is not None and one.episode_id in known]
+        return {
+            name: sum(getattr(result, name) for result in self.results) - sum(getattr(one, name) for one in taken_over)
+            for name in names
+        }
+
+    @property
+    def environment_usage(self) -> EnvironmentUsage | None:
+        """The tokens and cost of the environments' own models in all episodes; `None` if there are no such models."""
+        used = [result.environment_usage for result in self.results if result.environment_usage is not None]
+        return sum(used, EnvironmentUsage()) if used else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the totals in JSON-ready form, as in `summary.json`, without the results of the episodes."""
+        return {
+            "planned": self.planned,
+            "finished": len(self.finished),
+            "tries": len(self.results),
+            "scored": len(self.scored),
+            "mean_reward": self.mean_reward,
+            "outcomes": self.count(),
+            **self.paid(),
+            "environment_usage": asdict(used) if (used := self.environment_usage) is not None else None,
+            "threshold": self.threshold,
+            **({"must_pass": True} if self.must_pass else {}),
+            "interrupted": self.interrupted,
+            "ended_by": self.ended_by,
+            "wall_sec": self.wall_sec,
+            "max_loop_lag_sec": self.max_loop_lag_sec,
+            "recording_failures": self.recording_failures,
+            "unwritten_rows": self.unwritten_rows,
+            "snapshots": sum(result.snapshots for result in self.results),
+            "snapshot_failures": sum(result.snapshot_failures for result in self.results),
+            "snapshot_wait_sec": sum(result.phase_sec.get("snapshot", 0.0) for result in self.results),
+        }

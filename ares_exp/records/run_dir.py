@@ -28,6 +28,8 @@ T = TypeVar("T")
 EPISODES = "episodes.jsonl"
 SCORES_SUFFIX = ".jsonl"
 """Suffix of the files in `scores/`. There is one file for each scorer."""
+HYDRA_RECORDS = ".hydra"
+"""Name of the folder in which Hydra records the config of a run."""
 SWEEP_RECORD = "multirun.yaml"
 """Name of the file in which Hydra records a sweep. A folder that contains this file is the folder of a sweep."""
 STOP = "stop"
@@ -114,11 +116,8 @@ def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged.
     """
-    descriptor = _open_to_append(path, flags)
-    try:
-        _write_whole(descriptor, text.encode(), path)
-    finally:
-        os.close(descriptor)
+    with _open_to_append(path, flags) as file:
+        _write_whole(file.fileno(), text.encode(), path)
 
 
 def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool = False) -> None:
@@ -131,16 +130,13 @@ def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool 
             appended to the file at the same time.
     """
     data, path = text.encode(), str(path)
-    descriptor = _open_to_append(path, flags)
-    try:
-        _write_whole(descriptor, data, path)
+    with _open_to_append(path, flags) as file:
+        _write_whole(file.fileno(), data, path)
         if _shared.unsynced is None:
-            _sync_appended(descriptor, len(data))
+            _sync_appended(file.fileno(), len(data))
         else:
             with suppress(OSError, AttributeError):  # later syncs then share a journal entry
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     names = [path, os.path.dirname(path) or "."] if is_new else [path]  # noqa: PTH120 - faster than a Path
     if _shared.unsynced is not None:
         _shared.unsynced.update(dict.fromkeys(names))
@@ -226,15 +222,16 @@ def _write_whole(descriptor: int, data: bytes, path: Path | str) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def _open_to_append(path: Path | str, flags: int) -> int:
+def _open_to_append(path: Path | str, flags: int) -> IO[bytes]:
     flags |= os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
     try:
-        return os.open(path, flags, 0o644)
+        descriptor = os.open(path, flags, 0o644)
     except FileNotFoundError:
         if not flags & os.O_CREAT:
             raise
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, flags, 0o644)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, 0o644)
+    return os.fdopen(descriptor, "ab", buffering=0)
 
 
 def open_regular(path: Path) -> IO[bytes]:
@@ -310,6 +307,18 @@ def is_file(path: Path) -> bool:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return False
         raise
+
+
+def is_plain_file(path: Path) -> bool:
+    """Returns whether `path` is a regular file and not a symbolic link."""
+    return path.is_file() and not path.is_symlink()
+
+
+def plain_files(folder: Path) -> list[Path]:
+    """Returns the regular files below a folder, sorted. Ignores links, because they may lead out of the folder."""
+    walk = () if folder.is_symlink() else os.walk(folder)
+    paths = sorted(Path(directory, name) for directory, _, names in walk for name in names)
+    return [path for path in paths if is_plain_file(path)]
 
 
 def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
@@ -417,10 +426,11 @@ class RunDir:
         """
         if self.episodes.exists() or self.config.exists():
             return
+        hydra = self.path / HYDRA_RECORDS
         for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
-            (self.path / ".hydra" / name).unlink(missing_ok=True)
+            (hydra / name).unlink(missing_ok=True)
         self.log.unlink(missing_ok=True)
-        folders = [self.path / ".hydra", self.path]
+        folders = [hydra, self.path]
         if self.path.parent.parent.name == "outputs":  # the default location: outputs/NAME/TIME
             folders += [self.path.parent, self.path.parent.parent]
         for folder in folders:
@@ -482,10 +492,13 @@ class RunLogHandler(logging.FileHandler):
     """
 
     def _open(self) -> TextIOWrapper:
-        def open_itself(path: str, flags: int) -> int:
-            return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=open_itself)  # type: ignore[return-value]
+        return open(  # type: ignore[return-value]
+            self.baseFilename,
+            self.mode,
+            encoding=self.encoding,
+            errors=self.errors,
+            opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666),
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a log record. Passes write errors to `handleError` instead of raising them."""

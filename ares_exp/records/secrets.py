@@ -113,6 +113,13 @@ def scrub(config: Mapping[str, Any]) -> dict[str, Any]:
     return copy
 
 
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """Masks the given secrets in `text`."""
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    return text
+
+
 def mask_known_secrets(text: str) -> str:
     """Masks the known secrets in `text`, also if they are encoded as JSON strings.
 
@@ -169,9 +176,7 @@ class SecretFilter(logging.Filter):
         return True
 
     def _mask(self, text: str) -> str:
-        for secret in self._typed:
-            text = text.replace(secret, MASK)
-        return mask_known_secrets(text)
+        return mask_known_secrets(masked(text, self._typed))
 
 
 def typed_secrets(overrides: Iterable[str]) -> list[str]:
@@ -199,9 +204,7 @@ def _scrub(value: Any, sensitive: bool, known: tuple[str, ...]) -> Any:
 
 
 def _scrub_text(text: str, known: tuple[str, ...]) -> str:
-    for secret in known:
-        text = text.replace(secret, MASK)
-    return _URL_USER.sub(MASK, text)
+    return _URL_USER.sub(MASK, masked(text, known))
 
 
 def _scrub_argument(argument: str, known: tuple[str, ...]) -> str:

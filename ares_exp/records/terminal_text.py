@@ -81,13 +81,13 @@ def _shown(char: str) -> str:
     return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def encodable(text: str, stream: TextIO) -> bool:
-    """Returns whether `text` can be written to `stream` with the stream's encoding."""
+def separator(stream: TextIO) -> str:
+    """Returns the separator between facts on a line: ` · `, or ` | ` if the encoding of `stream` has no `·`."""
     try:
-        text.encode(getattr(stream, "encoding", None) or "ascii")
+        "·".encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+        return " | "
+    return " · "
 
 
 def format_duration(seconds: float) -> str:
@@ -115,6 +115,12 @@ def format_size(count: int) -> str:
     while value >= 999.5 and unit < len(_BYTES) - 1:
         value, unit = value / 1000, unit + 1
     return f"{value:.{0 if unit == 0 or value >= 99.95 else 1}f} {_BYTES[unit]}"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Lists at most `most` names, such as `a, b and 3 more`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def count_of(number: int, thing: str, things: str | None = None) -> str:
@@ -168,6 +174,11 @@ def write(stream: TextIO, text: str) -> None:
     stream.write(text.encode(encoding, "replace").decode(encoding))
 
 
+def print_warning(message: str) -> None:
+    """Prints a warning on one line of stderr, with the prefix `warning:`."""
+    write(sys.stderr, f"warning: {one_line(message, 2_000)}\n")
+
+
 def print_error(message: str) -> None:
     """Prints an error message to stderr, with the prefix `error:`."""
     width = 100 if sys.stderr.isatty() else 10_000
@@ -183,12 +194,13 @@ def columns_that_fit(
 ) -> dict[str, Sequence[str]]:
     """Selects the columns of a table that fit into `width` characters.
 
-    If they do not all fit, the columns in `leave_out` are removed, in this order, until the others fit.
+    If they do not all fit, those columns whose names are in `leave_out` are removed, in this order, until the others
+    fit.
     """
     fitting = dict(columns)
     widths = {name: max(map(len, (name, *cells))) + COLUMN_GAP for name, cells in columns.items()}
     for name in leave_out:
-        if sum(widths.values()) > width:
+        if name in fitting and sum(widths.values()) > width:
             del fitting[name], widths[name]
     return fitting
 
@@ -208,3 +220,10 @@ def make_table(columns: Mapping[str, Sequence[str]], *, texts: Collection[str]) 
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*map(Text, cells))
     return table
+
+
+def print_table(
+    console: Console, columns: Mapping[str, Sequence[str]], *, texts: Collection[str], leave_out: Sequence[str] = ()
+) -> None:
+    """Prints a table on a console (see `make_table`), with the columns that fit (see `columns_that_fit`)."""
+    console.print(make_table(columns_that_fit(columns, console.width, leave_out=leave_out), texts=texts))

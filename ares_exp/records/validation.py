@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_INTEGER = 2**53
+MAX_COUNT = 2**53
 """Maximum value of a recorded integer. Every integer up to this value can be represented as a float."""
+MAX_NUMBER = 1e100
+"""Maximum value of recorded numbers. With this limit, the numbers can be squared and summed without overflow."""
 
 
 class Exact:
@@ -28,17 +30,30 @@ class Exact:
 
         schema = handler(source)
         if source in (bool, int, float):
-            bounds = {"ge": -MAX_INTEGER, "le": MAX_INTEGER} if source is int else {}
-            return {**schema, "strict": True, **bounds}
+            return {**schema, "strict": True}
         is_instance = core_schema.is_instance_schema(str if source is str else Mapping)
         return core_schema.json_or_python_schema(json_schema=schema, python_schema=is_instance)
 
 
+class Within:
+    """A field annotation that makes pydantic reject numbers outside of a range, infinity and NaN."""
+
+    def __init__(self, least: float, most: float) -> None:
+        self._bounds = {"ge": least, "le": most}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Returns the schema with which pydantic validates the field."""
+        finite = {"allow_inf_nan": False} if source is float else {}
+        return {**handler(source), **self._bounds, **finite}
+
+
+Integer = Annotated[int, Exact(), Within(-MAX_COUNT, MAX_COUNT)]
+Count = Annotated[int, Within(0, MAX_COUNT)]
+Amount = Annotated[float, Within(-MAX_NUMBER, MAX_NUMBER)]
 Text = Annotated[str, Exact()]
 """A string that may contain lone surrogates, which occur in model outputs but which pydantic's `str` rejects."""
 Flag = Annotated[bool, Exact()]
 Number = Annotated[float, Exact()]
-Integer = Annotated[int, Exact()]
 Table = Annotated[Mapping[str, Any], Exact()]
 """A JSON object with any content."""
 
@@ -87,7 +102,7 @@ def explain_validation(error: ValidationError, *, within: str | None = None) -> 
     if item["type"] == "missing":
         return f"expected `{name}`, but it is missing"
     message = item["msg"].removeprefix("Value error, ")
-    message = _WORDS.get(message, message)[:MAX_MESSAGE_CHARS]
+    message = _WORDS.get(message, message).replace(str(10**100), f"{MAX_NUMBER:g}")[:MAX_MESSAGE_CHARS]
     if message.startswith("Input should be "):
         return f"expected `{name}` to be {message.removeprefix('Input should be ')}, got {briefly(item['input'])}"
     return f"`{name}`: {message}, got {briefly(item['input'])}"

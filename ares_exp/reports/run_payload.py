@@ -10,7 +10,6 @@ import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -19,13 +18,20 @@ from typing import Any
 
 from ares_exp.config.overrides import dotted_items
 from ares_exp.errors import ConfigError
-from ares_exp.records.record_files import read_yaml
-from ares_exp.records.recorded_results import added_rewards, object_or_empty, recorded_summary, with_added
-from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_dir import RunDir, is_run, open_regular
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.record_files import read_tail
+from ares_exp.records.recorded_results import (
+    added_rewards,
+    object_or_empty,
+    read_sessions,
+    recorded_summary,
+    with_added,
+    yaml_or_empty,
+)
+from ares_exp.records.results import EpisodeResult, RunSummary
+from ares_exp.records.run_dir import RunDir, is_run
 from ares_exp.records.statistics.estimate import mean_over_attempts
 from ares_exp.records.statistics.run_statistics import json_ready, mean_scores, results_document
+from ares_exp.records.statistics.task_statistics import by_task
 from ares_exp.records.terminal_text import count_of
 from ares_exp.reports.episode_files import episode_files, file_changes
 from ares_exp.reports.episode_payload import episode_payload
@@ -89,18 +95,13 @@ class ShownRun:
         return {one.episode_id: one for one in self._loaded}
 
     @cached_property
-    def problems(self) -> Sequence[str]:
-        """One sentence for each trajectory, or file of trajectories, that cannot be read."""
-        return self._loaded.left_out
-
-    @cached_property
     def _loaded(self) -> StoredEpisodes:
         return load(self.path, partial=True, skip_broken=True, cache=self._headers)
 
     @property
     def state(self) -> RunState:
         """The state of the run, as computed from its files now."""
-        lines = _lines(self.dir.sessions)
+        lines = list(read_sessions(self.dir))
         started = [one["started"] for one in lines if isinstance(one.get("started"), int | float)]
         ends = [one for one in lines if isinstance(one.get("ended"), int | float)]
         has_end = bool(lines) and "ended" in lines[-1]
@@ -116,7 +117,7 @@ class ShownRun:
     @property
     def elapsed_sec(self) -> float | None:
         """The total duration of all sessions so far, in seconds. `None` if it is not recorded, as for a killed run."""
-        times = (one.get("started") for one in _lines(self.dir.sessions))
+        times = (one.get("started") for one in read_sessions(self.dir))
         started = [float(time_) for time_ in times if isinstance(time_, int | float)]
         if self.state.name == "running" and started:
             return self.summary.wall_sec + max(time.time() - started[-1], 0.0)
@@ -135,7 +136,7 @@ class ShownRun:
             newest = max(path.stat().st_mtime for path in (self.path, *self.path.iterdir()))
         except OSError:
             return False
-        hosts = [one.get("hostname") for one in _lines(self.dir.sessions) if "started" in one]
+        hosts = [one.get("hostname") for one in read_sessions(self.dir) if "started" in one]
         return hosts[-1:] != [socket.gethostname()] and time.time() - newest < QUIET_SEC
 
     def payload(self, *, name: str | None = None) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class ShownRun:
             ],
             "replay": replay or None,
             "log": _tail(self.dir.log),
-            "problems": list(self.problems),
+            "problems": list(self._loaded.left_out),
             "read_at": time.time(),
         }
 
@@ -189,11 +190,10 @@ class ShownRun:
 
     def _intervals(self) -> dict[str, Any]:
         """Returns the confidence interval of each task's mean reward, by task name, from the attempts at this task."""
-        rewards: dict[str, list[float]] = {}
-        for one in self.summary.scored:
-            if one.reward is not None:
-                rewards.setdefault(one.task_name, []).append(one.reward)
-        found = {task: mean_over_attempts([own]) for task, own in rewards.items()}
+        found = {
+            task: mean_over_attempts([[one.reward for one in own if one.reward is not None]])
+            for task, own in by_task(self.summary.scored).items()
+        }
         return {task: json_ready([one.low, one.high]) for task, one in found.items() if one is not None}
 
     @cached_property
@@ -265,11 +265,7 @@ class ShownRun:
         return about
 
     def _config(self) -> list[list[str]]:
-        try:
-            found = read_yaml(self.dir.config)
-        except (OSError, ConfigError):
-            return []
-        items = dotted_items(found) if isinstance(found, dict) else ()
+        items = dotted_items(found) if (found := yaml_or_empty(self.dir.config)) else ()
         return [
             [key, value if isinstance(value, str) else json.dumps(value, default=str)]
             for key, value in islice(items, MAX_CONFIG_KEYS)
@@ -283,22 +279,10 @@ def payload_of(runs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]
     return {"schema_version": SCHEMA_VERSION, "ares_exp": __version__, "made": time.time(), "runs": list(runs), **more}
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the JSON objects in the first 4 MiB of a JSON Lines file. Returns an empty list if the file is missing."""
-    found: list[Any] = []
-    with suppress(OSError), open_regular(path) as file:
-        for line in file.read(4 * 2**20).splitlines():
-            with suppress(ValueError, RecursionError):
-                found.append(json.loads(line))
-    return [one for one in found if isinstance(one, dict)]
-
-
 def _tail(path: Path) -> str:
     try:
-        with open_regular(path) as file:
-            size = file.seek(0, 2)
-            file.seek(max(size - LOG_BYTES, 0))
-            text = file.read(LOG_BYTES).decode(errors="backslashreplace")
+        data = read_tail(path, LOG_BYTES + 1)
     except OSError:
         return ""
-    return text if size <= LOG_BYTES else text.partition("\n")[2]
+    text = data.decode(errors="backslashreplace")
+    return text if len(data) <= LOG_BYTES else text.partition("\n")[2]

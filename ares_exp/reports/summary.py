@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from ares_exp.errors import may_pass
-from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, count_outcomes, reward_names
+from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, RunSummary, count_outcomes, reward_names
 from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, resume_command
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.estimate import Estimate, mean
 from ares_exp.records.statistics.run_statistics import RunStatistics
-from ares_exp.records.statistics.task_statistics import PassRate
+from ares_exp.records.statistics.task_statistics import PassRate, by_task
 from ares_exp.records.terminal_text import (
     COLUMN_GAP,
     count_of,
     draw,
-    encodable,
+    first_of,
     format_duration,
     format_number,
     one_line,
     printable,
+    separator,
     shown_path,
     width_of,
     wrapped,
@@ -62,16 +59,14 @@ These lines are usually the output of a program, and contain the reason for the 
 """
 
 
-def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None = None) -> None:
-    """Writes the summary of a run to `stream` (by default stdout), ending with commands to show or resume the run."""
-    stream = stream if stream is not None else sys.stdout
-    separator = " · " if encodable("·", stream) else " | "
+def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO) -> None:
+    """Writes the summary of a run to `stream`, ending with commands to show or resume the run."""
     if summary.results:
         write(stream, draw(_table(summary.final, width_of(stream)), stream))
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
     rates, variation = list(_pass_rates(statistics, width_of(stream))), list(_variation(summary, statistics))
     lines = [
-        separator.join(_totals(summary, statistics)),
+        separator(stream).join(_totals(summary, statistics)),
         *rates,
         *([""] if rates and variation else []),
         *variation,
@@ -87,13 +82,11 @@ def render_summary(summary: RunSummary, *, run_dir: Path, stream: TextIO | None 
     stream.flush()
 
 
-def render_job(summary: RunSummary, *, name: str, run_dir: Path, stream: TextIO | None = None) -> None:
+def render_job(summary: RunSummary, *, name: str, run_dir: Path, stream: TextIO) -> None:
     """Writes one line about a job of a sweep: its name, its totals and the path of its run directory."""
-    stream = stream if stream is not None else sys.stdout
-    separator = " · " if encodable("·", stream) else " | "
     statistics = RunStatistics.of(summary.results, planned=summary.planned, threshold=summary.threshold)
     errors = [f"errors: {_counts(statistics.errors)}"] if statistics.errors else []
-    told = separator.join([*_totals(summary, statistics), *errors, str(shown_path(run_dir))])
+    told = separator(stream).join([*_totals(summary, statistics), *errors, str(shown_path(run_dir))])
     write(stream, wrapped(f"{name}: {told}", stream) + "\n")
     stream.flush()
 
@@ -102,8 +95,7 @@ def _table(results: Sequence[EpisodeResult], width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    by_task = attrgetter("task_name")
-    tasks = [list(attempts) for _, attempts in groupby(sorted(results, key=by_task), key=by_task)]
+    tasks = list(by_task(results).values())
     shown = tasks if len(tasks) <= _MAX_TASKS else sorted(tasks, key=_success)[:_MAX_TASKS]
     usual = [
         one for one in reward_names(results) if 2 * sum(one in result.rewards for result in results) >= len(results)
@@ -236,8 +228,7 @@ def _variation(summary: RunSummary, statistics: RunStatistics) -> Iterator[str]:
     """Yields lines about flaky tasks, retries, errors, limits, and responses that were malformed or cut off."""
     flaky = [f"{task.task_name} {task.passed}/{task.scored}" for task in statistics.tasks if task.is_flaky]
     if flaky:
-        more = f" and {len(flaky) - _MAX_FLAKY} more" if len(flaky) > _MAX_FLAKY else ""
-        yield f"{len(flaky)} of {len(statistics.tasks)} tasks flaky: {', '.join(flaky[:_MAX_FLAKY])}{more}"
+        yield f"{len(flaky)} of {len(statistics.tasks)} tasks flaky: {first_of(flaky, _MAX_FLAKY)}"
     if statistics.retried:
         yield (
             f"{statistics.retried} of {count_of(statistics.attempts, 'attempt')} ran again; "
@@ -287,7 +278,7 @@ def _places(summary: RunSummary, run_dir: Path, stream: TextIO) -> Iterator[str]
     shown = shown_path(run_dir)
     parts = [f"Written to {shown}"]
     if any((run_dir / name).exists() for name in (*RUN_FOLDERS, *RUN_FILES)):
-        parts.append(f"show: ares-exp show {_quoted(shown)}")
+        parts.append(f"show: ares-exp show {shlex.quote(str(shown))}")
     if RunDir(run_dir).sessions.is_file():
         resume = resume_command(run_dir, shown)
         if len(summary.finished) < summary.planned:
@@ -302,10 +293,6 @@ def _places(summary: RunSummary, run_dir: Path, stream: TextIO) -> Iterator[str]
     yield from filter(None, [" ".join(f"{key}={value}" for key, value in run_facts(RunDir(run_dir)).items())])
     is_narrow = stream.isatty() and len("; ".join(parts)) > width_of(stream)
     yield ("\n" if is_narrow else "; ").join(parts)
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
 
 
 def _unscored(summary: RunSummary) -> Iterator[str]:
@@ -324,8 +311,7 @@ def _unscored(summary: RunSummary) -> Iterator[str]:
         why = f"\n{4 * ' '}".join([first + note, *cut, *others[-_LAST_LINES:]])
         reasons.setdefault(why, []).append(f"{result.task_name} (attempt {result.attempt})")
     for why, attempts in list(reasons.items())[:_MAX_UNSCORED]:
-        more = f" and {len(attempts) - _MAX_ALIKE} more" if len(attempts) > _MAX_ALIKE else ""
-        yield from f"  {', '.join(attempts[:_MAX_ALIKE])}{more}: {why}".splitlines()
+        yield from f"  {first_of(attempts, _MAX_ALIKE)}: {why}".splitlines()
     if hidden := sum(map(len, list(reasons.values())[_MAX_UNSCORED:])):
         yield f"  and {hidden} more, in episodes.jsonl"
     if cut_short := len(results) - len(failed):

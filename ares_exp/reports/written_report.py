@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from ares_exp.errors import TrajectoryFormatError
-from ares_exp.records.results import UNFINISHED, EpisodeResult
+from ares_exp.records.results import UNFINISHED, EpisodeResult, RunSummary
 from ares_exp.records.run_dir import atomic_file
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import MASK
+from ares_exp.records.statistics.run_statistics import THRESHOLD
 from ares_exp.reports.episode_payload import episode_payload
 from ares_exp.reports.page import pack, packed_block, page_foot, page_head
 from ares_exp.reports.run_payload import ShownRun, payload_of
@@ -116,11 +116,8 @@ def in_order(summary: RunSummary, recorded: Collection[str], *, first_tasks: Col
     each group, the first attempts at the tasks come first.
     """
     final = summary.final
-    passes: dict[str, set[bool]] = {}
-    for result in final:
-        if result.reward is not None:
-            passes.setdefault(result.task_name, set()).add(result.reward >= summary.threshold)
-    flaky = {task for task, found in passes.items() if len(found) == 2}
+    passes = {(one.task_name, one.reward >= summary.threshold) for one in final if one.reward is not None}
+    flaky = {task for task, passed in passes if (task, not passed) in passes}
     ranks: dict[str, tuple[int, int, int, str]] = {}
     shown_pass: set[str] = set()
     for result in sorted(final, key=lambda one: (one.attempt, one.task_name)):
@@ -282,7 +279,7 @@ class _Choice:
 BLOCK = "e0-0"
 
 
-def episode_page(trajectory: EpisodeTrajectory, *, threshold: float = 1.0) -> str:
+def episode_page(trajectory: EpisodeTrajectory) -> str:
     """Returns an HTML page that shows one episode."""
     row = {
         "episode_id": trajectory.episode_id,
@@ -293,7 +290,7 @@ def episode_page(trajectory: EpisodeTrajectory, *, threshold: float = 1.0) -> st
     }
     run = {
         "name": trajectory.task_name,
-        "results": {"statistics": {"threshold": threshold}},
+        "results": {"statistics": {"threshold": THRESHOLD}},
         "episodes": [row],
         "blocks": {trajectory.episode_id: BLOCK},
     }

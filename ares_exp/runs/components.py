@@ -19,8 +19,7 @@ from ares_exp.runs.executors.executor import Executor, LocalExecutor, Recipe
 from ares_exp.runs.retries import RetryRules
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
 from ares_exp.tasks.verification.time_limits import TimeLimits
-from ares_exp.trackers.several import SeveralTrackers
-from ares_exp.trackers.tracker import TrackerBase
+from ares_exp.trackers.tracker import SeveralTrackers, TrackerBase
 from ares_exp.trajectories.collector import CollectorBase, as_collector
 
 if TYPE_CHECKING:

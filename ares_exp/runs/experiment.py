@@ -26,10 +26,9 @@ from ares_exp.errors import (
     UnreachableError,
 )
 from ares_exp.policies.waiting import Gate
-from ares_exp.records.results import UNFINISHED, EpisodeResult, final_results
+from ares_exp.records.results import UNFINISHED, EpisodeResult, RunSummary, final_results
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.validation import explain_validation
 from ares_exp.runs.budget import Spending
 from ares_exp.runs.components import Components, Settings

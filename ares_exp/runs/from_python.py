@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ares_exp.errors import ConfigError, UserError
-from ares_exp.records.results import EpisodeResult, Outcome
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult, Outcome, RunSummary
 from ares_exp.runs.steady_loop import run_steadily
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self, TextIO
 
-from ares_exp.records.terminal_text import encodable, format_duration, format_number, one_line, wrap
+from ares_exp.records.terminal_text import format_duration, format_number, one_line, separator, wrap
 from ares_exp.runs.control.status import RunStatus
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Progress:
         self._interval_sec = interval_sec
         self._is_kept = is_kept
         self._clock = clock
-        self._separator = " · " if encodable("·", self._stream) else " | "
+        self._separator = separator(self._stream)
         self._started_at = clock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)

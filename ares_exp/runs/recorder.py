@@ -11,10 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ares_exp.errors import BudgetExhaustedError, StorageError
-from ares_exp.records.results import RESPONSES_USED_UP, EpisodeResult
+from ares_exp.records.results import RESPONSES_USED_UP, EpisodeResult, RunSummary
 from ares_exp.records.run_dir import GatheredCalls, RunDir
 from ares_exp.records.run_storage import RunStorage
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.components import Components
 from ares_exp.runs.resume.session import PreviousSessions
 from ares_exp.runs.running_episode import RunningEpisode

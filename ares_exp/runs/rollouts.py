@@ -34,7 +34,7 @@ from ares_exp.runs.episode_maker import EpisodeMaker
 from ares_exp.runs.preparation import bounded_concurrency, planned_episodes, prepare
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode
-from ares_exp.trackers.several import SeveralTrackers
+from ares_exp.trackers.tracker import SeveralTrackers
 from ares_exp.trajectories.collectors import MemoryTrajectoryCollector
 from ares_exp.trajectories.records import EpisodeTrajectory
 

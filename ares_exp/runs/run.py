@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ares_exp.config.hydra_setup import HYDRA_RECORDS, NOTHING_TO_RESUME, is_fresh_dir, scrub_hydra_records
+from ares_exp.config.hydra_setup import NOTHING_TO_RESUME, is_fresh_dir, scrub_hydra_records
 from ares_exp.config.schema import validate
 from ares_exp.errors import ConfigError
 from ares_exp.policies.replay_report import ReplayReport
-from ares_exp.records.run_dir import RunDir, resume_command
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import RunSummary
+from ares_exp.records.run_dir import HYDRA_RECORDS, RunDir, resume_command
 from ares_exp.records.secrets import RepeatedWarnings, SecretFilter, scrub, typed_secrets
 from ares_exp.records.terminal_text import print_error
 from ares_exp.reports.summary import render_job, render_summary

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
-from ares_exp.records.run_summary import RunSummary
-from ares_exp.trackers.several import SeveralTrackers
-from ares_exp.trackers.tracker import RunInfo, Tracker
+from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome, RunSummary
+from ares_exp.trackers.tracker import RunInfo, SeveralTrackers, Tracker
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 AT_ONCE_SEC = 10.0

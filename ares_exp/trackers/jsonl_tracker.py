@@ -6,20 +6,17 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import pydantic
 
-from ares_exp.records.results import EpisodeResult
+from ares_exp.records.results import EpisodeResult, RunSummary
 from ares_exp.records.run_dir import RunDir, append_text, json_text
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub
 from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.metrics import EpisodeRows, total_metrics
 from ares_exp.trackers.tracker import RunInfo, TrackerBase
-
-if TYPE_CHECKING:
-    from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trajectories.records import EpisodeTrajectory
 
 _LONGEST_TORN_LINE = 2**24
 
@@ -64,17 +61,11 @@ class JsonlTracker(TrackerBase):
 
     def start(self, run: RunInfo) -> None:
         """Appends a line of kind `start` to the file, which may exist from an earlier session. Returns immediately."""
-        self._path, self._rows = RunDir(run.run_dir).metrics, EpisodeRows()
-        path, rows = self._path, self._rows
+        self._path = RunDir(run.run_dir).metrics
+        for result in run.earlier:
+            self._rows.add(result)
         self._writer.start()
-
-        def start() -> None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _cut_torn_line(path)
-            for result in run.earlier:
-                rows.add(result)
-
-        self._writer.do(start)
+        self._writer.do(lambda: _cut_torn_line(self._path))
         self._append(
             "start",
             lambda: {
@@ -94,7 +85,6 @@ class JsonlTracker(TrackerBase):
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Appends the line of a finished episode. Returns immediately."""
-        rows = self._rows
         self._append(
             "episode",
             lambda: {
@@ -103,7 +93,7 @@ class JsonlTracker(TrackerBase):
                 "attempt": result.attempt,
                 "retry": result.retry,
                 "outcome": result.outcome.value,
-                **rows.add(result),
+                **self._rows.add(result),
             },
         )
 
@@ -121,11 +111,11 @@ class JsonlTracker(TrackerBase):
         self._writer.finish(self._finish_timeout_sec)
 
     def _append(self, kind: str, make: Callable[[], Mapping[str, Any]]) -> None:
-        path, now = self._path, self._clock()
+        now = self._clock()
 
         def append() -> None:
             line = {"kind": kind, "time": now, **make()}
-            append_text(path, f"{json_text(line)}\n", flags=os.O_CREAT)
+            append_text(self._path, f"{json_text(line)}\n", flags=os.O_CREAT)
 
         self._writer.do(append)
 

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult, RunSummary
 
 ATTEMPT_VALUES = ("reward", "num_steps", "duration_sec", "prompt_tokens", "generated_tokens", "cost")
 """Fields of an attempt's result that are shown as histograms over the attempts."""

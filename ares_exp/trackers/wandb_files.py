@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_dir import RUN_FILES, RunDir, dump_json, is_run
+from ares_exp.records.run_dir import RUN_FILES, RunDir, dump_json, is_plain_file, is_run, plain_files
 from ares_exp.records.secrets import KnownSecrets, mask_known_secrets, scrub
 from ares_exp.tasks.task_files import content_of, digested_files
 from ares_exp.tasks.task_toml import TASK_TOML
@@ -150,7 +150,7 @@ class WandbFiles:
 
     def _task_sets(self) -> list[wandb.Artifact]:
         folder, name = self._run_dir / "wandb" / "task-set", self._record.task_set
-        return [] if name is None else [_artifact(plain(name), "task-set", _files(folder, hidden=True), folder)]
+        return [] if name is None else [_artifact(plain(name), "task-set", plain_files(folder), folder)]
 
     def _log_trajectories(self, finished: set[str] | None = None) -> None:
         if (artifact := _trajectories_artifact(self._run_dir, finished)) is not None:
@@ -182,7 +182,7 @@ def _row(result: EpisodeResult, page: Path) -> list[Any]:
         "rewards": json.dumps(dict(result.rewards)),
         "outcome": result.outcome.value,
         "error": mask_known_secrets(error)[:1000],
-        "trajectory": wandb.Html(str(page), inject=False) if page.is_file() and not page.is_symlink() else None,
+        "trajectory": wandb.Html(str(page), inject=False) if is_plain_file(page) else None,
     }
     return [values[name] for name in COLUMNS]
 
@@ -230,7 +230,7 @@ def _trajectories_artifact(run_dir: Path, finished: set[str] | None = None) -> w
     """
     run, record = RunDir(run_dir), WandbRecord.read(run_dir)
     shared = [run.episodes, run.summary, run.results, *(run_dir / name for name in RUN_FILES)]
-    files = [path for path in shared if path.is_file() and not path.is_symlink()] + _files(run.scores)
+    files = [path for path in shared if is_plain_file(path)] + _files(run.scores)
     own = _files(run.trajectories)
     files += [path for path in own if finished is None or path.name.partition(".json")[0] in finished]
     if record is None or not files:
@@ -261,10 +261,11 @@ def _fits(files: list[Path], limit_mb: float) -> bool:
     return len(files) <= MAX_FILES and sum(path.stat().st_size for path in files) <= limit_mb * 10**6
 
 
-def _files(folder: Path, *, hidden: bool = False) -> list[Path]:
-    """Returns the regular files below a folder, sorted. Ignores links, because they may lead out of the folder."""
-    walk = () if folder.is_symlink() else os.walk(folder)
-    paths = sorted(Path(directory, name) for directory, _, names in walk for name in names)
-    skipped = () if hidden else (".", "__pycache__")
-    shown = (path for path in paths if not any(one.startswith(skipped) for one in path.relative_to(folder).parts))
-    return [path for path in shown if path.is_file() and not path.is_symlink()]
+def _files(folder: Path) -> list[Path]:
+    """Returns the regular files below a folder, sorted. Ignores hidden files and the caches of Python."""
+    skipped = (".", "__pycache__")
+    return [
+        path
+        for path in plain_files(folder)
+        if not any(one.startswith(skipped) for one in path.relative_to(folder).parts)
+    ]

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
-from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult, RunSummary
 from ares_exp.records.secrets import mask_known_secrets, scrub
 from ares_exp.records.terminal_text import shown_path
 from ares_exp.trackers.background_writer import BackgroundWriter, error_line

@@ -34,11 +34,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ares_exp.errors import ConfigError, StorageError
 from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse
-from ares_exp.records.recorded_results import MAX_COUNT, checked_result, is_countable
+from ares_exp.records.recorded_results import is_countable
 from ares_exp.records.results import RESPONSES_USED_UP, EpisodeResult
 from ares_exp.records.run_dir import append_text, atomic_file, dump_json
 from ares_exp.records.run_storage import RunStorage
-from ares_exp.records.validation import Text, briefly, explain_validation
+from ares_exp.records.validation import MAX_COUNT, Text, briefly, explain_validation
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.recorded_responses import Exchange
@@ -277,7 +277,7 @@ def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
 
 def _result(data: Any, head: Mapping[str, Any]) -> EpisodeResult:
     """Parses the result. Raises an exception if it does not belong to the episode of the first line, `head`."""
-    result = checked_result(data)
+    result = EpisodeResult.from_dict(data)
     if result.outcome not in RESPONSES_USED_UP or any(
         getattr(result, name) != head[name] for name in ("episode_id", "task_name", "attempt", "retry", "seed")
     ):

@@ -15,8 +15,7 @@ from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.records.results import Outcome
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode
-from ares_exp.trackers.several import SeveralTrackers
-from ares_exp.trackers.tracker import Tracker
+from ares_exp.trackers.tracker import SeveralTrackers, Tracker
 
 
 class TrackedEnvironment(EnvironmentWrapper):

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from ares_exp.records.results import EpisodeResult, Outcome
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult, Outcome, RunSummary
 from ares_exp.records.statistics.estimate import Estimate, mean, mean_over_attempts, wilson
 from ares_exp.records.statistics.paired import Difference
 from ares_exp.records.statistics.run_statistics import RunStatistics

@@ -21,8 +21,8 @@ from ares_exp.containers.container import as_container_factory
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.twenty_questions import TwentyQuestionsEnvironments
 from ares_exp.policies.oracle import OraclePolicy
+from ares_exp.records.results import RunSummary
 from ares_exp.records.run_dir import RunDir
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import Experiment
 from ares_exp.trackers.tracker import NullTracker

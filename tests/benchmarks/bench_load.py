@@ -31,8 +31,8 @@ from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.source import EpisodeParts, as_source
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.policy import EpisodeSpec, Policy
+from ares_exp.records.results import RunSummary
 from ares_exp.records.run_dir import RunDir
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import Experiment
 from ares_exp.trackers.tracker import NullTracker, RunInfo

@@ -8,11 +8,11 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.run_command import run_command
 from tests.browser.chromium import Page, chromium
 from tests.demo_models import demo_models
 
-report = partial(COMMANDS["report"].main, program="ares-exp report")
+report = partial(run_command, "report", program="ares-exp report")
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import ares_exp
-from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.reports import page as page_of
 from ares_exp.reports.written_report import episode_page
@@ -27,9 +27,9 @@ from tests.unit.commands.recorded import row, run_of
 from tests.unit.commands.served import served
 from tests.unit.trajectories.chats import chat
 
-compare = partial(COMMANDS["compare"].main, program="ares-exp compare")
+compare = partial(run_command, "compare", program="ares-exp compare")
 
-report = partial(COMMANDS["report"].main, program="ares-exp report")
+report = partial(run_command, "report", program="ares-exp report")
 
 pytestmark = [
     pytest.mark.once,

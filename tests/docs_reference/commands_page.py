@@ -7,8 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from ares_exp.commands.cli.commands import COMMANDS
-from ares_exp.commands.cli.run_command import parser_of
+from ares_exp.commands.cli.run_command import COMMANDS, parser_of
 from tests.docs_reference.markdown import GENERATED
 
 
@@ -39,9 +38,9 @@ def _without_groups(text: str) -> str:
 def _all_words() -> Iterator[tuple[str, ...]]:
     """The program, every command, and those below it."""
     yield ()
-    for name, command in COMMANDS.items():
+    for name in COMMANDS:
         yield (name,)
-        for below in parser_of(command.module, "ares-exp").below:
+        for below in parser_of(name, "ares-exp").below:
             yield (name, below)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.commands.cli.run_command import run_module
+from ares_exp.commands.cli.run_command import run_command
 from tests.leaks import processes, wait_until
 from tests.loopback_endpoint import LoopbackEndpoint
 from tests.warm_start import WarmProcess
@@ -174,7 +174,7 @@ def side_by_side(tmp_path: Path) -> Iterator[Sweep]:
 @pytest.mark.once
 def test_orders_and_ctrl_c_reach_parallel_jobs(side_by_side: Sweep) -> None:
     words = [str(side_by_side.folder), "pause", "--wait", "60"]
-    assert run_module("ares_exp.commands.ctl", words, "ares-exp ctl") == 0
+    assert run_command("ctl", words, "ares-exp ctl") == 0
     noted = [json.loads(path.read_text()) for path in side_by_side.folder.glob("[01]/control.jsonl")]
     assert [(line["verb"], line["outcome"]) for line in noted] == [("pause", "done")] * 2
     os.killpg(side_by_side.process.pid, signal.SIGINT)

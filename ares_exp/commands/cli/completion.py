@@ -12,9 +12,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.cli.flags import FLAGS
-from ares_exp.commands.cli.run_command import paths
+from ares_exp.commands.cli.run_command import COMMANDS, parser_of, paths
 
 WITH_PATH = re.compile(r"(resume|replay|branch_from|--config-dir|\S*(path|dir|trajectory))=")
 """Pattern that matches keys and flags whose value is a path."""
@@ -34,7 +33,7 @@ def candidates() -> tuple[list[str], bool]:
     typed = [word for word in with_program[1:-1] if word]
     last = with_program[-1] if len(with_program) > 1 else ""
     if typed and typed[0] in COMMANDS:
-        return [*COMMANDS[typed[0]].candidates(typed[1:], last)], False
+        return parser_of(typed[0], typed[0]).candidates(typed[1:], last), False
     if typed[-1:] == ["--config-dir"]:
         return paths(last), False
     if (key := WITH_PATH.match(last)) and (found := paths(last[key.end() :])):

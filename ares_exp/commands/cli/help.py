@@ -11,8 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.commands import COMMANDS
-from ares_exp.config.explain import no_option
+from ares_exp.commands.cli.run_command import COMMANDS
 from ares_exp.config.option_arguments import Argument, arguments_of, arguments_of_node, as_yaml
 from ares_exp.config.options import (
     BUILT_IN,
@@ -20,6 +19,7 @@ from ares_exp.config.options import (
     Option,
     config_dirs_of,
     find_options,
+    no_option,
     print_problems,
 )
 from ares_exp.config.schema import KEYS, MADE_NODES, ExperimentConfig, keys
@@ -72,7 +72,7 @@ def render_help(argv: Sequence[str], program: str) -> str:
     width = max(map(len, COMMANDS))
     options = {group: [one.name for one in found.values() if one.group == group] for group in OPTION_GROUPS}
     lines = [
-        *(f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()),
+        *(f"  {name:<{width}}  {about}" for name, about in COMMANDS.items()),
         "",
         "Groups (--help GROUP describes the options, --help GROUP=OPTION lists the arguments of one):",
         *(

@@ -7,22 +7,21 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, open_dict, read_write
 
-from ares_exp.config.hydra_setup import NOTHING_TO_RESUME, is_fresh_dir
+from ares_exp.config.hydra_setup import NOTHING_TO_RESUME, is_fresh_dir, yaml_without_secrets
 from ares_exp.config.overrides import quoted
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.records.exit_codes import INCOMPLETE, INTERRUPTED, USAGE
 from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, lock, write_atomically
-from ares_exp.records.secrets import MASK, scrub, typed_secrets
+from ares_exp.records.secrets import typed_secrets
 from ares_exp.runs.control.orders import Inbox
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-    from ares_exp.runs.sweeps.interruption import Interruption
+from ares_exp.runs.sweeps.interruption import Interruption
+from ares_exp.runs.sweeps.job_folder import job_folders
+from ares_exp.runs.sweeps.plan import PLAN, SweepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +50,6 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Creates and locks the folder of the sweep, and writes its records. Raises `SweepRefused` if this fails."""
-        from omegaconf import open_dict, read_write
-
         if config.resume and is_fresh_dir(config.hydra.sweep):
             raise SweepRefused(NOTHING_TO_RESUME.format(key="hydra.sweep.dir", what="sweep"))
         folder = Path(config.hydra.sweep.dir)
@@ -76,8 +73,6 @@ class SweepCallback(Callback):
             ) from None
         SweepCallback.sweep_dir = folder
         if not config.hydra.launcher._target_.endswith(BASIC_LAUNCHER):
-            from ares_exp.runs.sweeps.interruption import Interruption
-
             SweepCallback.interruption = Interruption(folder)
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
@@ -86,8 +81,6 @@ class SweepCallback(Callback):
             self._keep_record(Path(config.hydra.sweep.dir))
 
     def _start(self, config: DictConfig, folder: Path) -> None:
-        from ares_exp.runs.sweeps.plan import SweepPlan
-
         record = folder / SWEEP_RECORD
         recorded = record.read_text(encoding="utf-8") if record.exists() else ""
         if recorded and not config.resume:
@@ -106,7 +99,7 @@ class SweepCallback(Callback):
         SweepCallback.held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         lock(SweepCallback.held, folder, what="sweep")
         plan.write(folder)
-        self._record = recorded or _without_secrets(config)
+        self._record = recorded or yaml_without_secrets(config, typed_secrets(sys.argv[1:]))
         self._keep_record(folder)
         (folder / STOP).unlink(missing_ok=True)
         Inbox(RunDir(folder).control).forget()
@@ -148,26 +141,12 @@ def end_sweep(exit_code: int) -> int:
 
 def _run_in(folder: Path) -> Path | None:
     """Returns a run that already exists in a new sweep's folder, if any. The sweep would take it for its own job."""
-    from ares_exp.runs.sweeps.job_folder import job_folders
-
     return folder if RunDir(folder).has_run else next(job_folders(folder), None)
 
 
 def _discard(folder: Path) -> None:
     """Removes the records of a sweep that did not start because of a user error. Keeps all other files."""
-    from ares_exp.runs.sweeps.plan import PLAN
-
     for name in (SWEEP_RECORD, PLAN):
         (folder / name).unlink(missing_ok=True)
     if folder.resolve() != Path.cwd() and not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _without_secrets(config: DictConfig) -> str:
-    from omegaconf import OmegaConf
-
-    values: Any = OmegaConf.to_container(config)
-    text = OmegaConf.to_yaml(OmegaConf.create(scrub(values)))
-    for secret in typed_secrets(sys.argv[1:]):
-        text = text.replace(secret, MASK)
-    return text

@@ -9,16 +9,24 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ares_exp.config.hydra_setup import register_resolvers
+from ares_exp.containers.ownership import owner_labels
+from ares_exp.errors import SweepInterrupted, UserError
 from ares_exp.records import exit_codes
+from ares_exp.records.results import RunSummary
+from ares_exp.records.run_dir import RunDir
+from ares_exp.records.statistics.metric_estimates import DEFAULT, check_objective, objective
 from ares_exp.records.terminal_text import print_error
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-    from ares_exp.records.run_summary import RunSummary
-    from ares_exp.runs.sweeps.interruption import JobProcess
+from ares_exp.runs.sweeps.interruption import JobProcess
+from ares_exp.runs.sweeps.job_folder import FailureNote, JobFolder
+from ares_exp.runs.sweeps.plan import BASIC_SWEEPER
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +49,6 @@ class JobFunction:
         self._process = process
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from ares_exp.containers.ownership import owner_labels
-
         return _arrive, (tuple(sys.argv[1:]), tuple(owner_labels().items()))
 
     def __call__(self, config: DictConfig) -> float | None:
@@ -52,24 +58,13 @@ class JobFunction:
             KeyboardInterrupt: The job was interrupted in the process of the command.
             SweepInterrupted: The job was interrupted in a job process, and the sweeper must not start more jobs.
         """
-        from hydra.core.hydra_config import HydraConfig
-        from hydra.types import RunMode
-        from omegaconf.errors import OmegaConfBaseException
-
-        from ares_exp.errors import SweepInterrupted, UserError
-        from ares_exp.records.run_dir import RunDir
-        from ares_exp.records.statistics.metric_estimates import DEFAULT, check_objective, objective
         from ares_exp.runs.run import Run, prepare_log, run_attended
         from ares_exp.runs.steady_loop import run_steadily
 
         hydra = HydraConfig.get()
         run_dir = RunDir(Path(hydra.runtime.output_dir))
         prepare_log()
-        note = None
-        if hydra.mode == RunMode.MULTIRUN:
-            from ares_exp.runs.sweeps.job_folder import FailureNote
-
-            note = FailureNote(run_dir.path)
+        note = FailureNote(run_dir.path) if hydra.mode == RunMode.MULTIRUN else None
         try:
             with self._process.running(Path(hydra.sweep.dir)) if self._process is not None else nullcontext():
                 with suppress(OmegaConfBaseException):  # the run reports errors in its config
@@ -109,15 +104,12 @@ class JobFunction:
         In a launcher's process, ends only this job. Raises `SweepInterrupted` unless the sweeper is Hydra's basic
         sweeper, because other sweepers would start more jobs.
         """
-        from ares_exp.errors import SweepInterrupted
-        from ares_exp.runs.sweeps.plan import BASIC_SWEEPER
-
         if self._process is None:
             raise KeyboardInterrupt
         if not hydra.sweeper._target_.endswith(BASIC_SWEEPER):  # other sweepers would start more jobs
             raise SweepInterrupted
 
-    def _fail(self, note: Any, exit_code: int, message: str) -> None:
+    def _fail(self, note: FailureNote | None, exit_code: int, message: str) -> None:
         self.exit_code = max(self.exit_code, exit_code)
         if note is not None:
             note.write(exit_code, message)
@@ -125,11 +117,6 @@ class JobFunction:
 
 def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
     """Returns the summary of a job if an earlier session of the sweep has completed it; otherwise `None`."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from ares_exp.runs.sweeps.job_folder import JobFolder
-
     with suppress(OmegaConfBaseException):
         values: Any = OmegaConf.to_container(config, resolve=True)
         job = JobFolder.read(Path(hydra.runtime.output_dir))
@@ -141,8 +128,6 @@ def _complete_before(config: DictConfig, hydra: Any) -> RunSummary | None:
 
 def _arrive(arguments: Sequence[str], first_process: tuple[tuple[str, str], ...]) -> JobFunction:
     """Unpickles a `JobFunction`. In a process that a launcher has started, first registers the config's resolvers."""
-    from ares_exp.containers.ownership import owner_labels
-
     if owner_labels() == dict(first_process):
         return JobFunction()
     return JobFunction(_job_process(tuple(arguments), first_process))
@@ -150,9 +135,6 @@ def _arrive(arguments: Sequence[str], first_process: tuple[tuple[str, str], ...]
 
 @functools.cache  # a process unpickles a job function for each job
 def _job_process(arguments: tuple[str, ...], first_process: tuple[tuple[str, str], ...]) -> JobProcess:
-    from ares_exp.config.hydra_setup import register_resolvers
-    from ares_exp.runs.sweeps.interruption import JobProcess
-
     register_resolvers()
     sys.argv[1:] = arguments  # for the records and the masking of typed secrets
     os.environ["TERM"] = "dumb"  # several processes cannot redraw lines of one terminal

@@ -11,10 +11,11 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 from ares_exp import __version__
-from ares_exp.commands.cli.commands import COMMANDS
-from ares_exp.config.overrides import with_home
-from ares_exp.errors import close_matches
+from ares_exp.commands.cli.run_command import COMMANDS, run_command
+from ares_exp.config.overrides import flags_and_overrides, with_home
+from ares_exp.errors import SweepInterrupted, UserError, close_matches
 from ares_exp.records import exit_codes
+from ares_exp.records.run_dir import refuse_used_run_dir
 from ares_exp.records.terminal_text import print_error
 
 HELP = {"--help", "-h"}
@@ -39,12 +40,8 @@ def main() -> int:
     with suppress(FileNotFoundError):  # the current directory may be deleted
         if not sys.flags.safe_path and (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)
-    exit_code = run_word(sys.argv[1:], program())
-    return execute() if exit_code is None else exit_code
-
-
-def execute() -> int:
-    """Starts the run or sweep that `sys.argv` describes, or handles a flag such as `--help`; returns the exit code."""
+    if (exit_code := run_word(sys.argv[1:], program())) is not None:
+        return exit_code
     sys.argv[1:] = with_home(sys.argv[1:])
     if "--version" in sys.argv[1:]:
         sys.stdout.write(f"ares_exp {__version__}\n")
@@ -78,7 +75,7 @@ def run_word(argv: Sequence[str], program: str) -> int | None:
     if not argv or "=" in argv[0] or argv[0].startswith(("-", "+", "~")):  # an override or a flag
         return None
     if argv[0] in COMMANDS:
-        return COMMANDS[argv[0]].main(argv[1:], f"{program} {argv[0]}")
+        return run_command(argv[0], argv[1:], f"{program} {argv[0]}")
     from ares_exp.config.options import OPTION_GROUPS
     from ares_exp.config.schema import KEYS
 
@@ -121,7 +118,6 @@ def _complete() -> int:
     found, is_hydra_asked = candidates()
     if found:
         sys.stdout.write("\n".join(found) + "\n")
-        sys.stdout.flush()
     if is_hydra_asked:
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
             _run()
@@ -135,11 +131,8 @@ def _run() -> int:
     from ares_exp.commands.cli.flags import explain_flags, unchecked_help
     from ares_exp.commands.cli.hydra_callback import SweepRefused
     from ares_exp.commands.cli.job import JobFunction
-    from ares_exp.config.hydra_setup import mode_from_flags, set_up_hydra, store_recorded_config
+    from ares_exp.config.hydra_setup import set_up_hydra, store_recorded_config
     from ares_exp.config.options import ROOT_CONFIG, conf_dir, config_dirs_of, print_problems, refuse_unreadable
-    from ares_exp.config.overrides import flags_and_overrides
-    from ares_exp.errors import SweepInterrupted
-    from ares_exp.records.run_dir import refuse_used_run_dir
     from ares_exp.runs.resume.session import names_recorded_run
 
     arguments = sys.argv[1:]
@@ -163,7 +156,7 @@ def _run() -> int:
                 root_config = store_recorded_config(command.values, command.choices)
             flags, overrides = flags_and_overrides(command.argv)
         sys.argv[1:] = [*flags, *overrides]
-        with mode_from_flags(sys.argv[1:]), unchecked_help():
+        with unchecked_help():
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=root_config)(job)()
     except SweepRefused as refused:
         print_error(str(refused))
@@ -183,7 +176,6 @@ def _explained(error: Exception, source: Path | None, root_config: str) -> int:
 
     from ares_exp.commands.cli.hydra_callback import SweepCallback
     from ares_exp.config.explain import explain, is_below_a_list
-    from ares_exp.errors import UserError
 
     if SweepCallback.interruption is not None and SweepCallback.interruption.requested:
         return exit_codes.INTERRUPTED

@@ -1,6 +1,6 @@
-"""The interface of command modules, and the parsing and running of commands.
+"""The commands of `ares-exp`, the interface of their modules, and the parsing and running of commands.
 
-The module of a command is imported when the command is called. It contains
+The module `ares_exp.commands.NAME` is imported when the command NAME is called. It contains
 
 - `HELP`: the help text. Its line `[arguments]` is replaced by the list of arguments.
 - `add_arguments(parser)`: declares the arguments or the subcommands on a `CommandParser`.
@@ -20,10 +20,9 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TypeVar
 
 from ares_exp.errors import SnapshotError, TrajectoryFormatError, UntrainableError, UserError, close_matches
 from ares_exp.records import exit_codes
@@ -31,6 +30,24 @@ from ares_exp.records.latest_run import run_path
 from ares_exp.records.run_dir import EPISODES
 from ares_exp.records.terminal_text import printable
 
+COMMANDS: Mapping[str, str] = {
+    "list": "list available options, and the tasks of an environment",
+    "task": "create a task, check its tests, or open a shell in it",
+    "agents": "list, install, pack and remove the packages of agents",
+    "show": "print an episode, or list the episodes of a run",
+    "compare": "compare runs, the jobs of a sweep, or two episodes",
+    "view": "show runs in the browser, live",
+    "report": "write one HTML file that shows a run",
+    "export": "write a run in another format: Parquet, training rows, …",
+    "score": "score the finished episodes of a run again",
+    "ctl": "show the status of a run, or pause, change or stop it",
+    "snapshots": "list, show, verify and remove snapshots",
+    "merge": "merge the shards of a run into one run",
+    "wandb": "upload offline W&B runs, or create a W&B workspace",
+    "clean": "remove leftovers of killed runs from this machine",
+    "serve": "run episodes for trainers in other processes, over HTTP",
+}
+"""Descriptions of the commands by name, in the order of the help."""
 EXIT_PIPE_CLOSED = 141
 """Exit code if the reader of the output has closed the pipe, as if SIGPIPE had ended the program.
 
@@ -92,43 +109,60 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"there is no command {words[0]!r}.{near} Expected one of {', '.join(self.below)}.")
         return self.parse_args(words)
 
+    def candidates(self, typed: Sequence[str], last: str) -> list[str]:
+        """Returns the candidates for Tab completion of the word that starts with `last`, after the words `typed`.
 
-@dataclass(frozen=True, slots=True)
-class CommandModule:
-    """A command of `ares-exp`. `about` describes it in the help, and `module` is the name of its module."""
+        The candidates are options, subcommands, paths or choices. There are none if the expected argument is, for
+        example, a name or a number.
+        """
+        if typed and typed[0] in self.below:
+            return self.below[typed[0]].candidates(typed[1:], last)
+        place, asks = 0, None
+        for word in typed:
+            option = None if asks is not None else self._option_string_actions.get(word)
+            place += asks is None and option is None
+            asks = option if option is not None and option.nargs != 0 else None  # an option with `nargs=0` has no value
+        positionals = self._get_positional_actions()
+        if asks is None and last.startswith("-"):
+            found = [*self._option_string_actions]
+        elif self.below and not typed:
+            found = [*self.below]
+        else:
+            if asks is None and positionals and (place < len(positionals) or positionals[-1].nargs is not None):
+                asks = positionals[min(place, len(positionals) - 1)]
+            if asks is None:
+                return []
+            if asks.type in (Path, run_path) or asks.metavar in ("PATH", "TASK"):
+                return paths(last)
+            found = [*map(str, asks.choices or ())]
+        return [word for word in found if word.startswith(last)]
 
-    about: str
-    module: str
 
-    def main(self, argv: Sequence[str], program: str) -> int:
-        """Runs the command with `argv` and returns the exit code. `program` is the command's name in messages."""
-        return run_module(self.module, argv, program)
-
-    def candidates(self, typed: Sequence[str], last: str) -> Sequence[str]:
-        """Returns the candidates for Tab completion of the word that starts with `last`, after the words `typed`."""
-        declared = _Declared()
-        import_module(self.module).add_arguments(declared)
-        if typed and typed[0] in declared.below:
-            declared, typed = declared.below[typed[0]], typed[1:]
-        return [word for word in _expected(declared, typed, last) if word.startswith(last)]
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
+    """Adds the option `--config-dir`, whose value is a list of folders."""
+    about = "folder with your own options, as for a run; repeatable"
+    parser.add_argument("--config-dir", action="append", default=[], type=Path, metavar="DIR", help=about)
 
 
-def parser_of(module: str, program: str) -> CommandParser:
-    """Returns the parser for the command in `module`. Its help calls the command `program`, such as `ares-exp show`."""
-    command = import_module(module)
+def parser_of(name: str, program: str) -> CommandParser:
+    """Returns the parser of the command `name`. Its help calls the command `program`, such as `ares-exp show`."""
+    command = import_module(f"ares_exp.commands.{name}")
     parser = CommandParser(program, command.HELP)
     command.add_arguments(parser)
     return parser
 
 
-def run_module(module: str, argv: Sequence[str], program: str) -> int:
-    """Runs the command in `module` with the arguments `argv`; returns the exit code. Prints user errors."""
+def run_command(name: str, argv: Sequence[str], program: str) -> int:
+    """Runs the command `name` with the arguments `argv`; returns the exit code. Prints user errors.
+
+    `program` is the name of the command in messages, such as `ares-exp show`.
+    """
     logging.getLogger("ares_exp").addHandler(logging.NullHandler())  # the commands print their own warnings
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # files can contain characters that the terminal cannot show
     try:
-        arguments = parser_of(module, program).parse(argv)
-        act = arguments.act if "act" in arguments else import_module(module).run
+        arguments = parser_of(name, program).parse(argv)
+        act = arguments.act if "act" in arguments else import_module(f"ares_exp.commands.{name}").run
         code: int | None = act(arguments)
         sys.stdout.flush()
         return code or exit_codes.COMPLETE
@@ -150,54 +184,6 @@ def run_module(module: str, argv: Sequence[str], program: str) -> int:
 def _close_stdout() -> None:
     """Discards the buffered output. Otherwise, Python would try to write it to the closed pipe and report an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class _Declared:
-    """A stand-in for a `CommandParser` that only collects the declared arguments, for Tab completion."""
-
-    def __init__(self) -> None:
-        self.options: dict[str, Mapping[str, Any]] = {name: {"action": "help"} for name in ("-h", "--help")}
-        self.positionals: list[Mapping[str, Any]] = []
-        self.below: dict[str, _Declared] = {}
-
-    def add_argument(self, *names: str, **settings: Any) -> None:
-        if names[0].startswith("-"):
-            self.options |= dict.fromkeys(names, settings)
-        else:
-            self.positionals.append(settings)
-
-    def add_command(self, name: str, *_: object) -> _Declared:
-        self.positionals[:] = [{"choices": self.below}]
-        return self.below.setdefault(name, _Declared())
-
-    def add_argument_group(self, *_: str) -> Self:
-        return self
-
-    def add_mutually_exclusive_group(self) -> Self:
-        return self
-
-
-def _expected(declared: _Declared, typed: Sequence[str], last: str) -> Sequence[str]:
-    """Returns the candidates for the last word: options, paths or choices, depending on the expected argument.
-
-    Empty if the expected argument is, for example, a name or a number.
-    """
-    place, asks = 0, None
-    for word in typed:
-        if asks is None and word not in declared.options:
-            place += 1
-        asks = declared.options.get(word) if asks is None else None
-        if asks is not None and asks.get("action", "append") != "append":  # the option has no value
-            asks = None
-    if asks is None and last.startswith("-"):
-        return [*declared.options]
-    if asks is None:
-        asks = {}
-        if declared.positionals and (place < len(declared.positionals) or "nargs" in declared.positionals[-1]):
-            asks = declared.positionals[min(place, len(declared.positionals) - 1)]
-    if asks.get("type") in (Path, run_path) or asks.get("metavar") in ("PATH", "TASK"):
-        return paths(last)
-    return [*map(str, asks.get("choices") or ())]
 
 
 def paths(typed: str) -> list[str]:

@@ -15,7 +15,7 @@ from ares_exp.cancellation import in_daemon_thread
 from ares_exp.containers.container import Container
 from ares_exp.environments.scoring.scorer import ScoredEpisode, ScorerBase, as_scorer
 from ares_exp.errors import ContainerError, ScorerError, ScorerTimeoutError
-from ares_exp.records.recorded_results import MAX_NUMBER
+from ares_exp.records.validation import MAX_NUMBER
 
 REWARD = "reward"
 """Key of the verifier's reward in an episode's rewards, and of the number that counts in a scorer's return value."""

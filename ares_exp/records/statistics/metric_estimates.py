@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ares_exp.errors import ConfigError, close_matches
-from ares_exp.records.results import EpisodeResult, Outcome
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult, Outcome, RunSummary
 from ares_exp.records.statistics.estimate import Estimate
 from ares_exp.records.statistics.run_statistics import RunStatistics, Scores, mean_scores
 

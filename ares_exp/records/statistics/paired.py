@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import stdev
 
 from ares_exp.records.statistics.estimate import LEVEL, NEGLIGIBLE, mean, t_quantile, two_sided_p, z_quantile
 
@@ -81,12 +82,10 @@ class Difference:
 
 def standard_error(differences: Sequence[float]) -> float:
     """Computes the standard error of the mean difference; 0.0 if all values are equal or there is only one value."""
-    number, center = len(differences), mean(differences)
-    if number < 2:
+    if len(differences) < 2:
         return 0.0
-    squares = math.fsum((one - center) * (one - center) for one in differences)
-    error = math.sqrt(squares / (number - 1) / number)
-    return error if error > NEGLIGIBLE * max(abs(center), NEGLIGIBLE) else 0.0
+    error = stdev(differences) / math.sqrt(len(differences))
+    return error if error > NEGLIGIBLE * max(abs(mean(differences)), NEGLIGIBLE) else 0.0
 
 
 def implied_error(value: float, p: float, tasks: int) -> float:

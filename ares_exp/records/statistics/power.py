@@ -79,14 +79,12 @@ def find_remedy(
     differences = [mean(b) - mean(a) for a, b in pairs]
     found = abs(mean(differences))
     now = variance(differences) if number > 1 else 0.0
-    if now <= NEGLIGIBLE:
-        if found <= NEGLIGIBLE:
-            return Remedy(None, None, Obstacle.NO_DIFFERENCE, None)
-        return Remedy(None, _tasks(found, now, alpha), Obstacle.TOO_FEW_TASKS, None)
-    detectable = _quantiles(number, alpha) * math.sqrt(now / number)
+    detectable = _quantiles(number, alpha) * math.sqrt(now / number) if now > NEGLIGIBLE else None
     if found <= NEGLIGIBLE:
         return Remedy(None, None, Obstacle.NO_DIFFERENCE, detectable)
-    if p is not None and found >= _quantiles(number, alpha) * math.sqrt(now / number):
+    if detectable is None:
+        return Remedy(None, _tasks(found, now, alpha), Obstacle.TOO_FEW_TASKS, None)
+    if p is not None and found >= detectable:
         now = max(now, number * implied_error(found, p, number) ** 2)
     attempts = _attempts(pairs, found, now, alpha)
     tasks = _tasks(found, now, alpha)

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import Any, Self
 
-from ares_exp.records.results import UNFINISHED, EpisodeResult, count_outcomes, final_results
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import UNFINISHED, EpisodeResult, RunSummary, count_outcomes, final_results
 from ares_exp.records.statistics.estimate import LEVEL, Estimate, mean, mean_over_attempts
 from ares_exp.records.statistics.task_statistics import (
     PassRate,

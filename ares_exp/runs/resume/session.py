@@ -30,10 +30,10 @@ from ares_exp.records.results import (
     ErrorInfo,
     Outcome,
     Replayed,
+    RunSummary,
     final_results,
 )
 from ares_exp.records.run_dir import RunDir, append_durably, append_lines, dump_json, write_atomically
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.records.terminal_text import count_of
 from ares_exp.runs.scheduler import PlannedEpisode, episode_seed

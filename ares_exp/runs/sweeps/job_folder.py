@@ -11,13 +11,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ares_exp.config.hydra_setup import HYDRA_RECORDS
 from ares_exp.errors import ConfigError
 from ares_exp.records import exit_codes
 from ares_exp.records.record_files import read_json_object, read_yaml
 from ares_exp.records.recorded_results import recorded_summary
-from ares_exp.records.run_dir import RunDir, dump_json, write_atomically
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import RunSummary
+from ares_exp.records.run_dir import HYDRA_RECORDS, RunDir, dump_json, write_atomically
 from ares_exp.records.secrets import MASK, scrub, typed_secrets
 from ares_exp.runs.resume.recorded_run import recorded_config
 from ares_exp.runs.resume.session import KEYS_THAT_MAY_CHANGE, config_differences

@@ -12,8 +12,8 @@ from typing import Any, Self, TextIO
 
 from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records import exit_codes
+from ares_exp.records.results import RunSummary
 from ares_exp.records.run_dir import dump_json, write_atomically
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.records.statistics.metric_estimates import PREFIX, metrics
 from ares_exp.records.statistics.run_statistics import RunStatistics, json_ready
 from ares_exp.records.terminal_text import (

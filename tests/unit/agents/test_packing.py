@@ -18,14 +18,14 @@ from ares_exp.agents.toolbox import placing
 from ares_exp.agents.toolbox.package import this_machine
 from ares_exp.agents.toolbox.package_store import MANIFEST, AgentStore, Installed
 from ares_exp.agents.toolbox.placing import package_for
-from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.containers import container
 from ares_exp.errors import ConfigError, UserError
 from tests.npm_registry import NpmRegistry
 
 pytestmark = pytest.mark.once
 
-main = partial(COMMANDS["agents"].main, program="ares-exp agents")
+main = partial(run_command, "agents", program="ares-exp agents")
 
 needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is missing")
 needs_uv = pytest.mark.skipif(

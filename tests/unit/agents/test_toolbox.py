@@ -21,7 +21,7 @@ from ares_exp.agents.toolbox.package import PACKAGES, PYTHONS, AgentPackage, Bui
 from ares_exp.agents.toolbox.package_store import AgentStore
 from ares_exp.agents.toolbox.packing import parse_spec
 from ares_exp.agents.toolbox.placing import check_runs, fitting_build
-from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.containers.child_process import ChildProcess
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
@@ -29,7 +29,7 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import AgentInstallError, ToolboxError
 from tests.npm_registry import NpmRegistry, pinned, tgz, tiny_package
 
-main = partial(COMMANDS["agents"].main, program="ares-exp agents")
+main = partial(run_command, "agents", program="ares-exp agents")
 
 PROGRAM = b"#!/bin/sh\necho tiny 1.2.3\n"
 DATA = tgz({"bin/tiny": PROGRAM, "LICENSE": b"MIT\n", "voice/model": b"0" * 5000})

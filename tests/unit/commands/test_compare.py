@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.commands.compared_runs import adjust
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.records.run_dir import dump_json
 from ares_exp.tasks.task_files import with_files
 
-main = partial(COMMANDS["compare"].main, program="ares-exp compare")
+main = partial(run_command, "compare", program="ares-exp compare")
 
 Rewards = Mapping[str, Sequence[float | None]]
 

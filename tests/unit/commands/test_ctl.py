@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ares_exp
-from ares_exp.commands.cli.run_command import run_module
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.records.run_dir import STOP, SWEEP_RECORD
 from ares_exp.runs.control import run_control
 from tests.unit.commands.recorded import row, run_of
@@ -24,7 +24,7 @@ repeat_last: true
 
 
 def main(*words: str | Path) -> int:
-    return run_module("ares_exp.commands.ctl", [*map(str, words)], "ares-exp ctl")
+    return run_command("ctl", [*map(str, words)], "ares-exp ctl")
 
 
 class Live:

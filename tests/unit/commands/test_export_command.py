@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from ares_exp.commands.cli.run_command import run_module
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.commands.export import FORMATS
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collectors import JsonlTrajectoryCollector, JsonTrajectoryCollector
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "trajectories" / "golden" / "version_3.json
 
 
 def export(run: Path, out: Path, name: str, *options: str) -> int:
-    return run_module("ares_exp.commands.export", [str(run), str(out), "--to", name, *options], "ares-exp export")
+    return run_command("export", [str(run), str(out), "--to", name, *options], "ares-exp export")
 
 
 def of_oracle(episode: EpisodeTrajectory) -> EpisodeTrajectory:

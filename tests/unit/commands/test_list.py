@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ares_exp.commands import list as listing
-from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.commands.list import GROUP_OF
 from ares_exp.config.options import OPTION_GROUPS, conf_dir, find_options
 from tests.installed_package import Site
 
-main = partial(COMMANDS["list"].main, program="ares-exp list")
+main = partial(run_command, "list", program="ares-exp list")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
 from ares_exp.records.secrets import MASK
@@ -17,9 +17,9 @@ from ares_exp.runs.sweeps.sweep_report import SweepReport
 from tests.unit.commands.recorded import data_of, row, run_of
 from tests.unit.trajectories.chats import chat, with_response
 
-compare = partial(COMMANDS["compare"].main, program="ares-exp compare")
+compare = partial(run_command, "compare", program="ares-exp compare")
 
-main = partial(COMMANDS["report"].main, program="ares-exp report")
+main = partial(run_command, "report", program="ares-exp report")
 
 ROWS = [
     row("easy", 0, 1.0),

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ares_exp.commands.cli.run_command import run_module
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.commands.view import COOKIE, Server, Shelf
 from ares_exp.errors import ConfigError
 from ares_exp.trajectories.files.episode_file import dump_episode
@@ -158,7 +158,7 @@ async def test_new_run_is_listed(visitor: Visitor, folder: Path) -> None:
 
 def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def main(*words: str) -> int:
-        return run_module("ares_exp.commands.view", words, "ares-exp view")
+        return run_command("view", words, "ares-exp view")
 
     assert main(str(tmp_path / "nothing")) == 2
     assert "Expected a run directory or a folder of runs" in capsys.readouterr().err

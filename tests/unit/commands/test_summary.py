@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.records.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome, RunSummary
 from ares_exp.reports.summary import render_job, render_summary
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.commands.task import FILES, IMAGE, make_task
 from ares_exp.commands.task_check import (
     NOTHING,
@@ -16,12 +17,22 @@ from ares_exp.commands.task_check import (
     _rewards,
     find_candidates,
     judge,
-    with_problems,
 )
 from ares_exp.config.hydra_setup import compose_config
+from ares_exp.config.targets import instantiate_group
+from ares_exp.containers.container import as_container_factory
+from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.tasks.harbor_task import load_task
+
+
+def candidates(paths: list[Path]) -> list[Candidate]:
+    config = compose_config(["container=local"])
+    containers = as_container_factory(instantiate_group(config, "container"))
+    agents = as_agent_factory(instantiate_group(config, "agent"))
+    return find_candidates(paths, EpisodeParts(containers, agents, EpisodeLimits(), seed=0))
 
 
 @pytest.fixture
@@ -33,10 +44,10 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def test_task_or_directory_of_tasks_is_found(tasks: Path) -> None:
-    assert [one.name for one in find_candidates([tasks / "b"])] == ["b"]
-    assert [one.name for one in find_candidates([tasks])] == ["a", "b"]
-    assert [one.name for one in find_candidates([tasks, tasks / "a"])] == ["a", "b"]
-    assert [one.problem for one in find_candidates([tasks])] == [None, None]
+    assert [one.name for one in candidates([tasks / "b"])] == ["b"]
+    assert [one.name for one in candidates([tasks])] == ["a", "b"]
+    assert [one.name for one in candidates([tasks, tasks / "a"])] == ["a", "b"]
+    assert [one.problem for one in candidates([tasks])] == [None, None]
 
 
 def test_broken_task_is_listed_with_its_problem(tasks: Path) -> None:
@@ -44,11 +55,11 @@ def test_broken_task_is_listed_with_its_problem(tasks: Path) -> None:
     (tasks / "b" / "task.toml").unlink()
     make_task(tasks / "c")
     (tasks / "c" / "instruction.md").write_text("\n")
-    broken = {one.name: one.problem or "" for one in find_candidates([tasks])}
+    broken = {one.name: one.problem or "" for one in candidates([tasks])}
     assert "tests/test.sh: the script that scores the task is missing" in broken["a"]
     assert "task.toml" in broken["b"]
     assert "instruction.md is empty. Describe in it" in broken["c"]
-    [alone] = find_candidates([tasks / "b"])
+    [alone] = candidates([tasks / "b"])
     assert alone.name == "b"
     assert alone.problem is not None
 
@@ -59,8 +70,7 @@ def test_problems_of_container_agent_and_oracle_are_listed(tasks: Path) -> None:
     shutil.rmtree(tasks / "a" / "solution")
     (tasks / "b" / "environment" / "docker-compose.yaml").write_text("services: {main: {image: x}}\n")
     (tasks / "c" / "task.toml").write_text('[[environment.mcp_servers]]\nname = "s"\nurl = "http://s"\n')
-    config = compose_config(["container=local"])
-    found = {one.name: one.problem or "" for one in with_problems(find_candidates([tasks]), config)}
+    found = {one.name: one.problem or "" for one in candidates([tasks])}
     assert "the task's solution is missing. Add it" in found["a"]
     assert "container=docker" in found["b"]
     assert "this agent does not support" in found["c"]
@@ -69,20 +79,20 @@ def test_problems_of_container_agent_and_oracle_are_listed(tasks: Path) -> None:
 
 def test_paths_without_tasks_are_refused(tasks: Path) -> None:
     with pytest.raises(ConfigError, match="There is no folder"):
-        find_candidates([tasks / "nothing"])
+        candidates([tasks / "nothing"])
     with pytest.raises(ConfigError, match=r"has a task\.toml"):
-        find_candidates([tasks / "notes"])
+        candidates([tasks / "notes"])
     shutil.copytree(tasks / "a", tasks / "notes" / "a")
     with pytest.raises(ConfigError, match="several are named a"):
-        find_candidates([tasks, tasks / "notes"])
+        candidates([tasks, tasks / "notes"])
 
 
 def test_tasks_may_share_files_inside_the_only_directory(tasks: Path) -> None:
     (tasks / "a" / "environment").rename(tasks / "notes" / "environment")
     (tasks / "a" / "environment").symlink_to("../notes/environment")
-    assert [one.problem for one in find_candidates([tasks])] == [None, None]
+    assert [one.problem for one in candidates([tasks])] == [None, None]
     for paths in ([tasks / "a"], [tasks, tasks / "b"]):
-        assert "found a link to" in (find_candidates(paths)[0].problem or "")
+        assert "found a link to" in (candidates(paths)[0].problem or "")
 
 
 def test_template_is_a_valid_task_without_warnings(tmp_path: Path) -> None:

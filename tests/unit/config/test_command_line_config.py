@@ -1,7 +1,6 @@
 import functools
 import inspect
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,12 @@ from typing import Any
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra._internal.hydra import Hydra
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ares_exp.config.explain import explain, suggest_key
-from ares_exp.config.hydra_setup import is_decided_by_flags, mode_from_flags, set_up_hydra
+from ares_exp.config.hydra_setup import set_up_hydra
 from ares_exp.config.option_arguments import arguments_of
 from ares_exp.config.options import conf_dir, find_options
 from ares_exp.config.overrides import dotted_items, parse_overrides, with_home
@@ -159,46 +157,6 @@ def test_null_means_unlimited(key: str) -> None:
 def test_unknown_key_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="`attempts`"):
         validate(config(attemps=2))
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["-m", "seed=1,2"], ["hydra.run.dir=run", "hydra/launcher=joblib", "name=hydra.mode=RUN", "policy.model=x"]],
-)
-def test_flags_select_the_mode(arguments: list[str]) -> None:
-    assert is_decided_by_flags(arguments)
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [
-        *("experiment=temperature_sweep", "+experiment@_global_=mine", "hydra.mode=MULTIRUN"),
-        *("++hydra.mode=MULTIRUN", "hydra={mode:MULTIRUN}", "hydra.searchpath=[options]", "--config-dir=options"),
-        *("-cd", "--config-name=mine"),
-    ],
-)
-def test_arguments_may_select_another_mode(argument: str) -> None:
-    assert not is_decided_by_flags(["-m", argument, "env.limit=1"])
-    before = Hydra.get_mode
-    with mode_from_flags([argument]):
-        assert Hydra.get_mode is before
-
-
-def test_only_experiment_options_select_a_mode() -> None:
-    named = set()
-    for path in conf_dir().rglob("*.yaml"):
-        content: Any = yaml.safe_load(path.read_text()) or {}
-        if "mode" in (content.get("hydra") or {}):
-            named.add(path.parent.name)
-    assert named == {"experiment"}
-
-
-def test_hydra_is_restored_afterwards() -> None:
-    before = Hydra.get_mode
-    with suppress(KeyboardInterrupt), mode_from_flags(["env.limit=1"]):
-        assert Hydra.get_mode is not before
-        raise KeyboardInterrupt
-    assert Hydra.get_mode is before
 
 
 MADE = [group for group in GROUPS if group != SCORER]

@@ -15,8 +15,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.cli.help import print_help, render_help
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.config import options
 from ares_exp.config.hydra_setup import compose_config, set_up_hydra
 from ares_exp.config.option_files import OptionFiles
@@ -225,7 +225,7 @@ def test_option_file_is_reread_after_changes(tmp_path: Path, monkeypatch: pytest
     assert found == [(["a"], "_global_"), (["a"], "_global_"), (["a", "b"], None), (["a", "b"], None)]
 
 
-main = partial(COMMANDS["list"].main, program="ares-exp list")
+main = partial(run_command, "list", program="ares-exp list")
 
 
 @pytest.fixture

@@ -6,11 +6,10 @@ from omegaconf import DictConfig
 from ares_exp.config.hydra_setup import compose_config, set_up_hydra
 from ares_exp.config.targets import instantiate_several
 from ares_exp.errors import ConfigError
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import RunSummary
 from ares_exp.trackers.jsonl_tracker import JsonlTracker
-from ares_exp.trackers.several import SeveralTrackers
 from ares_exp.trackers.tensorboard_tracker import TensorboardTracker
-from ares_exp.trackers.tracker import NullTracker, RunInfo
+from ares_exp.trackers.tracker import NullTracker, RunInfo, SeveralTrackers
 from ares_exp.trackers.wandb_tracker import WandbTracker
 
 

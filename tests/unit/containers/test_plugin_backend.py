@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.commands import clean
-from ares_exp.commands.cli.run_command import run_module
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.config.targets import find_part, option_targets
 from ares_exp.runs.provenance import collect_provenance
 from ares_exp.wrappers.preset_gym import container_factory
@@ -57,11 +57,11 @@ def test_backend_is_found_by_option_and_class() -> None:
 
 
 def test_clean_lists_leftovers_of_the_backend(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_module("ares_exp.commands.clean", [], "ares-exp clean") == 0
+    assert run_command("clean", [], "ares-exp clean") == 0
     said = capsys.readouterr().out
     assert "crater         c1  of run X\n" in said
     assert "Mars was not checked for leftovers. `moonbase.MarsFactory` cannot be imported: the module" in said
-    assert run_module("ares_exp.commands.clean", ["--images"], "ares-exp clean") == 1
+    assert run_command("clean", ["--images"], "ares-exp clean") == 1
     said = capsys.readouterr().out
     assert "The moon does not answer.\n" in said
     assert "crater" in said, "what was found before counts"
@@ -76,7 +76,7 @@ def test_gymnasium_wrappers_accept_the_backend_name() -> None:
 def test_export_contains_the_harbor_name(tmp_path: Path) -> None:
     run = record(tmp_path / "run", [tried()], config={"container": {"_target_": "moonbase.MoonFactory"}})
     words = [str(run), str(tmp_path / "job"), "--to", "harbor"]
-    assert run_module("ares_exp.commands.export", words, "ares-exp export") == 0
+    assert run_command("export", words, "ares-exp export") == 0
     config = json.loads((tmp_path / "job" / "config.json").read_text())
     assert config["environment"]["type"] == "modal"
 

@@ -29,10 +29,9 @@ from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.policy import EpisodeSpec, Policy, as_policy
 from ares_exp.policies.scripted import ScriptedPolicy
-from ares_exp.records.results import Outcome
+from ares_exp.records.results import Outcome, RunSummary
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import PROBE_BYTES
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.branching import _FirstResponse
 from ares_exp.runs.budget import Budget, Limits
 from ares_exp.runs.components import Components, Settings

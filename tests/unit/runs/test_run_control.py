@@ -16,7 +16,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.policy import EpisodeSpec
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import RunSummary
 from ares_exp.runs.control import run_control
 from ares_exp.runs.control.orders import Order, Verb, watch, write_order
 from ares_exp.runs.control.status import RunStatus, read_status

@@ -20,9 +20,8 @@ from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import AgentError
 from ares_exp.llms.response import LLMResponse, TextData, Usage
 from ares_exp.records.recorded_results import read_results
-from ares_exp.records.results import Outcome
+from ares_exp.records.results import Outcome, RunSummary
 from ares_exp.records.run_dir import RunDir
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.rollout import run_episode
 from ares_exp.runs import steady_loop
 from ares_exp.runs.running_episode import RunningEpisode

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.containers.filesystem.zstd import zstd
 from ares_exp.errors import SnapshotError, SnapshotMetadataError
 from ares_exp.snapshots.snapshot import MAX_FILE_BYTES, EnvironmentSnapshot
@@ -24,7 +24,7 @@ from tests.examples import examples
 from tests.unit.snapshots.golden_store import GOLDEN
 from tests.unit.snapshots.stores import EPISODE, is_harmless
 
-main = partial(COMMANDS["snapshots"].main, program="ares-exp snapshots")
+main = partial(run_command, "snapshots", program="ares-exp snapshots")
 
 STORE = SnapshotStore(GOLDEN)
 VALID = json.loads((STORE.path / f"{EPISODE}@3" / "snapshot.json").read_text())

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.containers.filesystem.delta import Entry
 from ares_exp.records.terminal_text import format_size
 from ares_exp.snapshots.store import SnapshotStore
 from tests.unit.snapshots.stores import EPISODE, add, is_harmless
 
 NAMES = ("list", "show", "verify", "gc")
-main = partial(COMMANDS["snapshots"].main, program="ares-exp snapshots")
+main = partial(run_command, "snapshots", program="ares-exp snapshots")
 
 
 @pytest.fixture

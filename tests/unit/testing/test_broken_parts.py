@@ -32,8 +32,7 @@ from ares_exp.testing.environment_contract import EnvironmentContract
 from ares_exp.testing.policy_contract import PolicyContract
 from ares_exp.testing.source_contract import SourceContract
 from ares_exp.testing.tracker_contract import TrackerContract
-from ares_exp.trackers.several import SeveralTrackers
-from ares_exp.trackers.tracker import RunInfo, TrackerBase
+from ares_exp.trackers.tracker import RunInfo, SeveralTrackers, TrackerBase
 from ares_exp.trajectories.collector import EpisodeCollector, as_collector
 from ares_exp.trajectories.collectors import MemoryTrajectoryCollector
 from tests.agents import careless_agents as careless

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import RunSummary
 from ares_exp.trackers.jsonl_tracker import JsonlTracker
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, run_info
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import RunSummary
 from ares_exp.trackers.tensorboard_tracker import TensorboardTracker
 from tests.unit.trackers.event_file import EventFiles
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, episode, run_info

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.commands.wandb import BARS, CHARTS
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import RunSummary
 from ares_exp.runs.control.runner_monitor import RunnerMonitor
 from ares_exp.trackers.wandb_files import KEY
 from tests.unit.trackers.tracked_run import RESULTS, patient_tracker, run_info

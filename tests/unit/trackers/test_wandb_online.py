@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.commands.cli.main import run_word
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from tests.leaks import processes, wait_until
 from tests.unit.trackers.tracked_run import RESULTS, SECRET, patient_tracker, run_info, write_results

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome, RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.trackers.tracker import RunInfo
 from ares_exp.trackers.wandb_tracker import WandbTracker

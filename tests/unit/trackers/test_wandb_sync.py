@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.commands.cli.main import run_word
-from ares_exp.records.results import EpisodeResult
+from ares_exp.records.results import EpisodeResult, RunSummary
 from ares_exp.records.run_dir import append_lines
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.tasks.task_set import SAMPLES
 from tests.leaks import wait_until
 from tests.unit.commands.recorded import data_in, run_of

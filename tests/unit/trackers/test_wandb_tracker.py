@@ -10,7 +10,7 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import RunSummary
 from ares_exp.trackers.tracker import Tracker
 from ares_exp.trackers.wandb_tracker import MAX_WAITING, WandbTracker
 from tests.leaks import processes

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from ares_exp.commands.cli.run_command import run_module
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.errors import UntrainableError, UserError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.policies.endpoint_policy import SAMPLING_FIELDS
@@ -360,7 +360,7 @@ def a_run(path: Path, *episodes: EpisodeTrajectory) -> Path:
 
 
 def export(*arguments: object) -> int:
-    return run_module("ares_exp.commands.export", [*map(str, arguments), "--to", "tokens"], "ares-exp export")
+    return run_command("export", [*map(str, arguments), "--to", "tokens"], "ares-exp export")
 
 
 def ids(reports: Iterator[Any]) -> list[str]:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.commands.cli.commands import COMMANDS
 from ares_exp.commands.cli.completion import candidates
 from ares_exp.commands.cli.flags import explain_flags, unchecked_help
 from ares_exp.commands.cli.hydra_callback import SweepCallback, end_sweep
 from ares_exp.commands.cli.main import main
-from ares_exp.commands.cli.run_command import CommandModule, parser_of
+from ares_exp.commands.cli.run_command import COMMANDS, parser_of
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import STOP
 from ares_exp.runs.sweeps.plan import SweepPlan
@@ -36,15 +35,15 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
     return written.err
 
 
-@pytest.mark.parametrize("entry", COMMANDS.values(), ids=COMMANDS)
-def test_every_command_has_texts_and_examples(entry: CommandModule) -> None:
-    module = import_module(entry.module)
-    parser = parser_of(entry.module, "PROGRAM")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_texts_and_examples(command: str) -> None:
+    module = import_module(f"ares_exp.commands.{command}")
+    parser = parser_of(command, "PROGRAM")
     for one in (parser, *parser.below.values()):
         assert str(one.description).strip().endswith(".")
         assert "Examples:\n" in str(one.epilog)
         assert "\n  %(prog)s" in str(one.epilog)
-        act, about = (one.get_default(name) for name in ("act", "about")) if one is not parser else (None, entry.about)
+        act, about = one.get_default("act"), one.get_default("about") or COMMANDS[command]
         act = act or vars(module).get("run")
         assert parser.below if act is None else list(inspect.signature(act).parameters) == ["arguments"]
         assert about[0].islower()

@@ -7,8 +7,7 @@ from typing import Any
 
 import yaml
 
-from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome, StageResult
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome, RunSummary, StageResult
 from ares_exp.tasks.task_files import content_digest
 from ares_exp.tasks.task_set import SAMPLES
 from ares_exp.tasks.verification.link_bounds import LinkBounds

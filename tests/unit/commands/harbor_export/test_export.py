@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.commands.cli.run_command import run_module
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome
 from ares_exp.tasks.task_files import content_digest
@@ -27,7 +27,7 @@ HARBOR_PYTHON = os.environ.get("ARES_EXP_HARBOR_PYTHON")
 
 
 def export(run: Path, job: Path) -> int:
-    return run_module("ares_exp.commands.export", [str(run), str(job), "--to", "harbor"], "ares-exp export")
+    return run_command("export", [str(run), str(job), "--to", "harbor"], "ares-exp export")
 
 
 def exported(run: Path, out: Path, code: int = 0) -> Path:

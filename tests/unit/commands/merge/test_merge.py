@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.records.recorded_results import read_results
 from ares_exp.records.results import Outcome
 from ares_exp.runs.resume.recorded_run import RecordedRun
 from tests.unit.runs.sweeps.recorded_job import record, result
 
-main = partial(COMMANDS["merge"].main, program="ares-exp merge")
+main = partial(run_command, "merge", program="ares-exp merge")
 
 
 def shard(folder: Path, task: str, reward: float | None = 1.0, **more: Any) -> Path:

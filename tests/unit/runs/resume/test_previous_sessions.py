@@ -13,9 +13,8 @@ import pytest
 from ares_exp.errors import ConfigError, PolicyError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
-from ares_exp.records.results import EpisodeResult, Outcome, Replayed
+from ares_exp.records.results import EpisodeResult, Outcome, Replayed, RunSummary
 from ares_exp.records.run_dir import RunDir, dump_json
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.resume.session import PreviousSessions, load_previous_sessions
 from ares_exp.runs.retries import RetryRules
 from ares_exp.runs.scheduler import PlannedEpisode, episode_seed, plan_episodes

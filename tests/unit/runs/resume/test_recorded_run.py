@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.records.results import EpisodeResult, Outcome
+from ares_exp.records.results import EpisodeResult, Outcome, RunSummary
 from ares_exp.records.run_dir import RunDir, dump_json
-from ares_exp.records.run_summary import RunSummary
 from ares_exp.runs.resume.recorded_run import EpisodeRef, RecordedRun, starts_where_started
 from ares_exp.runs.resume.session import Session, close_session, open_session
 from ares_exp.tasks.task_files import with_files

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from ares_exp.records.results import EpisodeResult, Outcome
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import EpisodeResult, Outcome, RunSummary
 
 
 def result(task: str, attempt: int, reward: float | None, outcome: Outcome = Outcome.COMPLETED) -> EpisodeResult:

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ares_exp.commands.cli.commands import COMMANDS
+from ares_exp.commands.cli.run_command import run_command
 from ares_exp.config.hydra_setup import hydra_records
 from ares_exp.errors import ConfigError
-from ares_exp.records.results import Outcome
-from ares_exp.records.run_summary import RunSummary
+from ares_exp.records.results import Outcome, RunSummary
 from ares_exp.records.statistics.estimate import mean_over_attempts
 from ares_exp.records.statistics.metric_estimates import check_objective, known_metrics, objective
 from ares_exp.runs.sweeps.job_folder import FailureNote, JobFolder, JobState, job_folders
@@ -21,7 +20,7 @@ from ares_exp.runs.sweeps.plan import SweepPlan, job_label, varied
 from ares_exp.runs.sweeps.sweep_report import SweepReport, render_report
 from tests.unit.runs.sweeps.recorded_job import record, result
 
-main = partial(COMMANDS["compare"].main, program="ares-exp compare")
+main = partial(run_command, "compare", program="ares-exp compare")
 
 JOBS = tuple((f"seed={seed}", "name=x") for seed in range(5))
 
