@@ -75,12 +75,13 @@ async def export_episode(
 
     `time_step` is the pending time step. If `snapshot_id` is `None`, a new id is generated.
     """
+    from ares_exp.snapshots.snapshot import check_id, new_id
     from ares_exp.snapshots.store import SnapshotStore
 
     host, container = episode.host, episode.container
     assert host is not None
     assert container is not None
-    snapshot_id = SnapshotStore.new_id() if snapshot_id is None else SnapshotStore.check_id(snapshot_id)
+    snapshot_id = new_id() if snapshot_id is None else check_id(snapshot_id)
     if not isinstance(container, SnapshottableContainer):
         raise SnapshotUnsupportedError(
             f"Containers of {episode.setup.container_factory.name!r} cannot be captured, because they have no "

@@ -6,7 +6,6 @@ make it newer. Runs without a start time (for example, merged runs) and the runs
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -14,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ares_exp.errors import ConfigError
-from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, open_regular
+from ares_exp.records.recorded_results import read_sessions
+from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir
 from ares_exp.records.terminal_text import printable
 
 LATEST = "latest"
@@ -24,7 +24,6 @@ CHECKS = OUTPUTS / "task-check"
 MEANING = f"`{LATEST}` is the most recent run under {OUTPUTS}/"
 MAX_DEPTH = 4
 """Maximum depth of the folders in `outputs` that are searched for runs."""
-MAX_LINE = 1 << 20
 
 
 def run_path(text: str | Path) -> Path:
@@ -67,9 +66,5 @@ def _started(place: Path) -> float | None:
     """Returns the start time of a run, or of a sweep's first job, in epoch seconds; `None` if it is unknown."""
     if (place / SWEEP_RECORD).is_file():
         return min((time for job in _below(place, MAX_DEPTH) if (time := _started(job)) is not None), default=None)
-    try:
-        with open_regular(RunDir(place).sessions) as lines:
-            started = float(json.loads(lines.readline(MAX_LINE))["started"])
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):  # untrusted file
-        return None
-    return started if math.isfinite(started) else None
+    started = next(read_sessions(RunDir(place)), {}).get("started")
+    return started if isinstance(started, float) and math.isfinite(started) else None

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse, Usage
+from ares_exp.llms.wire import refuse_constant
 from ares_exp.records.record_files import read_json_object, read_record, read_yaml
 from ares_exp.records.results import EpisodeResult, RunSummary, final_results
 from ares_exp.records.run_dir import SCORES_SUFFIX, RunDir, open_regular
@@ -111,7 +112,7 @@ def read_lines(path: Path, what: str, take: Callable[[Any], None]) -> tuple[int,
                     )
                 if not line.endswith(b"\n"):
                     return whole_bytes, True
-                take(json.loads(line, parse_constant=_refuse))
+                take(json.loads(line, parse_constant=refuse_constant))
                 whole_bytes += len(line)
     except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error.strerror}.") from None
@@ -132,10 +133,6 @@ def is_countable(response: LLMResponse) -> bool:
     if not all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts):
         return False
     return isinstance(response.cost, int | float) and 0 <= response.cost < MAX_NUMBER
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def recorded_summary(run_dir: RunDir) -> RunSummary | None:
@@ -176,17 +173,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def object_or_empty(path: Path) -> dict[str, Any]:
-    """Reads a file that contains a JSON object. Returns an empty dict if the file is missing or invalid."""
+    """Reads a JSON or YAML file that contains a mapping. Returns an empty dict if the file is missing or invalid."""
     try:
-        return read_object(path)
-    except ConfigError:
-        return {}
-
-
-def yaml_or_empty(path: Path) -> dict[str, Any]:
-    """Reads a YAML file that contains a mapping. Returns an empty dict if the file is missing or invalid."""
-    try:
-        found = read_yaml(path)
+        found = read_yaml(path) if path.suffix == ".yaml" else read_json_object(path)
     except (OSError, ConfigError):
         return {}
     return found if isinstance(found, dict) else {}

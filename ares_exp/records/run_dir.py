@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import functools
 import itertools
 import json
@@ -14,8 +15,10 @@ import shlex
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
@@ -39,6 +42,7 @@ RUN_FILES = ("trajectories.jsonl", "trajectories.jsonl.zst")
 """Files in which collectors store trajectories in a run directory (see `conf/collector`)."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, default=str)
 _appending = threading.Lock()
+_LOCK_PAUSE_SEC = 0.001
 USED = "The run directory {} already contains another run. Choose another directory with `hydra.run.dir=…`."
 
 
@@ -55,15 +59,18 @@ def dump_json(data: Any, *, indent: int | None = None) -> str:
 def json_text(data: Mapping[str, Any]) -> str:
     """Formats data as strict JSON, in which `null` replaces NaN and infinite numbers. Masks known secrets."""
     text = dump_json(data)
-    return text if "NaN" not in text and "Infinity" not in text else dump_json(_finite(data))
+    return text if "NaN" not in text and "Infinity" not in text else dump_json(finite(data))
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def finite(data: Any, *, digits: int | None = None) -> Any:
+    """Copies JSON-like data. NaN and infinity become `None`. If `digits` is set, rounds floats to this many digits."""
+    if isinstance(data, Mapping):
+        return {str(key): finite(value, digits=digits) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value, digits=digits) for value in data]
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    return float(f"{data:.{digits}g}") if isinstance(data, float) and digits is not None else data
 
 
 @contextmanager
@@ -132,39 +139,35 @@ def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool 
     data, path = text.encode(), str(path)
     with _open_to_append(path, flags) as file:
         _write_whole(file.fileno(), data, path)
-        if _shared.unsynced is None:
+        if (unsynced := _unsynced.get()) is None:
             _sync_appended(file.fileno(), len(data))
         else:
             with suppress(OSError, AttributeError):  # later syncs then share a journal entry
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     names = [path, os.path.dirname(path) or "."] if is_new else [path]  # noqa: PTH120 - faster than a Path
-    if _shared.unsynced is not None:
-        _shared.unsynced.update(dict.fromkeys(names))
+    if unsynced is not None:
+        unsynced.update(dict.fromkeys(names))
     elif is_new:
         sync_to_disk(names[1])
 
 
-class _Shared(threading.local):
-    unsynced: dict[str, None] | None = None
-    """Paths that this thread must sync when its `syncing_together` block ends; `None` outside of such a block."""
-
-
-_shared = _Shared()
+_unsynced: ContextVar[dict[str, None] | None] = ContextVar("unsynced", default=None)
+"""Paths to sync when the current `syncing_together` block ends; `None` outside of such a block."""
 
 
 @contextmanager
 def syncing_together() -> Iterator[None]:
-    """Makes `append_durably` in this thread sync files only at the end of the block, so that each file is synced once.
+    """Makes `append_durably` in this block sync files only at the end of the block, so that each file is synced once.
 
     Raises:
         OSError: A sync failed. A power cut may lose any text that was appended in the block.
     """
     paths: dict[str, None] = {}
-    _shared.unsynced = paths
+    token = _unsynced.set(paths)
     try:
         yield
     finally:
-        _shared.unsynced = None
+        _unsynced.reset(token)
     for path in paths:
         sync_to_disk(path)
 
@@ -234,13 +237,15 @@ def _open_to_append(path: Path | str, flags: int) -> IO[bytes]:
     return os.fdopen(descriptor, "ab", buffering=0)
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path, *, flags: int = 0) -> IO[bytes]:
     """Opens a regular file for reading. Rejects pipes and devices, because reading from them could block indefinitely.
+
+    `flags` are additional flags for `os.open`, such as `os.O_NOFOLLOW`.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, flags | os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
         os.close(descriptor)
         if stat.S_ISDIR(mode):
@@ -329,16 +334,35 @@ def lock(descriptor: int, path: Path, *, what: str = "run") -> None:
     Raises:
         ConfigError: Another process holds the lock.
     """
-    import fcntl
+    with suppress(OSError):  # a file system without such locks
+        if not try_lock(descriptor, fcntl.LOCK_EX):
+            raise ConfigError(f"The {what} in {path} is running in another process. Wait until the process has ended.")
 
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(
-            f"The {what} in {path} is running in another process. Wait until the process has ended."
-        ) from None
-    except OSError:  # a file system without such locks
-        return
+
+def try_lock(descriptor: int, kind: int, *, wait_sec: float = 0.0) -> bool:
+    """Locks an open file or folder, until it is closed or this process ends. Blocking.
+
+    Args:
+        descriptor: Descriptor of the file or folder.
+        kind: `fcntl.LOCK_EX`, or `fcntl.LOCK_SH` for a lock that several processes can hold.
+        wait_sec: Maximum time in seconds to wait for another process that holds the lock.
+
+    Returns:
+        Whether the lock was acquired.
+
+    Raises:
+        OSError: The file system does not support locks.
+    """
+    give_up = time.monotonic() + wait_sec
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= give_up:
+                return False
+            time.sleep(_LOCK_PAUSE_SEC)
+        else:
+            return True
 
 
 def is_run(folder: Path) -> bool:

@@ -127,11 +127,7 @@ def mask_known_secrets(text: str) -> str:
     """
     if EPISODE_KEY_PREFIX in text:
         text = _EPISODE_KEY.sub(MASK, text)
-    for secret in _known_secrets():
-        text = text.replace(secret, MASK)
-        if (escaped := _in_json(secret)) != secret:
-            text = text.replace(escaped, MASK)
-    return text
+    return masked(text, _known_secrets())
 
 
 def mask_episode_keys(data: bytes) -> bytes:
@@ -147,8 +143,7 @@ class KnownSecrets:
     """
 
     def __init__(self) -> None:
-        spellings = {spelling for secret in _known_secrets() for spelling in (secret, _in_json(secret))}
-        self._spellings = tuple(spelling.encode("utf-8", "surrogateescape") for spelling in sorted(spellings))
+        self._spellings = tuple(spelling.encode("utf-8", "surrogateescape") for spelling in _known_secrets())
         self.longest = max(map(len, self._spellings), default=0)
 
     def found_in(self, data: bytes) -> bool:
@@ -214,11 +209,6 @@ def _scrub_argument(argument: str, known: tuple[str, ...]) -> str:
     return _scrub_text(argument, known)
 
 
-@functools.lru_cache(maxsize=1024)
-def _in_json(secret: str) -> str:
-    return json.dumps(secret)[1:-1]
-
-
 _protected: set[str] = set()
 _known: tuple[tuple[int, Mapping[Any, Any]], tuple[str, ...]] = ((-1, {}), ())
 """Cache for `_known_secrets`: its key (number of protected values, and environment variables) and its result."""
@@ -232,7 +222,8 @@ def protect(values: Iterable[str]) -> None:
 def _known_secrets() -> tuple[str, ...]:
     """Returns protected values and values of sensitive environment variables, longest first. Omits short values.
 
-    The result is cached until these values change, because this function is called for every written line.
+    Also returns the form of each value in a JSON string. The result is cached until these values change, because this
+    function is called for every written line.
     """
     global _known
     variables = getattr(os.environ, "_data", os.environ)  # comparing the undecoded variables takes half a microsecond
@@ -240,6 +231,7 @@ def _known_secrets() -> tuple[str, ...]:
         now = len(_protected), dict(variables)
         # PWD is the working directory, not a password.
         named = (os.environ.get(name, "") for name in os.environ if name != "PWD" and is_sensitive(name))
-        values = (value for value in {*_protected, *named} if len(value) >= LEAST_CHARS)
-        _known = now, tuple(sorted(values, key=len, reverse=True))
+        values = {value for value in {*_protected, *named} if len(value) >= LEAST_CHARS}
+        spellings = values | {json.dumps(value)[1:-1] for value in values}
+        _known = now, tuple(sorted(spellings, key=len, reverse=True))
     return _known[1]

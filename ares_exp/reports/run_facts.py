@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from ares_exp.records.recorded_results import last_attempts, object_or_empty, yaml_or_empty
+from ares_exp.records.recorded_results import last_attempts, object_or_empty
 from ares_exp.records.run_dir import RunDir
 
 GROUPS = ("env", "agent", "container", "policy")
@@ -17,7 +17,7 @@ def run_facts(run: RunDir) -> dict[str, str]:
     """Returns the main settings of a run by config key, such as `env`, `model` and `seed`. Omits unknown values."""
     choices = object_or_empty(run.provenance).get("choices")
     options = choices if isinstance(choices, Mapping) else {}
-    values = yaml_or_empty(run.config)
+    values = object_or_empty(run.config)
     policy = values.get("policy")
     found = {
         **{group: options.get(group) for group in GROUPS},

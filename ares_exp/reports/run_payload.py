@@ -25,7 +25,6 @@ from ares_exp.records.recorded_results import (
     read_sessions,
     recorded_summary,
     with_added,
-    yaml_or_empty,
 )
 from ares_exp.records.results import EpisodeResult, RunSummary
 from ares_exp.records.run_dir import RunDir, is_run
@@ -265,7 +264,7 @@ class ShownRun:
         return about
 
     def _config(self) -> list[list[str]]:
-        items = dotted_items(found) if (found := yaml_or_empty(self.dir.config)) else ()
+        items = dotted_items(found) if (found := object_or_empty(self.dir.config)) else ()
         return [
             [key, value if isinstance(value, str) else json.dumps(value, default=str)]
             for key, value in islice(items, MAX_CONFIG_KEYS)

@@ -12,7 +12,6 @@ import math
 import os
 import re
 import secrets
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
@@ -31,7 +30,7 @@ from ares_exp.errors import (
     SnapshotVersionError,
 )
 from ares_exp.llms.wire import refuse_constant
-from ares_exp.records.run_dir import atomic_file, dump_json
+from ares_exp.records.run_dir import atomic_file, dump_json, open_regular
 from ares_exp.records.validation import Number, Table, Text, briefly, validated
 
 SCHEMA = (1, 1)
@@ -102,14 +101,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise SnapshotMetadataError(f"{path}: expected a file, got a directory, a pipe or a device.")
-            with open(descriptor, "rb", closefd=False) as file:
-                text = file.read(MAX_FILE_BYTES + 1)
-        finally:
-            os.close(descriptor)
+        with open_regular(path, flags=os.O_NOFOLLOW) as file:
+            text = file.read(MAX_FILE_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise SnapshotNotFoundError(f"There is no snapshot at {path}.") from None
     except OSError as error:

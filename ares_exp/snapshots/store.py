@@ -29,7 +29,7 @@ from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
 from ares_exp.errors import SnapshotCorruptError, SnapshotError, SnapshotMetadataError, SnapshotNotFoundError
-from ares_exp.records.run_dir import sync_to_disk
+from ares_exp.records.run_dir import sync_to_disk, try_lock
 from ares_exp.snapshots.snapshot import (
     OBJECTS,
     SNAPSHOT_FILE,
@@ -38,7 +38,6 @@ from ares_exp.snapshots.snapshot import (
     decode_messages,
     encode,
     is_id,
-    new_id,
     read_json_object,
     step_of,
 )
@@ -51,7 +50,6 @@ WRITER_WAITS_SEC = 120.0
 """Maximum number of seconds that a writer waits for a garbage collection, which normally takes less time."""
 COLLECTOR_WAITS_SEC = 1.0
 MAX_PROBLEMS = 20
-_PAUSE_SEC = 0.005
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
@@ -107,9 +105,6 @@ class SnapshotStore:
         """
         return ObjectStore(self.path)
 
-    check_id = staticmethod(check_id)
-    new_id = staticmethod(new_id)
-
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Prevents garbage collection in the `with` block, in which you store a snapshot's objects and commit it.
@@ -122,7 +117,12 @@ class SnapshotStore:
         with ExitStack() as held:
             with _told(self.path, "write in"):
                 self.path.mkdir(parents=True, exist_ok=True)
-                held.enter_context(_shared_lock(self.path))
+                is_held = held.enter_context(_lock(self.path, fcntl.LOCK_SH, WRITER_WAITS_SEC))
+            if not is_held:
+                raise SnapshotError(
+                    f"Cannot write to {self.path}: it was locked for {WRITER_WAITS_SEC:g} s by a garbage collection, "
+                    "such as `ares-exp snapshots gc`. Try again later."
+                )
             yield
 
     def commit(self, snapshot: EnvironmentSnapshot, *, sync: bool = False) -> EnvironmentSnapshot:
@@ -241,7 +241,7 @@ class SnapshotStore:
         removed = self.path / f"{TEMPORARY}{secrets.token_hex(8)}"
         if not os.path.lexists(directory):
             raise SnapshotNotFoundError(self.not_found(snapshot_id))
-        with _told(directory, "remove"), _shared_lock(self.path):  # `gc` must not see a partly removed snapshot
+        with _told(directory, "remove"), self.writing():  # `gc` must not see a partly removed snapshot
             directory.rename(removed)
             _remove(removed)
 
@@ -293,7 +293,7 @@ class SnapshotStore:
         """
         if not self.path.is_dir():
             return RemovedObjects()
-        with _told(self.path, "collect garbage in"), _held(self.path, fcntl.LOCK_EX, COLLECTOR_WAITS_SEC) as alone:
+        with _told(self.path, "collect garbage in"), _lock(self.path, fcntl.LOCK_EX, COLLECTOR_WAITS_SEC) as alone:
             if not alone:
                 return RemovedObjects(
                     skipped=f"Nothing was removed from {self.path}: a snapshot is being written. Try again later."
@@ -404,43 +404,21 @@ def _expect(snapshot: EnvironmentSnapshot, name: str, said: object, found: objec
 
 
 @contextmanager
-def _shared_lock(store: Path) -> Iterator[None]:
-    """Holds the store's lock for a writer in the `with` block. Several writers can hold it at the same time.
+def _lock(store: Path, kind: int, wait_sec: float) -> Iterator[bool]:
+    """Locks a store, shared for a writer or exclusively for `gc`. Yields whether this succeeded within `wait_sec`.
 
     A writer that holds the lock may acquire it again. If the file system does not support locks, writers run without a
     lock, and garbage collections fail.
-
-    Raises:
-        SnapshotError: A garbage collection did not end in time.
     """
-    with _held(store, fcntl.LOCK_SH, WRITER_WAITS_SEC) as held:
-        if not held:
-            raise SnapshotError(
-                f"Cannot write to {store}: it was locked for {WRITER_WAITS_SEC:g} s by a garbage collection, such as "
-                "`ares-exp snapshots gc`. Try again later."
-            )
-        yield
-
-
-@contextmanager
-def _held(store: Path, kind: int, wait_sec: float) -> Iterator[bool]:
-    """Locks a store, shared for a writer or exclusively for `gc`. Yields whether this succeeded within `wait_sec`."""
-    path, give_up = store / LOCK_FILE, time.monotonic() + wait_sec
+    path = store / LOCK_FILE
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     try:
-        while not (held := _try_lock(descriptor, kind)) and time.monotonic() <= give_up:
-            time.sleep(_PAUSE_SEC)
-        yield held
+        try:
+            is_held = try_lock(descriptor, kind, wait_sec=wait_sec)
+        except OSError:
+            if kind == fcntl.LOCK_EX:
+                raise
+            is_held = True
+        yield is_held
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:  # another process holds the lock; for other errors, waiting does not help
-        return False
-    except OSError:
-        if kind == fcntl.LOCK_EX:
-            raise
-    return True

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ares_exp.containers.activity import Activity
 from ares_exp.environment import (
@@ -17,7 +17,6 @@ from ares_exp.environment import (
     LimitName,
     MinimalEnvironment,
     PastStep,
-    StepType,
     TimeStep,
 )
 from ares_exp.errors import EpisodeStateError
@@ -35,6 +34,8 @@ from ares_exp.trajectories.records import (
     serialize_llm_request,
     serialize_llm_response,
 )
+
+T = TypeVar("T", bound=TimeStep[Any] | None)
 
 END_TIMEOUT_SEC = 10.0
 """Maximum time in seconds that a cancelled caller waits until the collectors have finished writing."""
@@ -170,7 +171,8 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             time_step = await super().reset(seed=seed, options=options)
         except BaseException as error:
             self._start(start_time)
-            await self._end(ending(None, error), self._record_now(_Unfinished("FIRST"), None, None, started))
+            missing = TimeStep("FIRST", None, None, None)
+            await self._end(ending(None, error), self._record_now(missing, None, None, started))
             raise
         self._start(start_time)
         if len(past := self.past_steps) > 1:  # the episode continues from an earlier point
@@ -181,37 +183,38 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
     async def step(self, action: Any) -> TimeStep[Any]:
         """Steps the environment and records the step. If earlier steps are not recorded yet, records them first."""
-        started = time.perf_counter()
-        if not self._active:
-            self._adopt()
-        policy_sec = None if self._waiting_since is None else started - self._waiting_since
-        try:
-            time_step = await self._env.step(action)
-        except EpisodeStateError:
-            raise  # an invalid call, which changed nothing
-        except BaseException as error:
-            await self._end(ending(None, error), self._record_now(_Unfinished("MID"), action, policy_sec, started))
-            raise
-        self._record(self._record_now(time_step, action, policy_sec, started))
-        if time_step.step_type == "LAST":
-            await self._end_at(time_step)
-        return time_step
+        self._adopt()
+        waited = None if self._waiting_since is None else time.perf_counter() - self._waiting_since
+        return await self._recorded(self._env.step, action, action=action, policy_sec=waited)
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
         """Ends the episode because of `limit`, and records its LAST step. Returns `None` if this is not supported."""
-        started = time.perf_counter()
         self._adopt()
+        return await self._recorded(super().truncate, limit)
+
+    async def _recorded(
+        self,
+        call: Callable[[Any], Awaitable[T]],
+        argument: Any,
+        *,
+        action: Any = None,
+        policy_sec: float | None = None,
+    ) -> T:
+        """Calls the environment with `argument`, and records the time step or the exception."""
+        started = time.perf_counter()
         try:
-            last = await super().truncate(limit)
+            time_step = await call(argument)
         except EpisodeStateError:
-            raise
+            raise  # an invalid call, which changed nothing
         except BaseException as error:
-            await self._end(ending(None, error), self._record_now(_Unfinished("MID"), None, None, started))
+            missing = TimeStep("MID", None, None, None)
+            await self._end(ending(None, error), self._record_now(missing, action, policy_sec, started))
             raise
-        if last is not None:
-            self._record(self._record_now(last, None, None, started))
-            await self._end_at(last)
-        return last
+        if time_step is not None:
+            self._record(self._record_now(time_step, action, policy_sec, started))
+            if time_step.step_type == "LAST":
+                await self._end_at(time_step)
+        return time_step
 
     async def close(self) -> None:
         """Closes the environment. If an episode is running, first ends its record with the outcome `closed`."""
@@ -261,14 +264,14 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             )
 
     def _record_now(
-        self, time_step: TimeStep[Any] | _Unfinished, action: Any, policy_sec: float | None, started: float
+        self, time_step: TimeStep[Any], action: Any, policy_sec: float | None, started: float
     ) -> StepRecord:
         spent = policy_sec, time.perf_counter() - started
         return self._record_of(time_step, action, spent, self.activity, self._clock())
 
     def _record_of(
         self,
-        time_step: TimeStep[Any] | _Unfinished,
+        time_step: TimeStep[Any],
         action: Any,
         spent: tuple[float | None, float],
         seen: Activity | None,
@@ -332,15 +335,6 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
             self.trajectory = max(one.kept, key=lambda kept: kept.num_steps, default=None)
             if self._listener is not None:
                 self._listener.recorded(self.trajectory, self.collector_failures, end_time=ended_at)
-
-
-class _Unfinished(NamedTuple):
-    """A placeholder for the missing time step in the record of a `reset()` or `step()` that raised an exception."""
-
-    step_type: StepType
-    reward: None = None
-    discount: None = None
-    observation: None = None
 
 
 def _number(value: Any) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import threading
@@ -345,11 +344,6 @@ def as_collector(collector: TrajectoryCollector) -> CollectorBase:
     return collector if isinstance(collector, CollectorBase) else _ForeignCollector(collector)
 
 
-@runtime_checkable
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
 class _ForeignCollector(StandIn, CollectorBase):
     @property
     def keeps_apart(self) -> bool:
@@ -366,19 +360,13 @@ class _ForeignCollector(StandIn, CollectorBase):
         return trajectory
 
     def close(self) -> None:
-        if isinstance(self._part, _Closable):
-            self._part.close()
+        close = getattr(self._part, "close", None)
+        if close is not None:
+            close()
 
 
 def _known(given: Mapping[str, Any], method: Callable[..., Any]) -> Mapping[str, Any]:
     """Returns the keyword arguments in `given` that `method` accepts."""
-    names = _keywords_of(method.__func__ if inspect.ismethod(method) else method)
-    return given if names is None else {name: value for name, value in given.items() if name in names}
-
-
-@functools.lru_cache(maxsize=256)  # called for the same few functions in every episode
-def _keywords_of(function: Callable[..., Any]) -> frozenset[str] | None:
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return frozenset(parameter.name for parameter in parameters)
+    known = inspect.signature(method).parameters
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values())
+    return {name: value for name, value in given.items() if takes_all or name in known}

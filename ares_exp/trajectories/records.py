@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ares_exp.containers.activity import BackgroundRequest, CommandRecord
 from ares_exp.environment import BACKGROUND_PREFIX, MAIN_CONVERSATION, StepType
+from ares_exp.errors import TrajectoryFormatError
 from ares_exp.llms.request import (
     REQUEST_DEFAULTS,
     FrozenList,
@@ -277,9 +278,17 @@ class EpisodeTrajectory:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EpisodeTrajectory:
         """Creates a trajectory from `to_dict()` or a file's JSON. Raises `TrajectoryFormatError` for invalid fields."""
-        from ares_exp.trajectories.files.episode_file import episode_from_dict
+        from ares_exp.trajectories.files.episode_file import check_version, whole_episode
+        from ares_exp.trajectories.files.step_encoding import StepDecoder
 
-        return episode_from_dict(data)
+        try:
+            steps = data["steps"]
+            if (version := data.get("schema_version")) is not None:
+                check_version(version)
+                steps = map(StepDecoder().decode, steps)
+            return whole_episode(data, steps)
+        except BROKEN as error:
+            raise TrajectoryFormatError(f"Expected a trajectory: {what_broke(error)}") from error
 
     @classmethod
     def load(cls, path: str | Path) -> EpisodeTrajectory:
@@ -289,9 +298,12 @@ class EpisodeTrajectory:
             TrajectoryFormatError: The file is missing or invalid, contains several episodes, or has another schema
                 version. The message contains the path and, if known, the position.
         """
-        from ares_exp.trajectories.files.episode_file import load_episode
+        from ares_exp.trajectories.files.episode_file import find_episodes
 
-        return load_episode(Path(path))
+        episodes = list(find_episodes(Path(path)))
+        if len(episodes) != 1:
+            raise TrajectoryFormatError(f"{path}: expected one episode, found {len(episodes)}.")
+        return episodes[0].trajectory
 
 
 def total_reward(steps: Sequence[StepRecord]) -> float | None:

@@ -25,11 +25,11 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from ares_exp.errors import ConfigError, StorageError
 from ares_exp.llms.request import LLMRequest, freeze
@@ -38,7 +38,7 @@ from ares_exp.records.recorded_results import is_countable
 from ares_exp.records.results import RESPONSES_USED_UP, EpisodeResult
 from ares_exp.records.run_dir import append_text, atomic_file, dump_json
 from ares_exp.records.run_storage import RunStorage
-from ares_exp.records.validation import MAX_COUNT, Text, briefly, explain_validation
+from ares_exp.records.validation import MAX_COUNT, Text, briefly, validated
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.recorded_responses import Exchange
@@ -50,14 +50,29 @@ from ares_exp.trajectories.records import (
 
 SUFFIX = ".jsonl"
 SCHEMA_VERSION = 3
-_CONTENT = {"exchanges", "ahead", "ahead_taken_over", "result"}
-"""Fields of a `LoggedEpisode` that come from later lines of the log. The other fields form the first line."""
+Count = Annotated[int, Field(ge=0, lt=MAX_COUNT, strict=True)]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedEpisode:
+class _Head:
+    """The first line of a response log, which identifies the episode. It also contains the schema version."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    episode_id: Text
+    task_name: Text
+    attempt: Count
+    retry: Count
+    seed: Annotated[int, Field(strict=True)]
+    started_at: Annotated[float, Field(ge=0, lt=MAX_COUNT, strict=True)]
+    parent: Text | None = None
+    taken_over: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEpisode(_Head):
     """The content of a response log.
 
     Attributes:
@@ -71,14 +86,6 @@ class LoggedEpisode:
         result: Result of the episode; `None` if it has not ended.
     """
 
-    episode_id: str
-    task_name: str
-    attempt: int
-    retry: int
-    seed: int
-    started_at: float
-    parent: str | None = None
-    taken_over: int = 0
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
     ahead: Sequence[Exchange] = field(default=(), repr=False)
     ahead_taken_over: Sequence[LLMResponse] = field(default=(), repr=False)
@@ -111,8 +118,8 @@ class LoggedEpisode:
         with read_lines(path) as lines:
             line = next(lines)
             head = _head(line.text, path)
-            if head["episode_id"] != path.stem:
-                raise ValueError(f"expected the log of {path.stem}, got the log of {head['episode_id']!r:.80}")
+            if head.episode_id != path.stem:
+                raise ValueError(f"expected the log of {path.stem}, got the log of {head.episode_id!r:.80}")
             try:
                 for line in lines:
                     data = json.loads(line.text)
@@ -135,10 +142,13 @@ class LoggedEpisode:
             except Exception as error:
                 logger.info("%s: only the lines before line %d are used (%s)", path, line.number, error)
         ahead = tuple(waiting.values())
-        return cls(**head, exchanges=tuple(in_order), ahead=ahead, ahead_taken_over=tuple(taken_over), result=result)
-
-
-_HEAD_FIELDS = tuple(field.name for field in fields(LoggedEpisode) if field.name not in _CONTENT)
+        return cls(
+            **asdict(head),
+            exchanges=tuple(in_order),
+            ahead=ahead,
+            ahead_taken_over=tuple(taken_over),
+            result=result,
+        )
 
 
 class ResponseLog:
@@ -174,27 +184,23 @@ class ResponseLog:
             StorageError: The file could not be written.
         """
         self._encoder, self._ahead, self._failure = StepEncoder(), len(ahead), None
-        head = {name: getattr(self._episode, name) for name in _HEAD_FIELDS}
+        head = {item.name: getattr(self._episode, item.name) for item in fields(_Head)}
         head |= {"taken_over": len(taken_over), "schema_version": SCHEMA_VERSION}
         lines = [dump_json(head), *map(self._line, taken_over)]
         lines += [self._line(one, ahead=number, taken_over=True) for number, one in enumerate(ahead)]
         text = "".join(f"{line}\n" for line in lines)
-        self._storage.write(lambda: self._make(text, has_responses=bool(taken_over or ahead)), self._path)
+        self._storage.write(lambda: self._make(text, sync=bool(taken_over or ahead)), self._path)
         self._exists = True
 
-    def _make(self, text: str, *, has_responses: bool) -> None:
-        """Creates the file with `text`.
+    def _make(self, text: str, *, sync: bool) -> None:
+        """Creates or replaces the file atomically.
 
-        A file that contains responses is written atomically and synced to disk, because it replaces the log of the
-        earlier episode. Later lines are not synced.
+        A file that contains responses is synced to disk, because it replaces the log of the earlier episode. Later
+        lines are not synced.
         """
-        if not has_responses:
-            with suppress(FileExistsError):
-                append_text(self._path, text, flags=os.O_CREAT | os.O_EXCL)
-                return
         path = Path(self._path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path, sync=has_responses) as whole:
+        with atomic_file(path, sync=sync) as whole:
             whole.write(text.encode())
 
     def check(self) -> None:
@@ -224,11 +230,7 @@ class ResponseLog:
 
     def read(self) -> LoggedEpisode | None:
         """Reads the file. Returns `None` if it was discarded or, after a warning, if it is unreadable. Blocking."""
-        try:
-            return LoggedEpisode.read(Path(self._path)) if not self._discarded else None
-        except (OSError, ValueError, RecursionError, StopIteration) as error:
-            logger.warning("%s cannot be read: %s", self._path, error)
-            return None
+        return _read(Path(self._path)) if not self._discarded else None
 
     def discard(self) -> None:
         """Removes the file of the log. Later writes do nothing."""
@@ -255,13 +257,16 @@ class ResponseLog:
 
 def logged_episodes(folder: Path) -> list[LoggedEpisode]:
     """Reads all logs in the folder of a run. A log with an invalid first line is skipped with a warning. Blocking."""
-    found = []
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
-        try:
-            found.append(LoggedEpisode.read(path))
-        except (OSError, ValueError, RecursionError, StopIteration) as error:
-            logger.warning("%s cannot be read, and is not changed: %s", path, error)
-    return found
+    read = map(_read, sorted(folder.glob(f"*{SUFFIX}")))
+    return [episode for episode in read if episode is not None]
+
+
+def _read(path: Path) -> LoggedEpisode | None:
+    try:
+        return LoggedEpisode.read(path)
+    except (OSError, ValueError, RecursionError, StopIteration) as error:
+        logger.warning("%s cannot be read, and is not changed: %s", path, error)
+        return None
 
 
 def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
@@ -275,43 +280,21 @@ def _exchange(data: dict[str, Any], decoder: StepDecoder) -> Exchange:
     return Exchange(freeze(request), response, stage)
 
 
-def _result(data: Any, head: Mapping[str, Any]) -> EpisodeResult:
+def _result(data: Any, head: _Head) -> EpisodeResult:
     """Parses the result. Raises an exception if it does not belong to the episode of the first line, `head`."""
     result = EpisodeResult.from_dict(data)
     if result.outcome not in RESPONSES_USED_UP or any(
-        getattr(result, name) != head[name] for name in ("episode_id", "task_name", "attempt", "retry", "seed")
+        getattr(result, name) != getattr(head, name) for name in ("episode_id", "task_name", "attempt", "retry", "seed")
     ):
         raise ValueError("the result does not belong to this episode")
     return result
 
 
-Count = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
-
-
-class _Head(BaseModel):
-    """The schema of the first line, which identifies the episode of the log."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    episode_id: Text
-    task_name: Text
-    attempt: Count
-    retry: Count
-    seed: int
-    started_at: Annotated[float, Field(ge=0, lt=MAX_COUNT)]
-    parent: Text | None
-    taken_over: Count
-    schema_version: int
-
-
-def _head(line: str, path: Path) -> dict[str, Any]:
+def _head(line: str, path: Path) -> _Head:
     data = json.loads(line)
-    if isinstance(data, dict) and (version := data.get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
+    if isinstance(data, dict) and (version := data.pop("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
         raise ConfigError(
             f"{path}: expected schema_version {SCHEMA_VERSION}, got {briefly(version)}. Resume the run with the "
             "version of ares_exp that wrote the file, or remove the file to request its responses again."
         )
-    try:
-        return _Head.model_validate(data).model_dump(exclude={"schema_version"})
-    except ValidationError as error:
-        raise ValueError(explain_validation(error)) from None
+    return validated(_Head, data)

@@ -21,6 +21,7 @@ implies is used (`paired.implied_error`). Otherwise, the result could be fewer a
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -116,19 +117,13 @@ def _attempts(
 
 def _tasks(found: float, now: float, alpha: float) -> int | None:
     """Finds the smallest number of tasks that shows the difference, by bisection; `None` if it exceeds `MOST`."""
-    low, high = 2, 2
-    while not _enough(high, found, now, alpha):
-        low, high = high + 1, 2 * high
-        if high > MOST:
-            return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _enough(middle, found, now, alpha) else (middle + 1, high)
-    return high
 
+    def are_enough(tasks: int) -> bool:
+        return not is_too_few(tasks, alpha) and found >= _quantiles(tasks, alpha) * math.sqrt(now / tasks)
 
-def _enough(tasks: int, found: float, now: float, alpha: float) -> bool:
-    return not is_too_few(tasks, alpha) and found >= _quantiles(tasks, alpha) * math.sqrt(now / tasks)
+    numbers = range(2, MOST + 1)
+    index = bisect_left(numbers, True, key=are_enough)
+    return numbers[index] if index < len(numbers) else None
 
 
 def _quantiles(tasks: int, alpha: float) -> float:

@@ -10,6 +10,7 @@ from statistics import median, quantiles
 from typing import Any, Self
 
 from ares_exp.records.results import UNFINISHED, EpisodeResult, RunSummary, count_outcomes, final_results
+from ares_exp.records.run_dir import finite
 from ares_exp.records.statistics.estimate import LEVEL, Estimate, mean, mean_over_attempts
 from ares_exp.records.statistics.task_statistics import (
     PassRate,
@@ -165,13 +166,7 @@ def mean_scores(
 
 def json_ready(data: Any) -> Any:
     """Copies JSON-like data, with floats rounded to `DIGITS` digits. NaN and infinity become `None`."""
-    if isinstance(data, float):
-        return float(f"{data:.{DIGITS}g}") if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {str(key): json_ready(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [json_ready(value) for value in data]
-    return data
+    return finite(data, digits=DIGITS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,11 +53,6 @@ class ExportedEpisodes:
             if reason is None:
                 try:
                     episode = stored.load()
-                    if episode.num_steps != len(episode.steps):
-                        raise TrajectoryFormatError(
-                            f"{stored.path}: expected {episode.num_steps} steps of {episode.episode_id!r:.80}, got "
-                            f"{len(episode.steps)}."
-                        )
                 except TrajectoryFormatError as error:
                     self.problems.append(str(error))
                     continue

@@ -158,14 +158,6 @@ def is_shared(path: Path) -> bool:
     return path.name.endswith(SHARED_SUFFIXES)
 
 
-def load_episode(path: Path) -> EpisodeTrajectory:
-    """Reads the file of one episode; see `EpisodeTrajectory.load`."""
-    episodes = list(find_episodes(path))
-    if len(episodes) != 1:
-        raise TrajectoryFormatError(f"{path}: expected one episode, found {len(episodes)}.")
-    return episodes[0].trajectory
-
-
 def find_headers(path: Path, *, problems: list[str] | None = None) -> Iterator[FoundEpisode]:
     """Yields the episodes of a file in the order of `find_episodes`, without the steps of ended episodes."""
     if is_shared(path):
@@ -317,18 +309,6 @@ def _object(data: Any) -> dict[str, Any]:
 
 
 SCHEMA_VERSION = 3
-
-
-def episode_from_dict(data: Mapping[str, Any]) -> EpisodeTrajectory:
-    """Creates a trajectory from its JSON form; see `EpisodeTrajectory.from_dict`."""
-    try:
-        steps = data["steps"]
-        if (version := data.get("schema_version")) is not None:
-            check_version(version)
-            steps = map(StepDecoder().decode, steps)
-        return whole_episode(data, steps)
-    except BROKEN as error:
-        raise TrajectoryFormatError(f"Expected a trajectory: {what_broke(error)}") from error
 
 
 def whole_episode(data: Mapping[str, Any], steps: Iterable[Any]) -> EpisodeTrajectory:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from ares_exp.records.run_dir import atomic_file, open_regular
+from ares_exp.records.run_dir import atomic_file, open_regular, try_lock
 
 ZSTD = ".zst"
 MAX_FILE_BYTES = 4 * 1024**3
@@ -35,10 +34,6 @@ class Line(NamedTuple):
         return _place(self.offset, self.number)
 
 
-class TextTooLongError(ValueError):
-    """A file or a line exceeds the size limit."""
-
-
 @contextmanager
 def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[Iterator[Line]]:
     """Opens a file, and yields an iterator over its lines. Files named `….zst` are decompressed.
@@ -49,14 +44,12 @@ def read_lines(path: Path, *, offsets: Sequence[int] | None = None) -> Iterator[
 
     Raises:
         OSError: The file cannot be read or decompressed.
-        ValueError: A line is not UTF-8, a compressed file is incomplete, or a size limit is exceeded
-            (`TextTooLongError`). Raised while iterating.
+        ValueError: A line is not UTF-8, a compressed file is incomplete, or a size limit is exceeded. Raised while
+            iterating.
     """
     with open_regular(path) as raw, _decompressed(raw, path) as file:
         if offsets is None:
             yield _lines(file)
-        elif path.suffix == ZSTD:  # a compressed file can only be read from its start
-            yield _selected(_lines(file), offsets)
         else:
             yield (_line_at(file, offset) for offset in offsets)
 
@@ -74,13 +67,13 @@ def first_and_last_line(path: Path) -> tuple[Line, Line]:
 
 
 def read_rest(lines: Iterator[Line]) -> str:
-    """Returns the remaining lines of a file as one string. Raises `TextTooLongError` if it is too long for one line."""
+    """Returns the remaining lines of a file as one string. Raises `ValueError` if it is too long for one line."""
     texts, length = [], 0
     for line in lines:
         texts.append(line.text)
         length += len(line.text)
         if length > MAX_LINE_BYTES:
-            raise TextTooLongError(f"the JSON object is longer than the limit of {MAX_LINE_BYTES} bytes")
+            raise ValueError(f"the JSON object is longer than the limit of {MAX_LINE_BYTES} bytes")
     return "".join(texts)
 
 
@@ -88,7 +81,7 @@ def _lines(file: IO[bytes]) -> Iterator[Line]:
     offset = number = 0
     while data := _read_line(file, offset, number := number + 1):
         if offset + len(data) > MAX_FILE_BYTES:
-            raise TextTooLongError(f"the file is longer than the limit of {MAX_FILE_BYTES} bytes")
+            raise ValueError(f"the file is longer than the limit of {MAX_FILE_BYTES} bytes")
         yield Line(offset, number, _text(data, offset, number))
         offset += len(data)
 
@@ -101,19 +94,8 @@ def _line_at(file: IO[bytes], offset: int) -> Line:
 def _read_line(file: IO[bytes], offset: int, number: int) -> bytes:
     data = file.readline(MAX_LINE_BYTES + 1)
     if len(data) > MAX_LINE_BYTES:
-        raise TextTooLongError(f"the line {_place(offset, number)} is longer than the limit of {MAX_LINE_BYTES} bytes")
+        raise ValueError(f"the line {_place(offset, number)} is longer than the limit of {MAX_LINE_BYTES} bytes")
     return data
-
-
-def _selected(lines: Iterator[Line], offsets: Sequence[int]) -> Iterator[Line]:
-    wanted = iter(offsets)
-    offset = next(wanted, None)
-    for line in lines:
-        if offset is None:
-            return
-        if line.offset == offset:
-            yield line._replace(number=0)
-            offset = next(wanted, None)
 
 
 def _last_line_starts(file: IO[bytes], *, after: int) -> int | None:
@@ -182,6 +164,10 @@ ASKING_LIMIT_SEC = 1.0
 because they lock the file for a moment. After this time, the writer continues without a lock."""
 
 
+CHECK_SEC = 0.005
+"""Time in seconds for which `has_writer` tries to lock a file, because another process may also be checking it."""
+
+
 class WriterLock:
     """A shared lock which shows other processes that a file or directory is being written (see `has_writer`).
 
@@ -198,7 +184,8 @@ class WriterLock:
         with self._lock:
             if self._descriptor is None:
                 descriptor = os.open(path, os.O_RDONLY)
-                _share(descriptor)
+                with suppress(OSError):  # the file system has no such locks
+                    try_lock(descriptor, fcntl.LOCK_SH, wait_sec=ASKING_LIMIT_SEC)
                 self._descriptor = descriptor
             self._holders.add(holder)
 
@@ -211,36 +198,15 @@ class WriterLock:
                 self._descriptor = None
 
 
-def _share(descriptor: int) -> None:
-    give_up = time.monotonic() + ASKING_LIMIT_SEC
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process is checking for a writer, which takes microseconds
-            if time.monotonic() > give_up:
-                return
-            time.sleep(0.0005)
-        except OSError:  # the file system has no such locks, so `has_writer` always returns true there
-            return
-        else:
-            return
-
-
 def has_writer(path: Path) -> bool:
-    """Returns whether a process holds a `WriterLock` on `path`. Raises `OSError` if `path` is missing."""
+    """Returns whether a process holds a `WriterLock` on `path`. Raises `OSError` if `path` is missing.
+
+    Always returns true if the file system does not support locks.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        if not _is_held(descriptor):
-            return False
-        time.sleep(0.005)  # another process may have been checking
-        return _is_held(descriptor)
+        return not try_lock(descriptor, fcntl.LOCK_EX, wait_sec=CHECK_SEC)
+    except OSError:
+        return True
     finally:
         os.close(descriptor)
-
-
-def _is_held(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False

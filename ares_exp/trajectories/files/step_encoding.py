@@ -20,13 +20,13 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from itertools import islice
 from operator import is_
 from typing import Any
 
 from ares_exp.llms.request import FrozenList, Message, freeze
-from ares_exp.trajectories.records import StepRecord, command_to_dict
+from ares_exp.trajectories.records import StepRecord
 
 EMPTY = -1
 """Number of the empty conversation. It is the parent node of every conversation that has only one message."""
@@ -74,8 +74,6 @@ class ConversationWriter:
         """Adds a conversation, which must not change later. Returns its node, and the new messages and nodes."""
         shared = self._shared_with_previous(conversation)
         self._given = conversation
-        if shared == len(self._previous) and shared == len(conversation):
-            return Added(self._nodes[-1] if self._nodes else EMPTY, self._previous, [], [])
         indices, nodes = self._indices[:shared], self._nodes[:shared]
         known = len(self.messages)
         node = nodes[-1] if nodes else EMPTY
@@ -157,6 +155,9 @@ MAX_REPEATED_TOKENS = 200_000_000
 """Maximum number of token ids in all prompts of a file together. An id counts once for each prompt that contains it."""
 
 
+_OPTIONAL = frozenset(item.name for item in fields(StepRecord) if item.default is not MISSING)
+
+
 class StepEncoder:
     """Converts the steps of one episode, in order, to the format of files."""
 
@@ -175,19 +176,8 @@ class StepEncoder:
         observation, packed = self.pack(record.observation, record.action)
         if observation is not record.observation:
             record = replace(record, observation=observation)
-        adds = packed.pop("adds", None)
-        data = {"step_index": record.step_index, "step_type": record.step_type, **packed}
-        data |= {"reward": record.reward, "discount": record.discount, "timestamp": record.timestamp}
-        for name in ("policy_sec", "environment_sec", "container_sec"):
-            if (seconds := getattr(record, name)) is not None:
-                data[name] = seconds
-        if record.commands:
-            data["commands"] = [command_to_dict(command) for command in record.commands]
-        if record.background_requests:
-            data["background_requests"] = [request.to_dict() for request in record.background_requests]
-        if adds is not None:
-            data["adds"] = adds
-        return record, data
+        data = record.to_dict() | packed
+        return record, {name: value for name, value in data.items() if name not in _OPTIONAL or value not in (None, [])}
 
     def pack(self, observation: Any, action: Any) -> tuple[Any, dict[str, Any]]:
         """Encodes only the observation and the action of the next step.

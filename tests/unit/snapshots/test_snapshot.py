@@ -238,28 +238,23 @@ def test_path_without_a_snapshot_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "gone", tmp_path / "gone" / "snapshot.json"):
         with pytest.raises(SnapshotNotFoundError, match=str(path)):
             EnvironmentSnapshot.load_from_file(path)
-    with pytest.raises(SnapshotMetadataError, match="xxx: File name too long"):
-        EnvironmentSnapshot.load_from_file(tmp_path / ("x" * 300))
-    with pytest.raises(SnapshotMetadataError, match="null"):
-        EnvironmentSnapshot.load_from_file("a\0b")
+    for bad, reason in ((tmp_path / ("x" * 300), "xxx: File name too long"), ("a\0b", "null")):
+        with pytest.raises(SnapshotMetadataError, match=reason):
+            EnvironmentSnapshot.load_from_file(bad)
 
 
 def test_irregular_file_is_not_opened(store: SnapshotStore, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.json"
-    secret.write_text('{"secret": 1}')
+    (tmp_path / "secret.json").write_text('{"secret": 1}')
     path = add(store).snapshot_dir / "snapshot.json"
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(SnapshotMetadataError, match="expected a file, got a directory, a pipe or a device"):
-        store.get(f"{EPISODE}@0")
-    path.unlink()
-    path.symlink_to(secret)
-    with pytest.raises(SnapshotMetadataError, match="it is a link"):
-        store.get(f"{EPISODE}@0")
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(SnapshotMetadataError, match="expected a file"):
-        store.get(f"{EPISODE}@0")
+    for create, reason in (
+        (os.mkfifo, "expected a regular file"),
+        (lambda path: path.symlink_to(tmp_path / "secret.json"), "it is a link"),
+        (Path.mkdir, "Is a directory"),
+    ):
+        path.unlink()
+        create(path)
+        with pytest.raises(SnapshotMetadataError, match=reason):
+            store.get(f"{EPISODE}@0")
 
 
 def test_store_is_not_a_snapshot(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import SnapshotError, SnapshotMetadataError, SnapshotNotFoundError
-from ares_exp.snapshots.snapshot import EnvironmentSnapshot
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot, check_id, new_id
 from ares_exp.snapshots.store import SnapshotStore
 from tests.unit.snapshots.stores import EPISODE, add, make
 
@@ -90,24 +90,24 @@ NO_IDS = ["", ".", "..", ".tmp-1", "a/b", "../a", "/a", "objects", "a\0", "a\n",
 
 @pytest.mark.parametrize("name", IDS)
 def test_valid_ids_are_accepted(store: SnapshotStore, name: str) -> None:
-    assert store.check_id(name) == name
+    assert check_id(name) == name
     add(store, name)
     assert [*store.ids()] == [name]
 
 
 @pytest.mark.parametrize("name", NO_IDS)
 def test_invalid_ids_are_refused(store: SnapshotStore, name: str) -> None:
-    for use in (store.check_id, store.get, store.delete, lambda name: add(store, name)):
+    for use in (check_id, store.get, store.delete, lambda name: add(store, name)):
         with pytest.raises(SnapshotMetadataError, match="the id of a snapshot to be a plain file name") as told:
             use(name)
         assert str(told.value).isprintable()
     assert not store.path.exists() or [*store.ids()] == []
 
 
-def test_new_ids_are_unique_and_contain_the_time(store: SnapshotStore) -> None:
-    ids = {store.new_id() for _ in range(100)}
+def test_new_ids_are_unique_and_contain_the_time() -> None:
+    ids = {new_id() for _ in range(100)}
     assert len(ids) == 100
-    assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{8}", store.check_id(name)) for name in ids)
+    assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{8}", check_id(name)) for name in ids)
 
 
 def test_unknown_id_suggests_existing_ones(store: SnapshotStore) -> None:
@@ -168,11 +168,9 @@ def test_deleting_a_link_preserves_its_target(store: SnapshotStore, tmp_path: Pa
 def test_beyond_lists_all_but_last_steps(store: SnapshotStore) -> None:
     for step in (2, 9, 10, 11):
         add(store, step=step)
-    others = [f"{EPISODE}@later", f"{EPISODE}", f"x{EPISODE}@1", f"{EPISODE}x@1"]
-    for name in others:
+    for name in (f"{EPISODE}@later", f"{EPISODE}", f"x{EPISODE}@1", f"{EPISODE}x@1"):
         add(store, name)
-    assert store.beyond(EPISODE, 2) == [f"{EPISODE}@2", f"{EPISODE}@9"]
-    assert store.beyond(EPISODE, 4) == []
+    assert [store.beyond(EPISODE, keep) for keep in (2, 4)] == [[f"{EPISODE}@2", f"{EPISODE}@9"], []]
 
 
 def test_file_permissions_follow_the_umask(store: SnapshotStore) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given
 from ares_exp.errors import AgentError, TrajectoryFormatError
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collectors import JsonTrajectoryCollector
-from ares_exp.trajectories.files.episode_file import dump_episode, load_episode
+from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import Ending, EpisodeTrajectory, StepRecord, ending
 from ares_exp.trajectories.stored_episodes import load
@@ -75,10 +75,10 @@ def test_file_cut_anywhere_has_its_complete_steps(tmp_path: Path, name: str) -> 
         path.write_bytes(data[:length])
         if length < head - 1:
             with pytest.raises(TrajectoryFormatError, match=re.escape(name)):
-                load_episode(path)
+                EpisodeTrajectory.load(path)
             assert salvaged(path)[0] == []
             continue
-        saved = load_episode(path)
+        saved = EpisodeTrajectory.load(path)
         assert salvaged(path) == ([saved], [])
         [stored] = load(tmp_path)
         assert (stored.load(), stored.outcome, stored.num_steps) == (saved, saved.outcome, saved.num_steps)
@@ -94,7 +94,7 @@ def test_broken_step_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "e.json"
     path.write_text("".join([*lines[:2], lines[2].replace('"conversation": 2', '"conversation": 99'), *lines[3:]]))
     with pytest.raises(TrajectoryFormatError) as caught:
-        load_episode(path)
+        EpisodeTrajectory.load(path)
     offset = len("".join(lines[:2]).encode())
     assert f"{path} at byte {offset} (line 3): expected a conversation number below 3, got 99" in str(caught.value)
     [saved], [problem] = salvaged(path)
@@ -120,7 +120,7 @@ def test_other_mistakes_are_reported(tmp_path: Path, change: object, what: str) 
     path = tmp_path / "e.json"
     path.write_text(change((GOLDEN / "version_3.json").read_text()))  # type: ignore[operator]
     with pytest.raises(TrajectoryFormatError, match=what):
-        load_episode(path)
+        EpisodeTrajectory.load(path)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_truncated_compressed_file_is_reported_and_salvaged(tmp_path: Path) -> N
     write_lines(path, dump_episode(expected()))
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(TrajectoryFormatError, match=r"e\.json\.zst"):
-        load_episode(path)
+        EpisodeTrajectory.load(path)
 
 
 def test_reformatted_object_is_read_within_line_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

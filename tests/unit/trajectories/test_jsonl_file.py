@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -222,3 +223,9 @@ def test_reader_probing_the_lock_does_not_block_writers(tmp_path: Path) -> None:
     assert has_writer(tmp_path)
     lock.release("a1")
     assert not has_writer(tmp_path)
+
+
+def test_writer_is_assumed_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError("no locks")))
+    WriterLock().acquire(tmp_path, "a1")
+    assert has_writer(tmp_path)
