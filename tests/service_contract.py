@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from ares_exp.cancellation import finish
-from ares_exp.runs.composing import compose_job, run_log
+from ares_exp.runs.composing import compose_run, run_log
 from ares_exp.training.service import served_rollouts
 from ares_exp.training.service.bodies import Episode
 from ares_exp.training.service.serving import ServeOptions, Service
@@ -85,9 +85,9 @@ async def served(overrides: Sequence[str], **chosen: Any) -> AsyncIterator[Calle
     place = [] if any(one.startswith("resume=") for one in overrides) else ["hydra.run.dir=run"]
     whole = ["env=counted", "tracker=none", *place, *overrides]
     given = {"trainer": service, "policy": service.policy}
-    job = await asyncio.to_thread(compose_job, whole, [Path("options")], quiet=True, given=given)
-    with run_log(job.logging, whole):
-        running = asyncio.create_task(job.run.execute())
+    run = await asyncio.to_thread(compose_run, whole, [Path("options")], quiet=True, given=given)
+    with run_log(run.log_config, whole):
+        running = asyncio.create_task(run.execute())
         try:
             async with asyncio.timeout(BOUND_SEC):
                 while not service.url and not running.done():  # noqa: ASYNC110 - it has no event for its tests
@@ -97,7 +97,7 @@ async def served(overrides: Sequence[str], **chosen: Any) -> AsyncIterator[Calle
             async with calling(service.url, service) as caller:
                 yield caller
         finally:
-            job.run.interrupt()
+            run.interrupt()
             await finish(asyncio.wait({running}, timeout=BOUND_SEC))
 
 

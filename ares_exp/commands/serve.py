@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from ares_exp.records.terminal_text import print_error
-    from ares_exp.runs.composing import compose_job, run_log
+    from ares_exp.runs.composing import compose_run, run_log
     from ares_exp.runs.from_python import checked_overrides
     from ares_exp.runs.run import run_attended
     from ares_exp.runs.steady_loop import run_steadily
@@ -62,14 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
     if not keys & {"name", "resume"}:
         overrides = [NAME, *overrides]
     service = Service(serve_options(own))
-    job = compose_job(
+    run = compose_run(
         overrides, arguments.config_dir, quiet=False, given={"trainer": service, "policy": service.policy}
     )
-    with run_log(job.logging, overrides):
+    with run_log(run.log_config, overrides):
         try:
-            summary = run_steadily(run_attended(job.run))
+            summary = run_steadily(run_attended(run))
         except UserError as error:
-            job.run.run_dir.discard()
+            run.run_dir.discard()
             print_error(str(error))
             return exit_codes.USAGE
     return exit_codes.INTERRUPTED if summary.interrupted else exit_codes.COMPLETE

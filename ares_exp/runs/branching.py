@@ -89,7 +89,7 @@ class Branching:
         self.task_name = ref.episode.task_name
         self.step = ref.step
         self._options = options
-        self._start: Callable[[Mapping[str, Any], tuple[MessageEdit, ...]], EpisodeStart] | None = None
+        self._start: Callable[[Mapping[str, Any], tuple[MessageEdit, ...]], EpisodeStart]
         self._origin: Mapping[str, Any] = {}
         self._edits: tuple[MessageEdit, ...] = ()
         self._earlier_responses: tuple[LLMResponse, ...] = ()
@@ -171,8 +171,10 @@ class Branching:
         )
 
     def start(self, branch: int) -> EpisodeStart:
-        """Returns the starting point of branch number `branch`: a snapshot, or a replay of the recorded responses."""
-        assert self._start is not None, "Call prepare() first."
+        """Returns the starting point of branch number `branch`: a snapshot, or a replay of the recorded responses.
+
+        Call `prepare` first.
+        """
         parent = self._episode.episode_id
         lineage: dict[str, Any] = {
             "root": str(self._origin.get("root") or parent),
@@ -208,15 +210,14 @@ class Branching:
     def _recorded(self, agents: AgentFactoryBase) -> EpisodeTrajectory:
         from ares_exp.trajectories.stored_episodes import load
 
-        for stored in load(self._run_dir.path, partial=True, skip_broken=True):
-            if stored.episode_id == self._episode.episode_id:
-                recorded = stored.load()
-                break
-        else:
+        episodes = load(self._run_dir.path, partial=True, skip_broken=True)
+        stored = next((one for one in episodes if one.episode_id == self._episode.episode_id), None)
+        if stored is None:
             raise SnapshotError(
                 f"the run has no snapshot of step {self.step}, and no trajectory from which the episode "
                 "could run again. In the next run, use `snapshot=every_step` or a collector."
             )
+        recorded = stored.load()
         if (was := recorded.metadata.get("agent")) not in (None, agents.name):
             raise SnapshotMismatchError(
                 f"its agent was {was!r:.100}, and agent={agents.name} cannot replay the responses up to that step."

@@ -295,6 +295,7 @@ def _busy_sec(results: Iterable[EpisodeResult]) -> float:
 
 
 def _in_words(whose: str, prefix: str, name: str, bound: float, spent: float) -> str:
+    amount = f"{spent:,}" if isinstance(spent, int) else f"{spent:,.4f}".rstrip("0").rstrip(".")
     larger = 2 * bound
     while larger <= spent:
         larger *= 2
@@ -302,13 +303,9 @@ def _in_words(whose: str, prefix: str, name: str, bound: float, spent: float) ->
     if name == "errors_in_a_row":
         remedy = "the same budget after you have fixed the cause of the errors"
     return (
-        f"The {whose}'s budget is used up: {_amount(spent)} {_NAMES[name]}, {prefix}.{name}={_number(bound)}. "
+        f"The {whose}'s budget is used up: {amount} {_NAMES[name]}, {prefix}.{name}={_number(bound)}. "
         f"No more episodes start, and running episodes are cancelled. Resume with {remedy}."
     )
-
-
-def _amount(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}".rstrip("0").rstrip(".")
 
 
 def _number(value: float) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from ares_exp.runs.branching import Branching
     from ares_exp.runs.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,15 @@ class Settings:
             reward_threshold=values["reward_threshold"],
             sweep_dir=sweep_dir,
         )
+
+
+async def close_all(closing: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
+    """Calls functions that close components, by the components' names. Failures are only logged."""
+    for what, close in closing.items():
+        try:
+            await close()
+        except Exception as error:
+            logger.warning("The %s could not be closed: %s: %s", what, type(error).__name__, error)
 
 
 def _branching(config: DictConfig) -> Branching | None:

@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,21 +25,13 @@ if TYPE_CHECKING:
 _SWEEP = "Add `-m` for a sweep, with one run per value"
 
 
-@dataclass(frozen=True, slots=True)
-class ComposedJob:
-    """A run that is ready to be executed, and the logging config that Hydra composed (`hydra/job_logging`)."""
-
-    run: Run
-    logging: Mapping[str, Any]
-
-
-def compose_job(
+def compose_run(
     overrides: Sequence[str],
     config_dirs: Sequence[Path],
     *,
     quiet: bool,
     given: Mapping[str, Any] | None = None,
-) -> ComposedJob:
+) -> Run:
     """Composes overrides in the same way as the command line, and creates the run and its directory.
 
     Hydra's record of the config is also written to the directory. If `given` contains an object for a group, such as
@@ -66,7 +57,7 @@ def compose_job(
             OptionSearchPath.config_dirs = before
 
 
-def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Callable[..., Run]) -> ComposedJob:
+def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Callable[..., Run]) -> Run:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -91,31 +82,26 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
         raise ConfigError(f"{said}{taken}") from None
 
 
-def _run_hydra(root_config: str, overrides: list[str], make_run: Callable[..., Run]) -> ComposedJob:
+def _run_hydra(root_config: str, overrides: list[str], make_run: Callable[..., Run]) -> Run:
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
 
-    made: list[ComposedJob | Exception] = []
-
-    def make(config: DictConfig) -> None:
+    def make(config: DictConfig) -> Run | Exception:
         hydra = HydraConfig.get()
-        logging: Any = OmegaConf.to_container(hydra.job_logging, resolve=True)
         try:
-            made.append(ComposedJob(make_run(config, hydra), logging))
-        except Exception as error:  # Hydra would print its own message
+            return make_run(config, hydra)
+        except Exception as error:  # returned, because Hydra would print its own message
             RunDir(Path(hydra.runtime.output_dir)).discard()
-            made.append(error)
+            return error
 
     with initialize_config_dir(str(conf_dir()), job_name="ares_exp", version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        hydra.run(root_config, make, overrides, with_log_configuration=False)
-    [job] = made
-    if isinstance(job, Exception):
-        raise job
-    return job
+        made: Run | Exception = hydra.run(root_config, make, overrides, with_log_configuration=False).return_value
+    if isinstance(made, Exception):
+        raise made
+    return made
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.validation import explain_validation
 from ares_exp.runs.budget import Spending
-from ares_exp.runs.components import Components, Settings
+from ares_exp.runs.components import Components, Settings, close_all
 from ares_exp.runs.control.run_control import RunControl
 from ares_exp.runs.control.runner_monitor import RunnerMonitor
 from ares_exp.runs.control.status import LiveStatus
@@ -102,7 +102,7 @@ class Experiment:
         self._live = LiveStatus(lambda: list(self._running.values()), self._scheduler)
         self._trained: TrainedRun | None = None
         self._interrupted = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop
         self._ended_by: BudgetExhaustedError | StorageError | UnreachableError | None = None
 
     async def prepare(self) -> Sequence[str]:
@@ -236,12 +236,11 @@ class Experiment:
             set=self._set,
             interrupt=self.interrupt,
             running=lambda: list(self._running.values()),
-            on_drop=self._dropped,
             note=partial(self._recorder.track, self._parts.tracker.log_order),
             is_recorded=lambda: self._storage.failure is None,
         )
         with collecting_seldom():
-            async with monitor, control:
+            async with monitor, control.applied():
                 watching = asyncio.create_task(self.spending.watch())
                 try:
                     yield
@@ -284,10 +283,6 @@ class Experiment:
             changes.append(partial(setattr, self, "_retry", self._retry.changed(groups["retry"])))
         return changes
 
-    def _dropped(self, planned: PlannedEpisode) -> None:
-        if self._trained is not None:
-            self._trained.dropped(planned)
-
     def _summarise(self, planned: int, wall_sec: float) -> RunSummary:
         return RunSummary(
             planned=planned,
@@ -310,17 +305,14 @@ class Experiment:
         Also passes the summary to the tracker, which has its own time limit for this.
         """
         parts = self._parts
-        closing = {
-            "executor": parts.executor.close,
-            "policy": parts.policy.close,
-            "environment": parts.source.close,
-            "container backend": parts.container_factory.close,
-        }
-        for what, close in closing.items():
-            try:
-                await close()
-            except Exception as error:
-                logger.warning("The %s could not be closed: %s: %s", what, type(error).__name__, error)
+        await close_all(
+            {
+                "executor": parts.executor.close,
+                "policy": parts.policy.close,
+                "environment": parts.source.close,
+                "container backend": parts.container_factory.close,
+            }
+        )
         await self._recorder.close(summary)
 
     def interrupt(self) -> None:
@@ -352,11 +344,7 @@ class Experiment:
             )
             failure = await self._maker.run(
                 episode,
-                is_ended=lambda: (
-                    self._scheduler.interrupted
-                    or episode.is_cancelled
-                    or (self._trained is not None and self._trained.is_cancelled(planned.slot))
-                ),
+                is_ended=lambda: self._scheduler.interrupted or planned.slot in self._scheduler.cancelled,
             )
             if isinstance(failure, asyncio.CancelledError):
                 failure = self._ended_by or failure
@@ -428,7 +416,6 @@ class Experiment:
 
     def _cannot_record(self, failure: StorageError) -> None:
         """Ends the run because a record could not be written. Can be called from any thread."""
-        assert self._loop is not None
         with suppress(RuntimeError):  # the loop is closed because the run has ended
             self._loop.call_soon_threadsafe(self._end, failure)
 

@@ -6,11 +6,10 @@ import asyncio
 import contextvars
 import html
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -189,8 +188,7 @@ class _Running:
         self._overrides = checked_overrides(overrides)
         self._config_dirs = [Path(folder) for folder in config_dirs]
         self._quiet = quiet
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._run: Run | None = None
+        self._started: tuple[asyncio.AbstractEventLoop, Run] | None = None
         self._interrupted = False
         _claim()
         context = contextvars.copy_context()
@@ -199,33 +197,30 @@ class _Running:
     def interrupt(self) -> None:
         """Ends the run early. Can be called from any thread, at any time."""
         self._interrupted = True
-        if self._loop is not None:
+        if self._started is not None:
+            loop, run = self._started
             with suppress(RuntimeError):  # the run has ended meanwhile
-                self._loop.call_soon_threadsafe(self._interrupt_run)
-
-    def _interrupt_run(self) -> None:
-        if self._run is not None:
-            self._run.interrupt()
+                loop.call_soon_threadsafe(run.interrupt)
 
     def _execute(self) -> None:
-        settle: Callable[[], None]
         try:
-            settle = partial(self.results.set_result, run_steadily(self._execute_run()))
-        except UserError as error:  # only the message is useful; a traceback of this thread would hide it
-            settle = partial(self.results.set_exception, error.with_traceback(None))
+            results = run_steadily(self._execute_run())
         except BaseException as error:
-            settle = partial(self.results.set_exception, error)
-        _in_progress.release()
-        settle()
+            if isinstance(error, UserError):  # only the message is useful; a traceback of this thread would hide it
+                error = error.with_traceback(None)
+            _in_progress.release()
+            self.results.set_exception(error)
+        else:
+            _in_progress.release()
+            self.results.set_result(results)
 
     async def _execute_run(self) -> RunResults:
-        from ares_exp.runs.composing import compose_job, run_log
+        from ares_exp.runs.composing import compose_run, run_log
 
-        self._loop = asyncio.get_running_loop()
-        job = compose_job(self._overrides, self._config_dirs, quiet=self._quiet)
-        self._run = run = job.run
+        run = compose_run(self._overrides, self._config_dirs, quiet=self._quiet)
+        self._started = asyncio.get_running_loop(), run
         try:
-            with run_log(job.logging, self._overrides):
+            with run_log(run.log_config, self._overrides):
                 if self._interrupted:
                     run.interrupt()
                 summary = await run.execute()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -12,6 +12,7 @@ from typing import cast
 from ares_exp.config.parts import name_of
 from ares_exp.environments.source import SourceBase
 from ares_exp.errors import ConfigError, UserError
+from ares_exp.records.terminal_text import first_of
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.episode_maker import EpisodeMaker
 from ares_exp.runs.executors.executor import RunPlan
@@ -186,21 +187,16 @@ def _narrowed(parts: Components, task_names: Sequence[str], warn: Callable[[str]
     kept = [name for name in task_names if name in recorded]
     if not kept:
         raise ConfigError(
-            f"None of the recorded tasks ({_some(recorded)}) is a task of "
-            f"{name_of(parts.source)}, which has {_some(task_names)}. Choose the same `env` as in the "
+            f"None of the recorded tasks ({first_of([*recorded], SHOWN_TASKS)}) is a task of "
+            f"{name_of(parts.source)}, which has {first_of(task_names, SHOWN_TASKS)}. Choose the same `env` as in the "
             "recording."
         )
     if len(kept) < len(task_names):
         parts.source.keep(kept)
         if parts.branching is None:
-            left_out = _some([name for name in task_names if name not in recorded])
+            left_out = first_of([name for name in task_names if name not in recorded], SHOWN_TASKS)
             warn(f"Tasks are left out, because they have no recorded episode: {left_out}.")
     return kept
-
-
-def _some(names: Collection[str]) -> str:
-    shown = ", ".join(list(names)[:SHOWN_TASKS])
-    return shown if len(names) <= SHOWN_TASKS else f"{shown} and {len(names) - SHOWN_TASKS} more"
 
 
 def _raise_all(outcomes: Sequence[object]) -> None:

@@ -8,7 +8,6 @@ import platform
 import socket
 import subprocess
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -39,7 +38,7 @@ def collect_provenance(
     """
     checkout = Path(ares_exp.__file__).resolve().parent.parent
     return {
-        "ares_exp_version": _own_version(checkout),
+        "ares_exp_version": ares_exp.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in _distributions()},
@@ -86,15 +85,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode(errors="replace")
-
-
-def _own_version(checkout: Path) -> str | None:
-    """Returns the version of `ares_exp`. Prefers a checkout's `pyproject.toml`, as editable installs may be stale."""
-    try:
-        version: str = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
-    except (OSError, KeyError, ValueError):
-        return _version("ares-exp")
-    return version
 
 
 def _distributions() -> list[str]:

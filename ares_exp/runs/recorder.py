@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ares_exp.errors import BudgetExhaustedError, StorageError
 from ares_exp.records.results import RESPONSES_USED_UP, EpisodeResult, RunSummary
-from ares_exp.records.run_dir import GatheredCalls, RunDir
+from ares_exp.records.run_dir import GatheredCalls, RunDir, dump_json
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.runs.components import Components
 from ares_exp.runs.resume.session import PreviousSessions
@@ -93,12 +93,11 @@ class Recorder:
         If an episode is retried, first creates the response log of its retry. Even if this process dies before the
         retry starts, the resumed run finds this log and starts the retry.
         """
-        rows = [episode.row_of(result) for episode, result in ended]
+        rows = [dump_json(result.to_dict()) for _, result in ended]
         try:
             for episode, _ in ended:
-                if episode.starts_anew:
-                    assert episode.retry is not None
-                    self._start_log(episode.retry.planned)
+                if (retry := episode.retry_from_start) is not None:
+                    self._start_log(retry)
             self._storage.write(lambda: self._run_dir.append_episodes(*rows), self._run_dir.episodes)
         except StorageError as failure:
             self.unwritten_rows += len(rows)
@@ -106,7 +105,7 @@ class Recorder:
                 episode.result = episode.to_unrecorded(failure)
             return
         for episode, result in ended:
-            if episode.log is not None and (episode.starts_anew or result.outcome in RESPONSES_USED_UP):
+            if episode.log is not None and (episode.retry_from_start or result.outcome in RESPONSES_USED_UP):
                 with suppress(OSError):  # resuming the run deletes it
                     episode.log.discard()
 

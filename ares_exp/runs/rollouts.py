@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from ares_exp.environments.source import (
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import as_policy
 from ares_exp.records.results import EpisodeResult, EpisodeUsage, ErrorInfo, Outcome
-from ares_exp.runs.components import Components, Settings
+from ares_exp.runs.components import Components, Settings, close_all
 from ares_exp.runs.episode_maker import EpisodeMaker
 from ares_exp.runs.preparation import bounded_concurrency, planned_episodes, prepare
 from ares_exp.runs.running_episode import RunningEpisode
@@ -94,7 +94,7 @@ class _Seeded(EnvironmentWrapper):
 
 def _make_parts(
     given: Mapping[str, Any], values: Mapping[str, Any], overrides: Sequence[str], config_dirs: Sequence[Path]
-) -> tuple[Components, Settings, list[Callable[[], Awaitable[None]]]]:
+) -> tuple[Components, Settings, dict[str, Callable[[], Awaitable[None]]]]:
     """Creates the components (without starting them), the settings, and the functions that close the components.
 
     `given` contains an object, the name of an option, the content of an option file or `None` (the default option) for
@@ -132,7 +132,7 @@ def _make_parts(
         tracker=SeveralTrackers({}),
     )
     closing = {"policy": parts.policy.close, "env": parts.source.close, "container": parts.container_factory.close}
-    return parts, Settings.of(resolved), [close for group, close in closing.items() if group not in objects]
+    return parts, Settings.of(resolved), {group: close for group, close in closing.items() if group not in objects}
 
 
 def _check_overrides(overrides: Sequence[str], given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -276,31 +276,28 @@ async def rollouts(
         [Path(folder) for folder in config_dirs],
     )
     maker, chooses_task = EpisodeMaker(parts, settings), isinstance(parts.source, MadeEnvironments)
-    running: set[asyncio.Task[FinishedEpisode]] = set()
+    tasks: set[asyncio.Task[FinishedEpisode]] = set()  # of episodes that were not yielded yet
     finished: asyncio.Queue[asyncio.Task[FinishedEpisode]] = asyncio.Queue()
     at_once = settings.concurrency
 
-    def hand_over(task: asyncio.Task[FinishedEpisode]) -> None:
-        running.discard(task)
-        finished.put_nowait(task)
-
     def fill(owed: Iterator[PlannedEpisode]) -> None:
-        while len(running) + finished.qsize() < at_once and (planned := next(owed, None)) is not None:
+        while len(tasks) < at_once and (planned := next(owed, None)) is not None:
             task = asyncio.create_task(_execute(maker, planned, settings, chooses_task=chooses_task))
-            running.add(task)
-            task.add_done_callback(hand_over)
+            tasks.add(task)
+            task.add_done_callback(finished.put_nowait)
 
     try:
         names = await prepare(parts, settings, maker, logger.warning)
         at_once = bounded_concurrency(parts, settings.concurrency, logger.warning)
         owed = iter(planned_episodes(parts, settings, names))
         fill(owed)
-        while running or finished.qsize():
-            episode = (await finished.get()).result()
+        while tasks:
+            task = await finished.get()
+            tasks.discard(task)
             fill(owed)  # so that others run while the consumer handles this episode
-            yield episode
+            yield task.result()
     finally:
-        await finish(_release(running, owned))
+        await finish(_release(tasks, owned))
 
 
 async def _execute(
@@ -316,17 +313,14 @@ async def _execute(
     return FinishedEpisode(result, trajectory, episode.usage)
 
 
-async def _release(running: set[asyncio.Task[FinishedEpisode]], owned: Sequence[Callable[[], Any]]) -> None:
+async def _release(
+    tasks: Collection[asyncio.Task[FinishedEpisode]], owned: Mapping[str, Callable[[], Awaitable[None]]]
+) -> None:
     """Cancels running episodes, waits for their end, and calls the functions in `owned`, which close components.
 
     The wait takes at most `RELEASE_LIMIT_SEC`.
     """
-    tasks = {*running}
     await cancel_all(*tasks, within_sec=RELEASE_LIMIT_SEC)
     if stuck := sum(not task.done() for task in tasks):
         logger.warning("%d cancelled episodes did not end within %g s.", stuck, RELEASE_LIMIT_SEC)
-    for close in owned:
-        try:
-            await close()
-        except Exception as error:
-            logger.warning("A component of the rollouts could not be closed: %s: %s", type(error).__name__, error)
+    await close_all(owned)

@@ -20,7 +20,7 @@ from ares_exp.policies.replay_report import ReplayReport
 from ares_exp.records.results import RunSummary
 from ares_exp.records.run_dir import HYDRA_RECORDS, RunDir, resume_command
 from ares_exp.records.secrets import RepeatedWarnings, SecretFilter, scrub, typed_secrets
-from ares_exp.records.terminal_text import print_error
+from ares_exp.records.terminal_text import first_of, print_error
 from ares_exp.reports.summary import render_job, render_summary
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import Experiment
@@ -41,7 +41,12 @@ logger = logging.getLogger(__name__)
 
 
 class Run:
-    """One run of an experiment, which can be executed once. `run_dir` is its directory."""
+    """One run of an experiment, which can be executed once.
+
+    Attributes:
+        run_dir: Directory of the run.
+        log_config: Logging config that Hydra composed (`hydra/job_logging`).
+    """
 
     def __init__(
         self, config: DictConfig, hydra: HydraConf, *, quiet: bool = False, given: Mapping[str, Any] | None = None
@@ -58,6 +63,7 @@ class Run:
         from omegaconf import OmegaConf
 
         self.run_dir, sweeps = RunDir(Path(hydra.runtime.output_dir)), hydra.mode == RunMode.MULTIRUN
+        self.log_config: Any = OmegaConf.to_container(cast("Any", hydra.job_logging), resolve=True)
         if config.resume and not sweeps and is_fresh_dir(hydra.run):
             raise ConfigError(NOTHING_TO_RESUME.format(key="hydra.run.dir", what="run"))
         overrides = cast("list[str]", OmegaConf.to_container(cast("Any", hydra.overrides.task), resolve=False))
@@ -82,13 +88,14 @@ class Run:
         sweep_dir = Path(hydra.sweep.dir) if sweeps else None
         self._group = f"{values['name']}/{sweep_dir.name}" if sweep_dir is not None else None
         self._job = job_label(sweep_dir, hydra.job.num, overrides) if sweep_dir is not None else None
-        chosen = {one: str(option) for one, option in hydra.runtime.choices.items() if "/" not in one}
-        self._choices = {one: option for one, option in chosen.items() if one not in (given or {})}
-        self._components = Components.of(config, given or {})
+        given = given or {}
+        choices = hydra.runtime.choices.items()
+        self._choices = {one: str(option) for one, option in choices if "/" not in one and one not in given}
+        self._components = Components.of(config, given)
         self._experiment = Experiment(
             self._components, Settings.of(values, sweep_dir=sweep_dir), self.run_dir, quiet=quiet
         )
-        objects = {one: {"_object_": type(part).__name__} for one, part in (given or {}).items() if one in values}
+        objects = {one: {"_object_": type(part).__name__} for one, part in given.items() if one in values}
         self._config = scrub(values | objects)
         self._quiet = quiet
         self._preparing: asyncio.Future[Sequence[str]] | None = None
@@ -199,14 +206,13 @@ class Run:
 def _broken_solutions(summary: RunSummary, run_dir: RunDir) -> str:
     broken = summary.broken
     tasks = list(dict.fromkeys(f"{one.task_name} ({one.reward:g})" for one in broken))
-    more = f" and {len(tasks) - SHOWN_TASKS} more" if len(tasks) > SHOWN_TASKS else ""
     episode_id = broken[0].episode_id
     look = f"`ares-exp show {shlex.quote(os.path.relpath(run_dir.path / episode_id))}`"
     if (run_dir.files / episode_id).is_dir():
         look += f", {os.path.relpath(run_dir.files / episode_id)}{os.sep}"
     return (
         f"The tasks' own solutions do not reach reward_threshold={summary.threshold:g} in {len(broken)} of "
-        f"{len(summary.scored)} scored attempts: {', '.join(tasks[:SHOWN_TASKS])}{more}. Either these tasks or "
+        f"{len(summary.scored)} scored attempts: {first_of(tasks, SHOWN_TASKS)}. Either these tasks or "
         "their containers are broken, or the agent does not execute fenced bash blocks. To read the episodes: "
         f"{look}"
     )

@@ -43,7 +43,6 @@ class RunningEpisode(EpisodeEvents):
         trajectory: The trajectory; `None` until the episode ends, or if no collector could record it.
         collector_failures: Number of collector calls that raised an error.
         is_unkept: Whether a collector could not store the end of the trajectory, because its disk failed.
-        is_cancelled: Whether a user requested the cancellation of the episode.
     """
 
     planned: PlannedEpisode = field(kw_only=True)
@@ -61,8 +60,6 @@ class RunningEpisode(EpisodeEvents):
     is_unkept: bool = False
     result: EpisodeResult | None = None
     retry: Retry | None = None
-    is_cancelled: bool = False
-    _row: tuple[EpisodeResult, str] | None = field(default=None, init=False, repr=False)
 
     def report(self) -> EpisodeReport:
         """Returns the environment's report; an empty report if the environment is not created yet."""
@@ -74,9 +71,9 @@ class RunningEpisode(EpisodeEvents):
         return self.environment.num_stages if self.environment is not None else 0
 
     @property
-    def starts_anew(self) -> bool:
-        """Whether the attempt will be retried from the beginning, without replaying responses of this episode."""
-        return self.retry is not None and self.retry.planned.earlier is None
+    def retry_from_start(self) -> PlannedEpisode | None:
+        """The plan of the retry, if the attempt is retried without replaying responses of this episode."""
+        return self.retry.planned if self.retry is not None and self.retry.planned.earlier is None else None
 
     def waited(self, seconds: float) -> None:
         """Counts a wait of the policy for its endpoint, and extends the episode's time limit by the same time."""
@@ -109,16 +106,7 @@ class RunningEpisode(EpisodeEvents):
         result = self.to_result(None, report)
         if self.log is not None and result.outcome in RESPONSES_USED_UP:
             with suppress(StorageError):
-                self.log.end(self.row_of(result))
-
-    def row_of(self, result: EpisodeResult) -> str:
-        """Formats a result as a JSON row, and caches the text.
-
-        The cache is useful because the result at the last step and the final result are usually the same.
-        """
-        if self._row is None or self._row[0] != result:
-            self._row = result, dump_json(result.to_dict())
-        return self._row[1]
+                self.log.end(dump_json(result.to_dict()))
 
     def collector_failed(self, error: Exception, *, is_at_end: bool) -> bool:
         """Returns whether a failed disk caused a collector's error. If so, the run ends."""

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple, Self
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.trajectories.response_log import LoggedEpisode
 
+Slot = tuple[str, int]
+"""Name of a task and number of an attempt at it, which identify the attempt."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedEpisode:
@@ -40,7 +43,7 @@ class PlannedEpisode:
     limits: EpisodeLimits | None = None
 
     @property
-    def slot(self) -> tuple[str, int]:
+    def slot(self) -> Slot:
         """The name of the task and the number of the attempt, which identify the attempt."""
         return self.task_name, self.attempt
 
@@ -100,6 +103,9 @@ class Scheduler:
     Attributes:
         concurrency: Maximum number of concurrent episodes.
         interrupted: Whether `interrupt` was called.
+        cancelled: Attempts whose current episode was cancelled by `cancel` or `drop` and has not ended yet.
+        on_drop: Function that is called with the slot of each episode that `cancel` or `drop` ended before `execute`
+            could handle the cancellation.
         holds: Reasons for the current pauses, by the object that requested the pause. The reason of a user's pause is
             empty.
     """
@@ -116,8 +122,9 @@ class Scheduler:
         self._waiting: dict[str, tuple[PlannedEpisode, asyncio.TimerHandle]] = {}
         self._running: dict[_Running, PlannedEpisode] = {}
         self._ended: deque[_Running] = deque()
-        self._cancelled: set[_Running] = set()
+        self.cancelled: set[Slot] = set()
         self._started: set[str] = set()
+        self.on_drop: Callable[[Slot], None] = lambda _: None
         self.holds: dict[object, str] = {}
         self._resumed = asyncio.Event()
         self._resumed.set()
@@ -177,12 +184,17 @@ class Scheduler:
         self.concurrency = concurrency
         self._changed.set()
 
-    def cancel(self, episode_id: str) -> None:
-        """Cancels the asyncio task of a running episode. `execute` handles the cancellation and records the episode."""
+    def cancel(self, slot: Slot) -> bool:
+        """Cancels the asyncio task of an attempt's episode. `execute` handles the cancellation and records the episode.
+
+        Returns false if the attempt has no running task, for example because it is in the queue.
+        """
         for task, planned in self._running.items():
-            if planned.episode_id == episode_id:
-                self._cancelled.add(task)
+            if planned.slot == slot and not task.done():
+                self.cancelled.add(slot)
                 task.cancel()
+                return True
+        return False
 
     def drop(self, is_unwanted: Callable[[PlannedEpisode], bool]) -> list[PlannedEpisode]:
         """Removes and returns the episodes that have not started and for which `is_unwanted` returns true.
@@ -195,11 +207,12 @@ class Scheduler:
             if is_unwanted(planned):
                 timer.cancel()
                 dropped.append(self._waiting.pop(planned.episode_id)[0])
-        for task, planned in self._running.items():
-            if is_unwanted(planned) and planned.episode_id not in self._started and task not in self._cancelled:
-                self._cancelled.add(task)
-                task.cancel()
+        for planned in self._running.values():
+            has_started = planned.episode_id in self._started or planned.slot in self.cancelled
+            if is_unwanted(planned) and not has_started and self.cancel(planned.slot):
                 dropped.append(planned)
+        for planned in dropped:
+            self.on_drop(planned.slot)
         self._changed.set()
         return dropped
 
@@ -229,15 +242,13 @@ class Scheduler:
                 await self._changed.wait()
                 self._changed.clear()
                 self._settle()
-            if self._running:
-                await asyncio.wait(self._running, timeout=INTERRUPT_GRACE_SEC)
         finally:
             for _, timer in self._waiting.values():
                 timer.cancel()
             if not self.interrupted:
                 self._cancel_all()
-                if self._running:
-                    await asyncio.wait(self._running, timeout=INTERRUPT_GRACE_SEC)
+            if self._running:
+                await asyncio.wait(self._running, timeout=INTERRUPT_GRACE_SEC)
 
     def _start(self) -> None:
         while self._ready and not self.paused and len(self._running) < self.concurrency:
@@ -247,6 +258,9 @@ class Scheduler:
             task.add_done_callback(self._end)
 
     def _end(self, task: _Running) -> None:
+        slot = self._running[task].slot
+        if task.cancelled() and slot in self.cancelled:
+            self.on_drop(slot)
         self._ended.append(task)
         self._changed.set()
 
@@ -254,9 +268,10 @@ class Scheduler:
         """Frees the slots of episodes that have ended, and schedules their retries."""
         while self._ended:
             task = self._ended.popleft()
-            self._started.discard(self._running.pop(task).episode_id)
-            is_ordered = self.interrupted or task in self._cancelled
-            self._cancelled.discard(task)
+            planned = self._running.pop(task)
+            self._started.discard(planned.episode_id)
+            is_ordered = self.interrupted or planned.slot in self.cancelled
+            self.cancelled.discard(planned.slot)
             if not (task.cancelled() and is_ordered) and (retry := task.result()) is not None:
                 self._wait(retry)
 

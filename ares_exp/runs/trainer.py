@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from ares_exp.policies.policy import Policy
 from ares_exp.policies.waiting import Gate
 from ares_exp.records.run_dir import RunDir
-from ares_exp.runs.scheduler import Execute, PlannedEpisode, Retry, Scheduler
+from ares_exp.runs.scheduler import Execute, PlannedEpisode, Retry, Scheduler, Slot
 
 if TYPE_CHECKING:
     from ares_exp.environments.episode_limits import EpisodeLimits
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ares_exp.runs.running_episode import RunningEpisode
 
 OnEnd = Callable[["RunningEpisode | None"], None]
-Slot = tuple[str, int]
 PauseScope = Literal["requests", "starts"]
 TRAINER = "trainer"
 """Name that identifies pauses by the trainer, as opposed to pauses by a user."""
@@ -84,8 +83,7 @@ class TrainedRun:
         self._gate = gate
         self._on_end: dict[Slot, OnEnd] = {}
         self._last: dict[Slot, RunningEpisode] = {}
-        self._tries: dict[Slot, asyncio.Task[Retry | None]] = {}
-        self._cancelled: set[Slot] = set()
+        scheduler.on_drop = self._end  # for example, because a user cancelled the attempt
 
     @property
     def is_ending(self) -> bool:
@@ -126,12 +124,7 @@ class TrainedRun:
 
     def cancel(self, slot: Slot) -> None:
         """Cancels an attempt. If it has not started yet, it will not start. Has no effect if the attempt has ended."""
-        if slot not in self._on_end:
-            return
-        self._cancelled.add(slot)
-        if (running := self._tries.get(slot)) is not None:
-            running.cancel()
-        else:  # the attempt is still in the queue
+        if slot in self._on_end and not self._scheduler.cancel(slot):  # the attempt is still in the queue
             self._end(slot)
 
     def pause(self, scope: PauseScope) -> None:
@@ -153,41 +146,25 @@ class TrainedRun:
 
     # Methods for the run
 
-    def dropped(self, planned: PlannedEpisode) -> None:
-        """Ends an attempt whose queued episode was removed from the queue, for example because a user cancelled it."""
-        if planned.slot in self._on_end:
-            self._end(planned.slot)
-
-    def is_cancelled(self, slot: Slot) -> bool:
-        """Returns whether the trainer has cancelled an attempt whose last episode has not ended yet."""
-        return slot in self._cancelled
-
     def tried(self, episode: RunningEpisode) -> None:
         """Stores an episode as its attempt's last episode so far. The row of the episode must have been written."""
         self._last[episode.planned.slot] = episode
 
     async def execute_try(self, planned: PlannedEpisode, execute: Execute) -> Retry | None:
-        """Runs one episode in its own asyncio task, which `cancel` can cancel. Returns the next retry, if any."""
-        slot, retry = planned.slot, None
-        if slot in self._cancelled:
-            self._cancelled.discard(slot)
+        """Runs one episode with `execute`, unless the attempt was cancelled in the queue. Returns the next retry."""
+        slot = planned.slot
+        if slot not in self._on_end:
             return None
-        running = self._tries[slot] = asyncio.ensure_future(execute(planned))
-        try:
-            retry = await running
-        except asyncio.CancelledError:
-            if not (running.cancelled() and slot in self._cancelled):
-                raise
-        finally:
-            del self._tries[slot]
-        if retry is not None and slot not in self._cancelled:
+        retry = await execute(planned)
+        if retry is not None and slot not in self._scheduler.cancelled:
             return retry
-        self._cancelled.discard(slot)
         self._end(slot)
         return None
 
     def _end(self, slot: Slot) -> None:
-        self._on_end.pop(slot)(self._last.pop(slot, None))
+        """Calls `on_end` of an attempt, if it was not called before."""
+        if (on_end := self._on_end.pop(slot, None)) is not None:
+            on_end(self._last.pop(slot, None))
 
 
 async def train(trainer: Trainer, run: TrainedRun, scheduler: Scheduler) -> None:

@@ -21,8 +21,8 @@ from ares_exp.policies.policy import Policy, UpdatablePolicy, Weights, as_policy
 from ares_exp.records.results import EpisodeResult, final_results
 from ares_exp.runs.from_python import checked_overrides, only_run
 from ares_exp.runs.running_episode import RunningEpisode
-from ares_exp.runs.scheduler import PlannedEpisode, plan_attempt
-from ares_exp.runs.trainer import Slot, TrainedRun
+from ares_exp.runs.scheduler import PlannedEpisode, Slot, plan_attempt
+from ares_exp.runs.trainer import TrainedRun
 from ares_exp.training.sampled_calls import distinct_versions
 from ares_exp.trajectories.records import EpisodeTrajectory
 
@@ -378,7 +378,7 @@ async def driven(
     Raises:
         UserError: The overrides are invalid, or a component of the run cannot be used. No container was started.
     """
-    from ares_exp.runs.composing import compose_job, run_log
+    from ares_exp.runs.composing import compose_run, run_log
 
     folders = [Path(folder) for folder in config_dirs]
     body = Body(max_staleness)
@@ -386,9 +386,9 @@ async def driven(
     if policy is not None:
         given["policy"] = as_policy(policy)
     with only_run():
-        job = await asyncio.to_thread(compose_job, checked_overrides(overrides), folders, quiet=quiet, given=given)
-        with run_log(job.logging, overrides):
-            running: asyncio.Task[Any] = asyncio.create_task(job.run.execute())
+        run = await asyncio.to_thread(compose_run, checked_overrides(overrides), folders, quiet=quiet, given=given)
+        with run_log(run.log_config, overrides):
+            running: asyncio.Task[Any] = asyncio.create_task(run.execute())
             try:
                 await asyncio.wait({running, body.driver}, return_when=asyncio.FIRST_COMPLETED)
                 if not body.driver.done():
@@ -396,7 +396,7 @@ async def driven(
                     raise UserError("The run was interrupted before it started.")
                 yield body.driver.result()
             except UserError:
-                job.run.run_dir.discard()
+                run.run_dir.discard()
                 raise
             finally:
                 body.ended.set()

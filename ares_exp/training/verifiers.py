@@ -33,7 +33,7 @@ from ares_exp.llms.openai_chat import request_to_body, response_from_body
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy
-from ares_exp.runs.trainer import Slot
+from ares_exp.runs.scheduler import Slot
 from ares_exp.training.driver import DrivenEpisode, EpisodeDriver, driven
 
 

@@ -151,7 +151,6 @@ def watch(folder: Path) -> None:
 MAX_TAKEN = 200
 """Maximum number of order files that one call of `Inbox.take` returns. The next call returns more files."""
 MAX_LISTED = 5_000
-MAX_REMEMBERED = 10_000
 WATCHED_SEC = 10.0
 
 
@@ -180,7 +179,7 @@ class Inbox:
         """Stores the arguments. Set `is_shared` if all jobs of a sweep read this folder, so that its files are kept."""
         self.folder = folder
         self._is_shared = is_shared
-        self._known: dict[str, None] = {}
+        self._known: set[str] = set()
 
     def take(self) -> list[OrderFile]:
         """Returns up to `MAX_TAKEN` files that were not returned before. Blocking."""
@@ -191,7 +190,7 @@ class Inbox:
         except OSError as error:
             if self.folder.name in self._known:
                 return []
-            self._remember(self.folder.name)
+            self._known.add(self.folder.name)
             return [OrderFile(self.folder.name, problem=f"it is not a folder: {error.strerror}")]
         try:
             with os.scandir(directory) as entries:
@@ -224,13 +223,8 @@ class Inbox:
             problem = error.strerror if isinstance(error, OSError) else str(error)
             found = OrderFile(name, problem=problem or type(error).__name__)
         if self._is_shared or not _remove(directory, name):
-            self._remember(name)
+            self._known.add(name)
         return found
-
-    def _remember(self, name: str) -> None:
-        self._known[name] = None
-        while len(self._known) > MAX_REMEMBERED:
-            del self._known[next(iter(self._known))]
 
 
 def _read(directory: int, name: str) -> tuple[bytes, int]:

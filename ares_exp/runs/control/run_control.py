@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ares_exp.cancellation import finish
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.policies.waiting import Gate
 from ares_exp.records.run_dir import STOP, RunDir, append_lines
-from ares_exp.records.terminal_text import count_of, format_duration, one_line
+from ares_exp.records.terminal_text import count_of, first_of, format_duration, one_line
 from ares_exp.runs.control.orders import Inbox, Order, OrderFile
 from ares_exp.runs.control.status import Held, LiveStatus, State, write_status
 from ares_exp.runs.running_episode import RunningEpisode
-from ares_exp.runs.scheduler import PlannedEpisode, Scheduler
+from ares_exp.runs.scheduler import Scheduler
 
 LOOK_SEC = 1.0
 """Interval between two checks for new order files, in seconds."""
@@ -34,13 +34,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class RunControl:
-    """Applies orders and writes `status.json` while the block `async with RunControl(…):` runs.
+    """Applies orders to a run and writes its `status.json`.
 
     Attributes:
         sweep_dir: Folder of the sweep, whose orders apply to all of its jobs; `None` if there is no sweep.
         set: Function that sets config keys to new values (a mapping). If one value is invalid, it changes nothing.
         interrupt: Function that ends the run, like Ctrl-C.
-        on_drop: Function that is called with each episode that is removed from the queue.
         note: Function that is called with each line of `control.jsonl`.
         is_recorded: Function that returns whether the run can still write its records. If it cannot, this was
             already reported, and failures to write `status.json` are not logged as warnings.
@@ -53,13 +52,11 @@ class RunControl:
     set: Callable[[Mapping[str, Any]], None]
     interrupt: Callable[[], None]
     running: Callable[[], Sequence[RunningEpisode]]
-    on_drop: Callable[[PlannedEpisode], None]
     note: Callable[[Mapping[str, Any]], None]
     sweep_dir: Path | None
     is_recorded: Callable[[], bool]
     _own: Inbox = field(init=False)
-    _shared: Inbox | None = field(init=False, default=None)
-    _task: asyncio.Task[None] | None = field(init=False, default=None)
+    _inboxes: Sequence[Inbox] = field(init=False)
     _resuming: asyncio.TimerHandle | None = field(init=False, default=None)
     _written_at: float = field(init=False, default=0.0)
     _written: State | None = field(init=False, default=None)
@@ -68,23 +65,22 @@ class RunControl:
 
     def __post_init__(self) -> None:
         self._own = Inbox(self.run_dir.control)
-        if self.sweep_dir is not None:
-            self._shared = Inbox(self.sweep_dir / self.run_dir.control.name, is_shared=True)
+        sweeps = [] if self.sweep_dir is None else [self.sweep_dir / self.run_dir.control.name]
+        self._inboxes = [self._own, *(Inbox(folder, is_shared=True) for folder in sweeps)]
 
-    async def __aenter__(self) -> Self:
+    @asynccontextmanager
+    async def applied(self) -> AsyncIterator[None]:
+        """Applies orders and writes `status.json` during the block."""
         await self._refuse_all("it was sent before this session of the run started")
         await self._look()
         await self._write_status()
-        self._task = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        self._forget_timer()
-        await finish(self._end(self._task))
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            self._forget_timer()
+            await finish(self._end(watching))
 
     async def _end(self, watching: asyncio.Task[None]) -> None:
         await asyncio.wait({watching}, timeout=UNWIND_SEC)
@@ -108,7 +104,7 @@ class RunControl:
         """Reads new order files and applies them. Returns whether there were any files."""
 
         def take() -> tuple[list[OrderFile], bool]:
-            found = self._own.take() + (self._shared.take() if self._shared is not None else [])
+            found = [file for inbox in self._inboxes for file in inbox.take()]
             return found, self.sweep_dir is not None and (self.sweep_dir / STOP).exists()
 
         found, is_over = await asyncio.to_thread(take)
@@ -176,18 +172,14 @@ class RunControl:
 
     def _cancel(self, what: str) -> str:
         dropped = self.scheduler.drop(lambda one: what in (one.episode_id, one.task_name))
-        for one in dropped:
-            self.on_drop(one)
         running = self.running()
         found = [one for one in running if what in (one.planned.episode_id, one.planned.task_name)]
         if not found and not dropped:
             names = [one.planned.episode_id for one in running]
-            more = f" and {len(names) - SHOWN_EPISODES:,} more" if len(names) > SHOWN_EPISODES else ""
-            shown = ", ".join(names[:SHOWN_EPISODES]) or "none"
-            raise ConfigError(f"No running or queued episode has the id or task name {what}. Running: {shown}{more}.")
+            shown = first_of(names, SHOWN_EPISODES) or "none"
+            raise ConfigError(f"No running or queued episode has the id or task name {what}. Running: {shown}.")
         for episode in found:
-            episode.is_cancelled = True
-            self.scheduler.cancel(episode.planned.episode_id)
+            self.scheduler.cancel(episode.planned.slot)
         queued = f", and {count_of(len(dropped), 'attempt')} removed from the queue" if dropped else ""
         return f"{count_of(len(found), 'episode')} cancelled{queued}. `resume=` runs the attempts without a reward."
 

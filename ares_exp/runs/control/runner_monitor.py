@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -83,36 +82,30 @@ class LoopLag:
         self._clock = clock
         self._due = clock()
         self._reported_due: float | None = None
-        self._sum, self._count, self._max = 0.0, 0, 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._lags: list[float] = []
+        self._timer: asyncio.TimerHandle
         self._loop_thread = 0
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._look_after, name="loop-lag", daemon=True)
 
     def start(self) -> None:
         """Starts the timer on the running event loop, and the thread that checks it."""
         self._loop_thread = threading.get_ident()
         self._schedule()
-        self._thread = threading.Thread(target=self._look_after, name="loop-lag", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops the timer and the thread. Idempotent."""
+        """Stops the timer and the thread, which `start()` started. Idempotent."""
         self._stopped.set()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._thread is not None:
-            self._thread.join(_STOP_TIMEOUT_SEC)
-            self._thread = None
+        self._timer.cancel()
+        self._thread.join(_STOP_TIMEOUT_SEC)
 
     def take(self) -> tuple[float, float]:
         """Returns the longest and the mean lag since the last call, in seconds. Must be called on the event loop."""
         if (late := self._clock() - self._due) > 0:
             self._measure(late)
-        longest, mean = self._max, self._sum / max(self._count, 1)
-        self._sum, self._count, self._max = 0.0, 0, 0.0
-        return longest, mean
+        lags, self._lags = self._lags, []
+        return max(lags, default=0.0), sum(lags) / max(len(lags), 1)
 
     def _schedule(self) -> None:
         self._due = self._clock() + self._tick_sec
@@ -123,8 +116,8 @@ class LoopLag:
         self._schedule()
 
     def _measure(self, lag: float) -> None:
-        self._sum, self._count = self._sum + lag, self._count + 1
-        self._max, self.max_sec = max(self._max, lag), max(self.max_sec, lag)
+        self._lags.append(lag)
+        self.max_sec = max(self.max_sec, lag)
 
     def _look_after(self) -> None:
         """Checks in a thread whether the timer is late.
@@ -188,24 +181,21 @@ class Watchdog:
         return [_sentence(place, stalled) for place, stalled in places.items()]
 
 
+_PLACES: Mapping[tuple[str, str | None], str] = {
+    ("start", "start"): "its container to start",
+    ("start", "agent"): "its agent's first request",
+    ("start", None): "its start",
+    ("policy", None): "the policy",
+    ("environment", "agent"): "its agent, which is working in the container",
+    ("environment", "verify"): "its verifier",
+    ("environment", None): "its environment",
+    ("end", None): "its resources to be released",
+}
+"""What an episode waits for, by its `waits_for` and the phase of its environment; `None` for all other phases."""
+
+
 def _place(episode: RunningEpisode) -> str:
-    match episode.waits_for, episode.report().phase:
-        case "start", "start":
-            return "its container to start"
-        case "start", "agent":
-            return "its agent's first request"
-        case "start", _:
-            return "its start"
-        case "policy", _:
-            return "the policy"
-        case "environment", "agent":
-            return "its agent, which is working in the container"
-        case "environment", "verify":
-            return "its verifier"
-        case "environment", _:
-            return "its environment"
-        case _:
-            return "its resources to be released"
+    return _PLACES.get((episode.waits_for, episode.report().phase)) or _PLACES[episode.waits_for, None]
 
 
 def _sentence(place: str, stalled: list[tuple[float, RunningEpisode]]) -> str:
@@ -259,7 +249,7 @@ class RunnerMonitor:
         self._watchdog = Watchdog(stall_warn_sec)
         self._figures = ProcessFigures()
         self._more = figures
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None]
 
     @property
     def max_loop_lag_sec(self) -> float:
@@ -274,23 +264,26 @@ class RunnerMonitor:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._task is not None
         self._task.cancel()
-        self._take_sample()
+        self._look()
         self._lag.stop()
         await asyncio.wait({self._task})
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._interval_sec)
-            self._take_sample()
-            with self._counting_failures():
-                for sentence in self._watchdog.check(self._episodes()):
-                    self._warn(sentence)
+            self._look()
 
-    def _take_sample(self) -> None:
-        with self._counting_failures():
+    def _look(self) -> None:
+        """Warns about stuck episodes, and takes a sample. Counts failures, so that the run continues."""
+        try:
+            for sentence in self._watchdog.check(self._episodes()):
+                self._warn(sentence)
             self._report(self._sample())
+        except Exception as error:
+            self.failures += 1
+            level = logging.WARNING if self.failures == 1 else logging.DEBUG
+            logger.log(level, "Monitoring the run failed: %s: %s", type(error).__name__, error)
 
     def _sample(self) -> dict[str, float]:
         episodes = [*self._episodes()]
@@ -306,12 +299,3 @@ class RunnerMonitor:
             **self._figures.take(),
             **self._more(),
         }
-
-    @contextlib.contextmanager
-    def _counting_failures(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.failures += 1
-            level = logging.WARNING if self.failures == 1 else logging.DEBUG
-            logger.log(level, "Monitoring the run failed: %s: %s", type(error).__name__, error)

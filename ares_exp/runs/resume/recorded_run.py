@@ -17,6 +17,7 @@ from ares_exp.records.latest_run import run_path
 from ares_exp.records.record_files import broken, read_yaml
 from ares_exp.records.results import Outcome, attempt_of
 from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, is_file, open_regular
+from ares_exp.records.terminal_text import first_of
 from ares_exp.snapshots.snapshot import step_of
 
 SHOWN = 5
@@ -65,14 +66,9 @@ class _Runtime(BaseModel):
     choices: dict[str, Any] = {}
 
 
-class _Overrides(BaseModel):
-    hydra: list[str] = []
-    task: list[str] = []
-
-
 class _Hydra(BaseModel):
     runtime: _Runtime
-    overrides: _Overrides = _Overrides()
+    overrides: dict[str, list[str]] = {}
 
 
 class _HydraRecord(BaseModel):
@@ -230,7 +226,7 @@ class RecordedSweep(RecordedRun):
     def overrides(self) -> Sequence[str]:
         """Returns the overrides of the sweep, including Hydra's own keys. Raises the same errors as for a run."""
         typed = self._record().overrides
-        return [*typed.hydra, *typed.task]
+        return [*typed.get("hydra", ()), *typed.get("task", ())]
 
     def _hydra_file(self, name: str) -> Path:
         return self.path / SWEEP_RECORD
@@ -265,10 +261,11 @@ def no_such_run(path: Path) -> str:
     place = next((one for one in (path, *path.parents) if one.exists()), Path())
     names = sorted(one.name for one in place.iterdir() if is_recorded_run(one)) if place.is_dir() else []
     if names:
-        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         missing = path.relative_to(place).parts[:1]
         close = close_matches(missing[0], names) if missing else ""
-        return f"There is no run {path}: {place} is a folder of runs ({shown}).{close} Name one of them."
+        return (
+            f"There is no run {path}: {place} is a folder of runs ({first_of(names, SHOWN)}).{close} Name one of them."
+        )
     if place == path:
         return f"{path} is not a run directory: it has no {EPISODES}."
     return f"There is no run {path}: expected a run directory, optionally followed by /<episode> or /<episode>@<step>."
@@ -292,8 +289,7 @@ def _of_row(line: bytes) -> RecordedEpisode | None:
 
 
 def _listed(episodes: Sequence[RecordedEpisode]) -> str:
-    shown = ", ".join(episode.episode_id for episode in episodes[:SHOWN])
-    return shown if len(episodes) <= SHOWN else f"{shown} and {len(episodes) - SHOWN} more"
+    return first_of([episode.episode_id for episode in episodes], SHOWN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,8 @@ class ResumablePolicy:
         self._position = start_at
         self._events = events or EpisodeEvents()
         self._may_ask = may_ask
-        self._advance = client.advance if has_members(client, AdvancingClient) else _stay
+        self._advance: Callable[[LLMRequest, LLMResponse | None], None]
+        self._advance = client.advance if has_members(client, AdvancingClient) else lambda *_: None
         self._asked = AskedAhead(
             self._ask,
             concurrency=concurrency_of(client),
@@ -273,7 +274,3 @@ class ResumablePolicy:
         self._logged = list(logged)
         ahead = list(self._left_over.values())
         await in_thread(lambda: self._log.start(self._logged, ahead))
-
-
-def _stay(request: LLMRequest, response: LLMResponse | None) -> None:
-    """Does nothing. Called instead of `advance` if a client does not have this method."""

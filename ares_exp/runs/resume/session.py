@@ -36,12 +36,10 @@ from ares_exp.records.results import (
 from ares_exp.records.run_dir import RunDir, append_durably, append_lines, dump_json, write_atomically
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.records.terminal_text import count_of
-from ares_exp.runs.scheduler import PlannedEpisode, episode_seed
+from ares_exp.runs.scheduler import PlannedEpisode, Slot, episode_seed
 from ares_exp.tasks.task_files import changed_files, content_of
 from ares_exp.trajectories.recorded_responses import responses
 from ares_exp.trajectories.response_log import SUFFIX, LoggedEpisode, logged_episodes
-
-Slot = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class PreviousSessions:
         return [*started, *new]
 
 
-def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> PreviousSessions:
+def load_previous_sessions(run_dir: RunDir) -> PreviousSessions:
     """Reads the records of earlier sessions, and writes the missing rows of lost episodes. Blocking.
 
     Only the process that owns the run may call this function. If it is killed, the next process can call it again.
@@ -116,7 +114,8 @@ def load_previous_sessions(run_dir: RunDir, *, wall_sec: float = 0.0) -> Previou
         run_dir.append_episodes(dump_json(result.to_dict()))
     results += new
     ended_logs = {log.slot: log for log in lost if log.result is not None}
-    return PreviousSessions(tuple(results), tuple(new), _latest(run_dir, logs, results, never), wall_sec, ended_logs)
+    latest = _latest(run_dir, logs, results, never)
+    return PreviousSessions(tuple(results), tuple(new), latest, _wall_sec(run_dir, results), ended_logs)
 
 
 def _latest(
@@ -259,7 +258,6 @@ def open_session(
         _check_same(run_dir, config, recorded, tasks, provenance)
         run_id = str(recorded.get("run_id", run_id))
         earlier = load_previous_sessions(run_dir)
-        earlier = replace(earlier, wall_sec=_wall_sec(run_dir, earlier.results))
     else:
         found = {"run_id": run_id, "seed": config["seed"], **provenance, "warnings": list(warnings), "tasks": tasks}
         run_dir.write_json(run_dir.provenance, {**found, "cwd": str(Path.cwd())})

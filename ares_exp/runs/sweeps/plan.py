@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ares_exp.errors import ConfigError
-from ares_exp.records.run_dir import dump_json, open_regular, write_atomically
+from ares_exp.records.record_files import read_record
+from ares_exp.records.run_dir import dump_json, write_atomically
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.records.statistics.metric_estimates import DEFAULT
 from ares_exp.runs.resume.session import RESUME_KEYS
@@ -59,8 +60,7 @@ class SweepPlan:
 
         path = sweep_dir / PLAN
         try:
-            with open_regular(path) as file:
-                plan = TypeAdapter(cls).validate_json(file.read(MAX_BYTES))
+            plan = TypeAdapter(cls).validate_json(read_record(path, max_bytes=MAX_BYTES))
         except FileNotFoundError:
             return cls()
         except (OSError, ValidationError) as error:

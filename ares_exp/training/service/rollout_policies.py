@@ -25,7 +25,7 @@ from ares_exp.policies.responses import OpenAIResponsesPolicy
 from ares_exp.policies.token_endpoint import SglangPolicy, TokenEndpointPolicy, VllmPolicy
 from ares_exp.records.secrets import protect
 from ares_exp.records.validation import explain_validation
-from ares_exp.runs.trainer import Slot
+from ares_exp.runs.scheduler import Slot
 from ares_exp.training.service.bodies import PolicyBody
 from ares_exp.training.service.token_relay import Relay
 

@@ -24,8 +24,8 @@ from ares_exp.records.results import UNFINISHED
 from ares_exp.records.run_dir import dump_json
 from ares_exp.records.secrets import MASK, scrub
 from ares_exp.records.validation import explain_validation
-from ares_exp.runs.scheduler import PlannedEpisode, episode_seed, plan_attempt
-from ares_exp.runs.trainer import PauseScope, Slot
+from ares_exp.runs.scheduler import PlannedEpisode, Slot, episode_seed, plan_attempt
+from ares_exp.runs.trainer import PauseScope
 from ares_exp.training.driver import CANCEL_LIMIT_SEC, DrivenEpisode, EpisodeDriver
 from ares_exp.training.service.bodies import (
     ErrorFacts,

@@ -21,7 +21,7 @@ from ares_exp.errors import AgentError
 from ares_exp.llms.response import LLMResponse, TextData, Usage
 from ares_exp.records.recorded_results import read_results
 from ares_exp.records.results import Outcome, RunSummary
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.rollout import run_episode
 from ares_exp.runs import steady_loop
 from ares_exp.runs.running_episode import RunningEpisode
@@ -40,9 +40,9 @@ PLANNED = plan_episodes(["a"], attempts=1, seed=0)[0]
 def test_row_is_readable_after_any_failure(tmp_path: Path) -> None:
     episode, run_dir = RunningEpisode(planned=PLANNED), RunDir(tmp_path)
     run_dir.episodes.touch()
-    run_dir.append_episodes(episode.row_of(episode.to_result(AgentError("x" * 5_000_000))))
+    run_dir.append_episodes(dump_json(episode.to_result(AgentError("x" * 5_000_000)).to_dict()))
     episode.last = TimeStep("LAST", math.nan, 0.0, None)
-    run_dir.append_episodes(episode.row_of(episode.to_result(None)))
+    run_dir.append_episodes(dump_json(episode.to_result(None).to_dict()))
     endless, no_number = read_results(run_dir.episodes).results
     assert endless.error is not None
     assert endless.error.message.endswith("… (5,000,000 characters)")
@@ -116,14 +116,12 @@ async def test_row_and_trajectory_agree_on_the_outcome(
     assert EpisodeTrajectory.from_dict(json.loads(json.dumps(trajectory.to_dict(), allow_nan=False))) == trajectory
 
 
-def test_row_is_encoded_again_after_payment() -> None:
+def test_result_includes_payment_after_last_step() -> None:
     episode = RunningEpisode(planned=PLANNED)
     episode.reached_last(termination(1.0), EpisodeReport(), end_time=episode.started_at + 5.0)
-    row = episode.row_of(episode.to_result(None))
-    assert episode.row_of(episode.to_result(None)) is row
-    assert json.loads(row)["finished_at"] == episode.started_at + 5.0
+    assert episode.to_result(None).finished_at == episode.started_at + 5.0
     episode.usage.pay(LLMResponse.from_text("too late", usage=Usage(3, 2)))
-    assert json.loads(episode.row_of(episode.to_result(None)))["prompt_tokens"] == 3
+    assert episode.to_result(None).prompt_tokens == 3
 
 
 @pytest.fixture

@@ -119,12 +119,14 @@ async def test_episode_cancelled_before_start_ends() -> None:
             await room.wait()
         ran.append(one.task_name)
 
-    scheduler = Scheduler(2, execute)
+    scheduler, dropped = Scheduler(2, execute), []
+    scheduler.on_drop = dropped.append
     owed = planned(3)
-    asyncio.get_running_loop().call_soon(scheduler.cancel, owed[0].episode_id)
+    asyncio.get_running_loop().call_soon(scheduler.cancel, owed[0].slot)
     async with asyncio.timeout(10):
         await scheduler.run(owed)
     assert sorted(ran) == ["task-1", "task-2"]
+    assert dropped == [owed[0].slot]
     assert not scheduler.interrupted
 
 

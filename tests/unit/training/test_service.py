@@ -17,7 +17,7 @@ import pytest
 from ares_exp.commands.serve import serve_options
 from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.records.run_dir import resume_command
-from ares_exp.runs.composing import compose_job
+from ares_exp.runs.composing import compose_run
 from ares_exp.training.service.openapi import openapi
 from ares_exp.training.service.service_record import ServiceRecord
 from ares_exp.training.service.serving import ServeOptions, Service
@@ -55,7 +55,7 @@ class TestService(ServiceContract):
             await service.submit(f"{endpoint.url}/v1")
         assert resume_command(Path("run")) == "ares-exp serve resume=run"
         with pytest.raises(ConfigError, match=r"is a service for trainers\. Use `ares-exp serve resume=.*run`"):
-            await asyncio.to_thread(compose_job, ["resume=run"], [Path("options")], quiet=True)
+            await asyncio.to_thread(compose_run, ["resume=run"], [Path("options")], quiet=True)
 
     async def test_wrong_requests_are_rejected(self) -> None:
         async with self.served() as service:
