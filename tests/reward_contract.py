@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.container import ContainerFactory
-from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.environments.scoring.episode_scoring import Scoring
 from ares_exp.tasks.harbor_task import load_task
 
@@ -104,5 +103,5 @@ class RewardContract:
             user = stage.agent_user
             await container.exec(f"setsid env -i sh -c '{script}' >/dev/null 2>&1 &", user=user, cwd="/tmp")
             await container.exec("until [ -e /tmp/beat ]; do :; done", user=user, timeout_sec=30)
-            verdict = await scoring.run(container, NO_NETWORK, verify=True, is_last=False)
+            verdict = await scoring.run(container, verify=True, is_last=False)
         return verdict.reward if verdict is not None else None

@@ -169,7 +169,6 @@ class AgentHost:
         self._pending: deque[Call] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._deadline: float | None = None
         self._timeout_sec: float | None = None
         self._time_is_up = False
         self._requests = 0
@@ -248,7 +247,6 @@ class AgentHost:
 
     def _limit(self, timeout_sec: float | None) -> None:
         if timeout_sec is not None:
-            self._deadline = self._loop.time() + timeout_sec
             self._timer = self._loop.call_later(timeout_sec, self._expire)
 
     async def _run(
@@ -335,13 +333,13 @@ class AgentHost:
     @property
     def time_left_sec(self) -> float | None:
         """Seconds until the agent's time limit; `None` if it has no time limit."""
-        return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
+        return None if self._timer is None else max(0.0, self._timer.when() - self._loop.time())
 
     def grant_time(self, seconds: float) -> None:
         """Extends the agent's time limit by `seconds`, unless the limit has already passed."""
-        if self._deadline is not None and self._timer is not None and not self._time_is_up:
+        if self._timer is not None and not self._time_is_up:
             self._timer.cancel()
-            self._limit(self._deadline + seconds - self._loop.time())
+            self._limit(self._timer.when() + seconds - self._loop.time())
 
     def respond(self, response: LLMResponse | None) -> None:
         """Passes the policy's response to the agent's observed LLM call.
@@ -403,15 +401,15 @@ class AgentHost:
         if task.cancelled():
             raise AgentError("The code agent was cancelled, but not by its environment. It must not cancel itself.")
         error = task.exception()
-        if error is None and self._requests == 0:
-            if self._has_responded_in_background:
-                raise NoRequestError(
-                    "The code agent sent only background requests (requests without tools), which are not steps of the "
-                    "episode. To make them steps, set agent.background_requests=observe."
-                )
-            raise NoRequestError("The code agent ended without sending an LLM request.")
         if error is None:
-            return
+            if self._requests:
+                return
+            raise NoRequestError(
+                "The code agent sent only background requests (requests without tools), which are not steps of the "
+                "episode. To make them steps, set agent.background_requests=observe."
+                if self._has_responded_in_background
+                else "The code agent ended without sending an LLM request."
+            )
         if self._hosted.died is not None:
             raise self._hosted.died
         if isinstance(error, EpisodeError | SnapshotMismatchError):

@@ -29,7 +29,6 @@ from ares_exp.containers.container import (
     as_container_factory,
 )
 from ares_exp.containers.filesystem.delta import StoredChanges
-from ares_exp.containers.network_policy import PUBLIC
 from ares_exp.environment import (
     MAIN_CONVERSATION,
     EnvironmentBase,
@@ -172,7 +171,6 @@ class CodeEnvironment(EnvironmentBase):
         self.on_release: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._hosts: list[AgentHost] = []
         self._solution_env: Mapping[str, str] = {}
-        self._network_between = PUBLIC
         self._scoring: Scoring | None = None
         self._stepped_at = 0.0
         self._is_released = False
@@ -266,8 +264,7 @@ class CodeEnvironment(EnvironmentBase):
         `what` is the name of the public method for error messages, such as `step()`.
         """
         with self._calls.during(what):
-            if self._loop is not None and asyncio.get_running_loop() is not self._loop:
-                raise self._on_another_loop(what)
+            self._check_loop(what)
             if self.host is None:
                 raise no_episode(ended=self.current_task is not None)
             try:
@@ -467,12 +464,12 @@ class CodeEnvironment(EnvironmentBase):
             self.time_step = None
         await self._release()
 
-    @staticmethod
-    def _on_another_loop(what: str) -> EpisodeStateError:
-        return EpisodeStateError(
-            f"{what} was called on a different event loop than reset(). Call both on the same loop. "
-            "With a GymWrapper, use `gym.loop_thread.run(…)`."
-        )
+    def _check_loop(self, what: str) -> None:
+        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+            raise EpisodeStateError(
+                f"{what} was called on a different event loop than reset(). Call both on the same loop. "
+                "With a GymWrapper, use `gym.loop_thread.run(…)`."
+            )
 
     @contextmanager
     def _waiting_for_an_action(self, what: str) -> Iterator[TimeStep[LLMRequest]]:
@@ -488,8 +485,7 @@ class CodeEnvironment(EnvironmentBase):
                 f"{what} can be called only while the environment waits for an action, but {state}."
             )
         with self._calls.during(what):
-            if asyncio.get_running_loop() is not self._loop:
-                raise self._on_another_loop(what)
+            self._check_loop(what)
             yield time_step
 
     # The life of an episode. The public members below are for `exporting.py`, `past_stage.py` and `restoring.py`.
@@ -510,8 +506,8 @@ class CodeEnvironment(EnvironmentBase):
         container = await self._start_container()
         with self.clock.during("start"), self.seen.timed():
             await self.task.set_up(container)
-        host = await self._start_stage(container)
-        time_step = restart(self._shown(host))
+        await self._start_stage(container)
+        time_step = restart(self.pending_request())
         self._note_step(time_step, None, started)
         return time_step
 
@@ -520,7 +516,7 @@ class CodeEnvironment(EnvironmentBase):
         """The running stage; after the episode, the last stage."""
         return self.task.stages[min(len(self.past_stages), len(self.task.stages) - 1)]
 
-    async def _start_stage(self, container: Container) -> AgentHost:
+    async def _start_stage(self, container: Container) -> None:
         """Prepares the container for the current stage, and runs a new agent until its first request."""
         self._refuse_if_released()
         self._scoring, stage = None, self.stage
@@ -544,7 +540,6 @@ class CodeEnvironment(EnvironmentBase):
                 context=self._context(number),
             )
             await host.first_request()
-        return host
 
     def _context(self, stage: int) -> AgentContext:
         """Returns the parts of the task that the agent of a stage gets in addition to the instruction.
@@ -625,8 +620,8 @@ class CodeEnvironment(EnvironmentBase):
             last = await self._end_stage()
             if last is not None:
                 return last
-            host = await self._start_stage(container)
-        time_step = transition(self._shown(host))
+            await self._start_stage(container)
+        time_step = transition(self.pending_request())
         self._note_step(time_step, policy_sec, started)
         return time_step
 
@@ -665,7 +660,6 @@ class CodeEnvironment(EnvironmentBase):
         self._refuse_if_released()
         mounts = () if self.setup.provide_solution else self.setup.code_agent_factory.mounts
         spec = replace(self.container_spec, mounts=mounts, changes=changes)
-        self._network_between = spec.network
         container = self.container = self.setup.container_factory(spec)
         with self.clock.during("start"), self.seen.timed():
             try:
@@ -714,16 +708,12 @@ class CodeEnvironment(EnvironmentBase):
             raise
         self._refuse_if_released()
 
-    def _shown(self, host: AgentHost) -> LLMRequest:
-        assert host.observed is not None
-        request: LLMRequest = host.observed.arguments
-        return edited(request, self.edits, self.step_count) if self.edits else request
-
     def pending_request(self) -> LLMRequest:
         """Returns the pending request after applying `edits`, as the policy sees it."""
         self._refuse_if_released()
         assert self.host is not None
-        return self._shown(self.host)
+        assert self.host.observed is not None
+        return edited(self.host.observed.arguments, self.edits, self.step_count)
 
     def _note_step(self, time_step: TimeStep[Any], policy_sec: float | None, started: float) -> None:
         """Appends the time step to the journal, so that a restored episode also knows its earlier steps."""
@@ -750,7 +740,7 @@ class CodeEnvironment(EnvironmentBase):
         assert host is not None
         assert container is not None
         await host.cancel()
-        await container.set_network(self._network_between)
+        await container.set_network(self.container_spec.network)
         self._refuse_if_released()
         stage, limit = self.stage, self.truncated_by
         is_last = stage is self.task.stages[-1]
@@ -797,7 +787,7 @@ class CodeEnvironment(EnvironmentBase):
                 output_dir=self.setup.output_dir,
                 agent_files_dir=self._agent_files_dir,
             )
-            return await self._scoring.run(container, self._network_between, verify=verify, is_last=is_last)
+            return await self._scoring.run(container, verify=verify, is_last=is_last)
 
 
 async def _tear_down(host: AgentHost | None, container: Container | None, scoring: Scoring | None) -> None:

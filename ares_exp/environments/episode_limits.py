@@ -23,17 +23,17 @@ from ares_exp.records.results import EpisodeUsage
 from ares_exp.tasks.verification.time_limits import TimeLimits
 
 
+@dataclass(slots=True)
 class PhaseClock:
     """Measures how long the phases of an episode take. Only one phase is measured at a time.
 
     Attributes:
-        phase: Name of the current phase, such as `start`, `agent` or `verify`; `None` between phases.
         seconds: Seconds of wall-clock time by phase.
+        phase: Name of the current phase, such as `start`, `agent` or `verify`; `None` between phases.
     """
 
-    def __init__(self, seconds: dict[str, float] | None = None) -> None:
-        self.phase: str | None = None
-        self.seconds = seconds or {}
+    seconds: dict[str, float] = field(default_factory=dict)
+    phase: str | None = None
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:

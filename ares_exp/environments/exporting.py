@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import platform
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ares_exp import __version__
 from ares_exp.agents.code_agent import StatefulAgent
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import finish, in_thread
 from ares_exp.config.parts import import_name
 from ares_exp.containers.container import SnapshottableContainer
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.delta_encoding import put_delta
-from ares_exp.containers.ownership import OwnedDirectory, short_lived_directory
+from ares_exp.containers.ownership import working_directory
 from ares_exp.containers.shell_channel import EXEC_ID_VARIABLE
 from ares_exp.environment import TimeStep
 from ares_exp.environments.agent_host import AgentHost
@@ -106,9 +106,7 @@ async def export_episode(
             if episode.host is not host:
                 raise SnapshotTimingError("The environment was closed while its state was being captured.")
             commit = _writing(episode, host, time_step, snapshot_id, state, elapsed_sec, delta, processes)
-            committing = asyncio.create_task(asyncio.to_thread(commit, store, sync))
-            await finish(asyncio.wait({committing}))  # the thread cannot be cancelled, so keep the lock
-            return committing.result()
+            return await in_thread(lambda: commit(store, sync))
     finally:
         host.runtime.release()
 
@@ -226,18 +224,20 @@ async def fork_episode(
             f"Episodes of {factory.name} cannot be forked, because the agent is a process in its container. Use "
             "`branch_from=` to branch a recorded run, which replays its responses."
         )
-    making = asyncio.create_task(asyncio.to_thread(_directory))
     made: list[EnvironmentT] = []
+    files, users = AsyncExitStack(), [*range(n)]  # the last user removes the files, because later captures read them
+
+    async def give_up() -> None:
+        users.pop()
+        if not users:
+            await files.aclose()
+
     try:
-        await finish(asyncio.wait({making}))  # even if the caller is cancelled, because the directory must be removed
-        directory, users = making.result(), [*range(n)]  # later captures of the forks also read it
-
-        async def give_up() -> None:
-            users.pop()
-            if not users:
-                await asyncio.to_thread(directory.remove)
-
-        snapshot = await export_episode(episode, time_step, directory.path, None)
+        try:
+            folder = await files.enter_async_context(working_directory("fork"))
+        except OSError as error:
+            raise SnapshotError(f"Cannot make a directory for a fork: {error.strerror or error}.") from None
+        snapshot = await export_episode(episode, time_step, folder, None)
         parent = snapshot.snapshot_id  # the episode's own id is unknown here
         for branch in range(n):
             lineage = {
@@ -248,10 +248,10 @@ async def fork_episode(
             }
             digest = hashlib.sha256(f"{parent}/{branch}".encode()).digest()
             seed = int.from_bytes(digest[:8], "big") if diversify else None
-            if (files := episode.setup.output_dir) is not None:
-                files = files.with_name(f"{files.name}-fork-{parent}-{branch}")
+            if (output_dir := episode.setup.output_dir) is not None:
+                output_dir = output_dir.with_name(f"{output_dir.name}-fork-{parent}-{branch}")
             continuation = Continuation(snapshot, task=episode.task, lineage=lineage, new_seed=seed, on_release=give_up)
-            parts = replace(episode.setup, output_dir=files, start_from=continuation)
+            parts = replace(episode.setup, output_dir=output_dir, start_from=continuation)
             made.append(type(episode).for_episode(episode.task, parts))
         async with asyncio.TaskGroup() as resets:
             for environment in made:
@@ -259,16 +259,8 @@ async def fork_episode(
     except BaseException as error:
         closing = asyncio.gather(*(environment.close() for environment in made), return_exceptions=True)
         await finish(asyncio.wait({closing}))
-        if making.done() and not making.cancelled() and making.exception() is None:
-            await finish(asyncio.to_thread(making.result().remove))
+        await files.aclose()
         if isinstance(error, BaseExceptionGroup):
             raise error.exceptions[0] from None
         raise
     return made
-
-
-def _directory() -> OwnedDirectory:
-    try:
-        return short_lived_directory("fork")
-    except OSError as error:
-        raise SnapshotError(f"Cannot make a directory for a fork: {error.strerror or error}.") from None

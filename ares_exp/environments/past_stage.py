@@ -48,23 +48,22 @@ class PastStage:
     journal: Journal | None
     encoder: JournalEncoder = field(default_factory=JournalEncoder)
 
-    def result(self, *, started_at: int) -> StageResult:
-        """Returns the stage's part of the episode's results row. `started_at` is the number of earlier time steps."""
-        return StageResult(
-            name=self.name,
-            reward=self.verdict.reward if self.verdict is not None else None,
-            rewards=dict(self.verdict.rewards) if self.verdict is not None else {},
-            truncated_by=self.truncated_by,
-            num_steps=self.step_count - started_at,
-        )
-
 
 def results_of(task: Task, past_stages: Sequence[PastStage]) -> tuple[StageResult, ...]:
     """Returns the results of the finished stages; empty for a single-stage task."""
     if len(task.stages) == 1:
         return ()
     ends = [0, *(past.step_count for past in past_stages)]
-    return tuple(past.result(started_at=started) for past, started in zip(past_stages, ends, strict=False))
+    return tuple(
+        StageResult(
+            name=past.name,
+            reward=past.verdict.reward if past.verdict is not None else None,
+            rewards=dict(past.verdict.rewards) if past.verdict is not None else {},
+            truncated_by=past.truncated_by,
+            num_steps=past.step_count - started_at,
+        )
+        for past, started_at in zip(past_stages, ends, strict=False)
+    )
 
 
 def verdict_of(task: Task, past_stages: Sequence[PastStage], truncated_by: LimitName | None) -> Verdict | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Strict
 
@@ -141,14 +141,8 @@ def recorded_container_factory(snapshot: EnvironmentSnapshot) -> Any:
     name, options = snapshot.container_type, snapshot.container.get("options") or {}
     target = option_targets("container").get(name)
     backend = import_target(target) if target is not None else None
-    harmless = _harmless(backend)
-    reached = [key for key, value in options.items() if value and value != "no-network" and key not in harmless]
-    if backend is not None and reached:
-        raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: the container was made with {reached[0]}={options[reached[0]]!r:.100}. For "
-            "security, a snapshot may not set this option. Pass `container_factory`."
-        )
-    return _made(snapshot, name, backend, options, "container_factory")
+    set_options = [key for key, value in options.items() if value and value != "no-network"]
+    return _made(snapshot, name, backend, options, set_options, "container")
 
 
 def recorded_agent_options(snapshot: EnvironmentSnapshot) -> dict[str, Any]:
@@ -158,29 +152,33 @@ def recorded_agent_options(snapshot: EnvironmentSnapshot) -> dict[str, Any]:
 
 def _recorded_agent_factory(snapshot: EnvironmentSnapshot) -> Any:
     name, options = snapshot.agent.get("factory", ""), recorded_agent_options(snapshot)
-    factory = find_part("agent", name)
-    if factory is not None and (given := [key for key in options if key not in _harmless(factory)]):
-        raise SnapshotUnsupportedError(
-            f"{snapshot.snapshot_dir}: the agent was made with {given[0]}={options[given[0]]!r:.100}. For security, a "
-            "snapshot may not set this option. Pass `code_agent_factory`."
-        )
-    return _made(snapshot, name, factory, options, "code_agent_factory")
+    return _made(snapshot, name, find_part("agent", name), options, [*options], "agent")
 
 
-def _harmless(factory: Any) -> frozenset[str]:
-    """Returns the names of the factory's options that are safe to restore from a snapshot of unknown origin."""
-    bases = (ContainerFactoryBase, AgentFactoryBase)
-    return factory.harmless_options if isinstance(factory, type) and issubclass(factory, bases) else frozenset()
-
-
-def _made(snapshot: EnvironmentSnapshot, name: str, factory: Any, options: Mapping[str, Any], argument: str) -> Any:
+def _made(
+    snapshot: EnvironmentSnapshot,
+    name: str,
+    factory: Any,
+    options: Mapping[str, Any],
+    set_options: Sequence[str],
+    part: Literal["container", "agent"],
+) -> Any:
     """Creates a container or agent factory with its recorded options.
 
-    If this fails, the error suggests that the caller passes a factory as `argument`.
+    `set_options` are the options that must be harmless, because the snapshot may come from someone else. If the factory
+    cannot be created, the error suggests that the caller passes a factory.
     """
+    argument = "container_factory" if part == "container" else "code_agent_factory"
     if factory is None:
         raise SnapshotUnsupportedError(
             f"{snapshot.snapshot_dir}: {name!r:.100} is not available in this installation. Pass `{argument}`."
+        )
+    is_ours = isinstance(factory, type) and issubclass(factory, ContainerFactoryBase | AgentFactoryBase)
+    harmless = factory.harmless_options if is_ours else frozenset()
+    if reached := [key for key in set_options if key not in harmless]:
+        raise SnapshotUnsupportedError(
+            f"{snapshot.snapshot_dir}: the {part} was made with {reached[0]}={options[reached[0]]!r:.100}. For "
+            f"security, a snapshot may not set this option. Pass `{argument}`."
         )
     try:
         return factory(**options)

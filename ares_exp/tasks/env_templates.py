@@ -43,10 +43,7 @@ def secret_values(tables: Iterable[Mapping[str, str]], *, host: Mapping[str, str
     A secret is the value of a host variable that a template uses, if the key or the variable has a sensitive name such
     as `API_KEY`. Values with fewer than 8 characters are omitted, because other texts may contain them by chance.
     """
-    secrets = set()
-    for table in tables:
-        for key, value in table.items():
-            match = _TEMPLATE.fullmatch(value)
-            if match and (is_sensitive(key) or is_sensitive(match[1])):
-                secrets.add(host.get(match[1], ""))
-    return tuple(sorted((value for value in secrets if len(value) >= _MIN_SECRET_LENGTH), key=len, reverse=True))
+    found = ((key, _TEMPLATE.fullmatch(value)) for table in tables for key, value in table.items())
+    names = {match[1] for key, match in found if match and (is_sensitive(key) or is_sensitive(match[1]))}
+    values = {host.get(name, "") for name in names}
+    return tuple(sorted((value for value in values if len(value) >= _MIN_SECRET_LENGTH), key=len, reverse=True))

@@ -29,10 +29,10 @@ from ares_exp.tasks.task_files import (
     INSTRUCTION,
     UploadFilter,
     check_definition_links,
-    check_files,
     check_links,
     compose_file,
     content_digest,
+    require_uploaded,
     upload_image_files,
     uploadable,
 )
@@ -75,6 +75,10 @@ from ares_exp.tasks.verification.step_setup import (
 from ares_exp.tasks.verification.verification import TESTS_DIR, VERIFIER_DIR, verify
 
 AGENT_DIR = "/logs/agent"
+
+
+def _resolved(root: Path, table: str, env: Mapping[str, str]) -> dict[str, str]:
+    return resolve_env(env, where=f"{root / TASK_TOML}: [{table}.env]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,7 +207,7 @@ class HarborStage:
             context_dir=context if context is not None and context.is_dir() else None,
             compose_file=compose_file(context),
             workdir=table.workdir,
-            env=self._resolved("verifier.environment", table.env),
+            env=_resolved(self.root, "verifier.environment", table.env),
             network=table.network,
             phase_networks=frozenset((self.verifier_network,)) - {table.network},
             cpus=table.cpus,
@@ -214,8 +218,16 @@ class HarborStage:
             start_timeout_sec=environment.build_timeout_sec,
         )
 
-    def _resolved(self, table: str, env: Mapping[str, str]) -> dict[str, str]:
-        return resolve_env(env, where=f"{self.root / TASK_TOML}: [{table}.env]")
+    def check_test_script(self, chosen: UploadFilter) -> None:
+        """Raises `TaskError` if the test script is missing or excluded, unless the verifier's image has the tests."""
+        if self.brings_tests:
+            return
+        name = "test.bat" if self.config.environment.os == "windows" else "test.sh"
+        folders = (self.folder / "tests", self.root / "tests")
+        script = next((folder / name for folder in folders if (folder / name).exists()), None)
+        if script is None:
+            raise TaskError(f"{self.root / 'tests' / name}: the script that scores the task is missing.")
+        require_uploaded(script, chosen)
 
     def check_runnable(self, *, needs_solution: bool) -> None:
         """Raises `TaskError` if a host variable of the stage is not set, or a required solution is missing."""
@@ -233,12 +245,12 @@ class HarborStage:
         return secret_values((self.config.environment.env, self.config.solution.env, *tables))
 
     def _verifier_env(self) -> dict[str, str]:
-        shared, own = self.config.verifier.env, self._verifier.env
-        return self._resolved("verifier", shared) | self._resolved("steps.verifier" if self.step else "verifier", own)
+        shared = _resolved(self.root, "verifier", self.config.verifier.env)
+        return shared | _resolved(self.root, "steps.verifier" if self.step else "verifier", self._verifier.env)
 
     def solution_env(self) -> Mapping[str, str]:
         """Returns the environment variables of the solution, which may contain secrets; see `Stage.solution_env`."""
-        return {"DEBIAN_FRONTEND": "noninteractive", **self._resolved("solution", self.config.solution.env)}
+        return {"DEBIAN_FRONTEND": "noninteractive", **_resolved(self.root, "solution", self.config.solution.env)}
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
         """Uploads the solution to `/solution` in the container; see `Stage.upload_solution`."""
@@ -410,7 +422,7 @@ class HarborTask:
             context_dir=self._environment_dir if self._environment_dir.is_dir() else None,
             compose_file=compose_file(self._environment_dir),
             workdir=environment.workdir,
-            env=self._resolved("environment", environment.env),
+            env=_resolved(self.path, "environment", environment.env),
             network=environment.network,
             phase_networks=frozenset(networks - {environment.network}),
             cpus=environment.cpus,
@@ -425,9 +437,6 @@ class HarborTask:
     @property
     def _environment_dir(self) -> Path:
         return self.path / "environment"
-
-    def _resolved(self, table: str, env: Mapping[str, str]) -> dict[str, str]:
-        return resolve_env(env, where=f"{self.path / TASK_TOML}: [{table}.env]")
 
     @cached_property
     def digest(self) -> str:
@@ -487,7 +496,7 @@ class HarborTask:
                 f"{', '.join(missing)}. Choose another agent (the options of agent=command must "
                 f"contain $ARES_MCP_FILE and $ARES_SKILLS), or leave the task out with env.exclude=[{self.name}]."
             )
-        self._resolved("environment", self.config.environment.env)
+        _resolved(self.path, "environment", self.config.environment.env)
         for stage in self.stages:
             stage.check_runnable(needs_solution=needs_solution)
             protect(stage.secrets)
@@ -539,17 +548,20 @@ def load_task(path: str | Path, *, reward_key: str | None = None, links_within: 
     root = bounds.root
     check_definition_links(bounds)
     parsed = read_task_toml(root / TASK_TOML, bounds)
-    check_files(root, parsed.config)
     stages: tuple[HarborStage, ...] = ()
     steps: Sequence[Step | None] = parsed.config.steps or (None,)
+    chosen = UploadFilter(root)
     for step in steps:
         text = read_instruction((root / "steps" / step.name if step else root) / INSTRUCTION, bounds)
         follows_shared = bool(stages) and stages[-1].verifier_mode == "shared"
         stage = HarborStage(root, parsed.config, text, step, reward_key, follows_shared, is_last=step is steps[-1])
+        stage.check_test_script(chosen)
         stages = (*stages, stage)
+    for folder in (*(stage.folder for stage in stages if stage.step), root / "tests", root / "solution"):
+        check_links(folder, LinkBounds(root), chosen)
     if any(stage.verifier_mode == "separate" and not stage.brings_tests for stage in stages):
         # These links are copied to the verifier's container. In the agent's container, links may lead elsewhere.
-        check_links(root / "environment", bounds, UploadFilter(root))
+        check_links(root / "environment", bounds, chosen)
     warnings = [f"{TASK_TOML}: {warning}" for warning in warnings_of(parsed)]
     warnings += [f"{path.relative_to(root)} is empty" for path in empty_instructions(stages)]
     return HarborTask(

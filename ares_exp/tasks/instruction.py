@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,8 @@ def strip_canary(text: str) -> str:
     A canary line marks a file as unsuitable for training data, and is not meant for the agent. It contains the word
     "canary", and is a one-line HTML comment or starts with `#`.
     """
-    lines = text.split("\n")
-    while lines and _CANARY.fullmatch(lines[0].strip()):
-        lines.pop(0)
-    while lines and not lines[0].strip():
-        lines.pop(0)
-    return "\n".join(lines)
+    lines = dropwhile(lambda line: _CANARY.fullmatch(line.strip()), text.split("\n"))
+    return "\n".join(dropwhile(lambda line: not line.strip(), lines))
 
 
 def read_instruction(path: Path, bounds: LinkBounds) -> str:

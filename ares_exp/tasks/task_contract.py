@@ -111,7 +111,6 @@ class Stage(Protocol):
 
     async def start(self, container: Container) -> None:
         """Prepares the container for this stage, before its agent starts. Raises `ContainerError` if this fails."""
-        ...
 
     def solution_env(self) -> Mapping[str, str]:
         """Returns the environment variables of the solution script. Their values may be secret and are never recorded.
@@ -119,7 +118,6 @@ class Stage(Protocol):
         Raises:
             TaskError: A required environment variable of the host is missing.
         """
-        ...
 
     async def upload_solution(self, container: Container) -> Mapping[str, str]:
         """Uploads the stage's reference solution to `/solution` in the container, and returns its `solution_env`.
@@ -130,7 +128,6 @@ class Stage(Protocol):
             TaskError: The task has no solution.
             ContainerError: The container failed.
         """
-        ...
 
     async def collect(self, container: Container, target: Path | None) -> None:
         """Copies the stage's artifacts, which are files to keep, from the agent's container to the host.
@@ -144,7 +141,6 @@ class Stage(Protocol):
         Raises:
             ContainerError: The container failed.
         """
-        ...
 
     async def clear(self, container: Container) -> Sequence[str]:
         """Empties the verifier's directories in the agent's container, so that the agent cannot fake a result there.
@@ -158,7 +154,6 @@ class Stage(Protocol):
             VerifierError: Processes of the agent could not be stopped.
             ContainerError: The container failed.
         """
-        ...
 
     async def prepare_verifier(self, container: Container, artifacts: Path) -> None:
         """Copies the artifacts that `collect` saved in `artifacts` to the verifier's separate container.
@@ -166,7 +161,6 @@ class Stage(Protocol):
         Raises:
             ContainerError: The container failed.
         """
-        ...
 
     async def verify(self, container: Container, output_dir: Path | None) -> Verdict:
         """Scores the agent's results. The caller enforces `verifier_timeout_sec`.
@@ -179,11 +173,9 @@ class Stage(Protocol):
             VerifierError: The verifier wrote no usable reward. The class of the error identifies the cause.
             ContainerError: The container failed.
         """
-        ...
 
     def goes_on(self, verdict: Verdict) -> bool:
         """Returns whether the next stage runs after this verdict on the stage."""
-        ...
 
 
 class Task(Protocol):
@@ -214,12 +206,9 @@ class Task(Protocol):
         Raises:
             ContainerError: The container failed.
         """
-        ...
 
     def reward(self, verdicts: Sequence[Verdict]) -> Verdict:
         """Computes the verdict on the episode from at least one verdict on its stages."""
-        ...
 
     def describe(self) -> Mapping[str, Any]:
         """Returns the name, source path and content digest of the task, as JSON-ready data for records."""
-        ...

@@ -17,9 +17,8 @@ from ares_exp.containers.container import Container
 from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import ContainerStartError, TaskError, TransferError
 from ares_exp.tasks.environment_section import EnvironmentSection
-from ares_exp.tasks.task_toml import TaskToml, VerifierSection
 from ares_exp.tasks.verification.link_bounds import LinkBounds
-from ares_exp.tasks.verification.root_commands import PLAIN_SHELL
+from ares_exp.tasks.verification.root_commands import as_root
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -107,26 +106,18 @@ async def uploadable(root: Path, folder: Path) -> AsyncIterator[Path]:
 
 
 def _copy(folder: Path, target: Path, chosen: UploadFilter) -> None:
+    def excluded(directory: str, names: list[str]) -> set[str]:
+        return {name for name in names if chosen.excludes(Path(directory, name))}
+
+    def copy(source: str, new: str) -> None:
+        if not Path(source).is_file():
+            raise TransferError(f"Cannot read {source} for an upload: expected a file, a directory or a link.")
+        shutil.copy2(source, new)
+
     try:
-        for path in _kept(folder, chosen):
-            new = target / path.relative_to(folder)
-            if path.is_symlink() or path.is_file():
-                shutil.copy2(path, new, follow_symlinks=False)
-            elif path.is_dir():
-                new.mkdir()
-                shutil.copymode(path, new)
-            else:
-                raise TransferError(f"Cannot read {path} for an upload: expected a file, a directory or a link.")
+        shutil.copytree(folder, target, symlinks=True, ignore=excluded, copy_function=copy, dirs_exist_ok=True)
     except OSError as error:
         raise TransferError(f"Cannot copy {folder} for an upload: {error}.") from error
-
-
-def _kept(folder: Path, chosen: UploadFilter) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if not chosen.excludes(path):
-            yield path
-            if path.is_dir() and not path.is_symlink():
-                yield from _kept(path, chosen)
 
 
 _FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")
@@ -241,47 +232,6 @@ def check_definition_links(bounds: LinkBounds) -> None:
                 bounds.real(path)
 
 
-def check_files(root: Path, config: TaskToml) -> None:
-    """Checks that a task has an instruction and a test script, and that no link to upload points outside of the task.
-
-    Raises:
-        TaskError: A file is missing, or a link is not allowed. The message describes the first error.
-    """
-    chosen, bounds = UploadFilter(root), LinkBounds(root)
-    if config.steps:
-        for step in config.steps:
-            _require(root / "steps" / step.name / INSTRUCTION, "the instruction of this step")
-            _require_test_script(root, config, step.verifier, chosen, root / "steps" / step.name / "tests")
-            check_links(root / "steps" / step.name, bounds, chosen)
-    else:
-        _require(root / INSTRUCTION, "the agent's instruction")
-        _require_test_script(root, config, config.verifier, chosen)
-    for folder in ("tests", "solution"):
-        check_links(root / folder, bounds, chosen)
-
-
-def _require(path: Path, meaning: str) -> None:
-    if not path.exists():
-        raise TaskError(f"{path}: the file with {meaning} is missing.")
-
-
-def _require_test_script(
-    root: Path, config: TaskToml, verifier: VerifierSection, chosen: UploadFilter, *own: Path
-) -> None:
-    """Raises `TaskError` if the test script is missing or excluded, unless the verifier's own image has the tests."""
-    name = "test.bat" if config.environment.os == "windows" else "test.sh"
-    folders = [*own, root / "tests"]
-    own_mode = verifier.environment_mode or ("separate" if verifier.environment else config.verifier.mode)
-    if own_mode == "separate":
-        images = [table.environment.docker_image for table in (verifier, config.verifier) if table.environment]
-        if any(images) or any((folder / file).exists() for folder in folders for file in CONTAINER_DEFINITIONS):
-            return
-    script = next((folder / name for folder in folders if (folder / name).exists()), None)
-    if script is None:
-        raise TaskError(f"{root / 'tests' / name}: the script that scores the task is missing.")
-    require_uploaded(script, chosen)
-
-
 def require_uploaded(script: Path, chosen: UploadFilter) -> None:
     """Raises `TaskError` if a `.harborignore` excludes the script from the upload."""
     if chosen.excludes(script):
@@ -324,10 +274,9 @@ async def upload_image_files(container: Container, folder: Path, environment: En
     """
     if not environment.docker_image or not await asyncio.to_thread(_is_data, folder):
         return
-    here = await container.exec("pwd", user="root", timeout_sec=60, shell=PLAIN_SHELL)
-    if here.exit_code != 0:
-        raise ContainerStartError(f"{folder} cannot be copied to the working directory: {here.output.strip()}.")
-    await container.upload(folder, (here.output.splitlines() or ["/"])[-1])
+    purpose = f"copy {folder} to the working directory"
+    here = await as_root(container, "pwd", purpose=purpose, cwd=None, failure=ContainerStartError)
+    await container.upload(folder, (here.splitlines() or ["/"])[-1])
 
 
 def _is_data(folder: Path) -> bool:

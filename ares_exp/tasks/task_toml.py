@@ -216,11 +216,13 @@ def read_task_toml(path: Path, bounds: LinkBounds) -> ParsedToml:
 
 def refusals(config: TaskToml) -> list[str]:
     """Returns the unsupported features of a task, each with its key, such as `TPUs ([environment].tpu)`."""
-    tables: list[tuple[str, EnvironmentSection | None]] = [("environment", config.environment)]
-    tables.append(("verifier.environment", config.verifier.environment))
-    tables += [(f"steps[{i}].verifier.environment", step.verifier.environment) for i, step in enumerate(config.steps)]
+    tables = {
+        "environment": config.environment,
+        "verifier.environment": config.verifier.environment,
+        **{f"steps[{i}].verifier.environment": step.verifier.environment for i, step in enumerate(config.steps)},
+    }
     found = []
-    for name, environment in tables:
+    for name, environment in tables.items():
         if environment is not None and environment.os != "linux":
             found.append(f'operating system "{environment.os}" ([{name}].os)')
         if environment is not None and environment.tpu is not None:
@@ -235,11 +237,12 @@ def warnings_of(parsed: ParsedToml) -> list[str]:
         found.append("version is the old name of schema_version")
     if (version := parsed.config.schema_version) not in VERSIONS:
         found.append(f'schema_version "{version}" is unknown, expected {VERSIONS[0]} to {VERSIONS[-1]}')
-    owners = [("", parsed.raw), ("verifier.", parsed.raw.get("verifier", {}))]
-    owners += [
-        (f"steps[{i}].verifier.", step.get("verifier", {})) for i, step in enumerate(parsed.raw.get("steps", []))
-    ]
-    for prefix, owner in owners:
+    owners = {
+        "": parsed.raw,
+        "verifier.": parsed.raw.get("verifier", {}),
+        **{f"steps[{i}].verifier.": step.get("verifier", {}) for i, step in enumerate(parsed.raw.get("steps", []))},
+    }
+    for prefix, owner in owners.items():
         found += [f"{prefix}environment.{text}" for text in _environment_warnings(owner.get("environment", {}))]
     return found
 

@@ -46,12 +46,10 @@ class TomlTable(BaseModel):
 def _unknown_below(table: TomlTable) -> Iterator[str]:
     for name in type(table).model_fields:
         value = getattr(table, name)
-        if isinstance(value, TomlTable):
-            yield from (f"{name}.{key}" for key in value.unknown_keys())
-        elif isinstance(value, tuple):
-            for index, item in enumerate(value):
-                if isinstance(item, TomlTable):
-                    yield from (f"{name}[{index}].{key}" for key in item.unknown_keys())
+        items = {f"{name}[{i}]": item for i, item in enumerate(value)} if isinstance(value, tuple) else {name: value}
+        for place, item in items.items():
+            if isinstance(item, TomlTable):
+                yield from (f"{place}.{key}" for key in item.unknown_keys())
 
 
 def explain(error: ValidationError, raw: object, *, root: str = "task.toml") -> str:

@@ -47,11 +47,6 @@ def stage_dir(stage: Stage, output_dir: Path) -> Path:
     return output_dir / STEPS_FOLDER / stage.name if stage.name else output_dir
 
 
-def artifacts_of(stage: Stage, output_dir: Path) -> Path:
-    """Returns the directory of a stage's artifacts on the host. `output_dir` is the directory of its episode."""
-    return stage_dir(stage, output_dir) / ARTIFACTS_FOLDER
-
-
 async def keep_agent_files(container: Container, files_dir: str | None, target: Path | None) -> None:
     """Copies the agent's own files, such as its logs, from `files_dir` in the container to `target/agent` on the host.
 
@@ -133,16 +128,12 @@ class Scoring:
         self._agents_spec = agents_spec
         self._verifier_spec = verifier_spec
         self._timeout_sec = timeout_sec
-        self._artifacts_dir = artifacts_of(stage, output_dir) if output_dir is not None else None
 
-    async def run(
-        self, agents: Container, network_between: NetworkPolicy, *, verify: bool, is_last: bool
-    ) -> Verdict | None:
+    async def run(self, agents: Container, *, verify: bool, is_last: bool) -> Verdict | None:
         """Collects the artifacts and runs the verifier.
 
         Args:
             agents: The agent's container, in which the agent's processes have ended.
-            network_between: Network for the agent's container while neither the agent nor the verifier is running.
             verify: Whether the verifier runs. If not, only the artifacts are collected, and the verdict is `None`.
             is_last: Whether the agent's container is no longer needed after the artifacts are collected. It is then
                 stopped before a separate verifier container starts.
@@ -153,12 +144,12 @@ class Scoring:
             EpisodeStateError: `release` was called before the verifier's separate container was made.
         """
         await keep_agent_files(agents, self._agent_files_dir, self._output_dir)
+        kept = self._output_dir / ARTIFACTS_FOLDER if self._output_dir is not None else None
         if self._verifier_spec is None or not verify:
             if verify:
                 await self._clear(agents)
-            await self._collect(agents, self._artifacts_dir)
-            return await self._verify(agents, network_between) if verify else None
-        kept = self._artifacts_dir
+            await self._collect(agents, kept)
+            return await self._verify(agents, self._agents_spec.network) if verify else None
         async with working_directory("verifier") if kept is None else nullcontext(kept) as artifacts:
             await self._collect(agents, artifacts)
             if is_last:
@@ -212,8 +203,8 @@ class Scoring:
                 raise
             _logger.warning("Not all artifacts were collected within %g s.", self._stage.collect_timeout_sec)
 
-    async def _verify(self, container: Container, network_between: NetworkPolicy) -> Verdict:
-        """Runs the verifier with its own network and time limit. Afterwards, sets the network to `network_between`."""
+    async def _verify(self, container: Container, network_after: NetworkPolicy) -> Verdict:
+        """Runs the verifier with its own network and time limit. Afterwards, sets the network to `network_after`."""
         limit = asyncio.timeout(self._timeout_sec)
         try:
             async with limit:
@@ -222,7 +213,7 @@ class Scoring:
                     folder = self._output_dir / VERIFIER_FOLDER if self._output_dir is not None else None
                     return await self._stage.verify(container, folder)
                 finally:
-                    await finish(container.set_network(network_between))
+                    await finish(container.set_network(network_after))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -255,13 +246,14 @@ async def collect_on_abort(
     Stops the agent, and copies the agent's files and the stage's artifacts to the host. Failures and timeouts are only
     logged. If the caller is cancelled again, the collection stops.
     """
-    target = artifacts_of(stage, output_dir)
+    folder = stage_dir(stage, output_dir)
+    target = folder / ARTIFACTS_FOLDER
     task = asyncio.current_task()
     is_interrupted = task is not None and task.cancelling() > 0
     try:
         async with asyncio.timeout(INTERRUPTED_COLLECT_SEC if is_interrupted else COLLECT_SEC):
             await host.cancel()
-            await keep_agent_files(container, agent_files_dir, stage_dir(stage, output_dir))
+            await keep_agent_files(container, agent_files_dir, folder)
             if not await asyncio.to_thread((target / MANIFEST).exists):
                 await stage.collect(container, target)
     except Exception as error:  # not fatal: the episode has ended for another reason

@@ -141,28 +141,23 @@ class ScoringEnvironment(EnvironmentWrapper):
         return self._last
 
     async def _score(self, reward: float | None) -> float | None:
-        episode, container = self._finished(reward), self.held_container
-        scores = []
-        for one in self._rules.scorers:
-            scores.append(await one.score(episode, container))
-        self._rewards = named_rewards(reward, super().report().rewards, scores)
-        return combined_reward(reward, self._rules.verifier_weight, scores)
-
-    def _finished(self, reward: float | None) -> ScoredEpisode:
-        trajectory = self._collected.trajectory
-        if trajectory is None:
+        if (trajectory := self._collected.trajectory) is None:
             raise ScorerError("The scorers need the steps of the episode, but the steps could not be collected.")
-        report = super().report()
-        return ScoredEpisode(
+        verified = super().report().rewards
+        episode = ScoredEpisode(
             trajectory=trajectory,
             task=self.current_task,
             reward=reward,
-            rewards=named_rewards(reward, report.rewards, ()),
+            rewards=named_rewards(reward, verified, ()),
             seed=self._parts.seed,
             attempt=self._parts.attempt,
             output_dir=self._parts.output_dir,
             spend=self._spend,
         )
+        container = self.held_container
+        scores = [await one.score(episode, container) for one in self._rules.scorers]
+        self._rewards = named_rewards(reward, verified, scores)
+        return combined_reward(reward, self._rules.verifier_weight, scores)
 
     def _spend(self, used: EnvironmentUsage) -> None:
         self._used = used if self._used is None else self._used + used

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ares_exp.containers.child_process import ChildFailedError, ChildProcess
 from ares_exp.containers.ownership import short_lived_directory
@@ -31,14 +31,6 @@ MAX_TESTS = 50_000
 MAX_ROWS = 100_000
 
 
-def _encodable(text: str) -> str:
-    try:
-        text.encode()  # a lone surrogate, legal in JSON, could not be sent anywhere
-    except UnicodeEncodeError:
-        raise ValueError("expected text that can be written as UTF-8") from None
-    return text
-
-
 def _from_json(value: Any) -> Any:
     """Parses a list that some data sets store as JSON text. Returns a value that is not a string unchanged."""
     if not isinstance(value, str):
@@ -49,13 +41,9 @@ def _from_json(value: Any) -> Any:
         raise ValueError("expected a list, or a list as JSON text") from None
 
 
-Text = Annotated[
-    str,
-    BeforeValidator(lambda value: "" if value is None else value),
-    Field(max_length=MAX_TEXT_CHARS),
-    AfterValidator(_encodable),
-]
-TestName = Annotated[str, Field(min_length=1, max_length=10_000), AfterValidator(_encodable)]
+# Strings with a maximum length must be valid Unicode: pydantic rejects a lone surrogate, which is legal in JSON.
+Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS), BeforeValidator(lambda value: "" if value is None else value)]
+TestName = Annotated[str, Field(min_length=1, max_length=10_000)]
 TestNames = Annotated[tuple[TestName, ...], BeforeValidator(_from_json), Field(max_length=MAX_TESTS)]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}(?:[0-9a-f]{24})?$")]
 

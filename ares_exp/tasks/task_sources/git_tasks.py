@@ -81,8 +81,11 @@ class Git:
         places = [f"--git-dir={git_dir}"] if git_dir is not None else []
         places += [f"--work-tree={work_tree}"] if work_tree is not None else []
         options = [word for setting in (*_SETTINGS, *settings) for word in ("-c", setting)]
-        env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        env |= {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("GIT_") or name.startswith(_PASSED_ON)
+        }
         what = f"`git {arguments[0]}`"
         try:
             ended = self._child.run(
@@ -184,8 +187,9 @@ class Repositories:
 
     def _named(self, url: str, ref: str | None) -> str:
         """Asks the server for the current commit of a branch or a tag. `None` means the default branch."""
-        names = ["HEAD"] if ref is None else [ref, f"refs/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}"]
-        names += [f"refs/heads/{ref}"] if ref is not None else []
+        names = ["HEAD"]
+        if ref is not None:
+            names = [ref, f"refs/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}"]
         try:
             response = self._git.run("ls-remote", "--", url, *names)
         except GitError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
 from ares_exp.errors import ConfigError, GitError, PreflightError, TaskError, close_matches
 from ares_exp.records.record_files import read_record
@@ -305,13 +305,7 @@ class DatasetName:
         return cls(name, version or None)
 
 
-class _Row(BaseModel):
-    """Base class of the objects in a `registry.json`. Unknown keys are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class RegisteredTask(_Row):
+class RegisteredTask(BaseModel, frozen=True):
     """An entry of `tasks` in a data set. A task without `git_url` is local or in the repository of the registry."""
 
     name: str
@@ -320,15 +314,15 @@ class RegisteredTask(_Row):
     git_commit_id: Annotated[str, AfterValidator(check_git_ref)] | None = None
 
 
-class RegisteredMetric(_Row):
+class RegisteredMetric(BaseModel, frozen=True):
     """An entry of `metrics` in a data set, by which Harbor aggregates results. It is validated, but not used."""
 
     type: Literal["sum", "min", "max", "mean", "uv-script"]
     kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
-class Dataset(_Row):
-    """One version of a data set in a registry."""
+class Dataset(BaseModel, frozen=True):
+    """One version of a data set in a registry. Unknown keys are ignored."""
 
     name: str
     version: str

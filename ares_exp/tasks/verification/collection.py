@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.archive import remove, unpack_directory
-from ares_exp.containers.container import ComposedContainer, Container, ExecOptions, ServiceContainer
+from ares_exp.containers.container import ComposedContainer, Container, ServiceContainer
 from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import ContainerDiedError, ContainerError, TransferError
 from ares_exp.tasks.task_toml import MAIN_SERVICE, Artifact, CollectHook
@@ -50,11 +50,9 @@ def hook_limit_sec(hook: CollectHook) -> float:
 async def run_hooks(hooks: Iterable[CollectHook], container: Container) -> None:
     """Runs collect hooks one after the other. A failure is only logged, unless the agent's container has died."""
     for hook in hooks:
-        options: ExecOptions = {"timeout_sec": hook_limit_sec(hook)}
-        if hook.user is not None:
-            options["user"] = hook.user
         try:
-            result = await service_of(container, hook.service).exec(hook.command, **options)
+            service = service_of(container, hook.service)
+            result = await service.exec(hook.command, user=hook.user, timeout_sec=hook_limit_sec(hook))
         except (ContainerError, ValueError) as error:
             if isinstance(error, ContainerDiedError) and hook.service == MAIN_SERVICE:
                 raise
@@ -103,7 +101,7 @@ async def collect(
     Raises:
         ContainerDiedError: The agent's container has died.
     """
-    collection = ArtifactCollection(container, target) if target is not None else None
+    places, entries = Places(), list[ManifestEntry]()
     services = {hook.service for hook in hooks} | {item.service for item in artifacts}
     has_others = bool(services - {MAIN_SERVICE})
     async with redacted(target, secrets) if target is not None else nullcontext():
@@ -113,17 +111,18 @@ async def collect(
             if stops_main and not of_main:
                 await _stop_main(container)
             await run_hooks([hook for hook in hooks if (hook.service == MAIN_SERVICE) == of_main], container)
-            if collection is not None:
-                await collection.add([item for item in artifacts if (item.service == MAIN_SERVICE) == of_main])
-    if collection is not None and target is not None:
-        await in_thread(lambda: write_manifest(target, collection.entries))
+            if target is not None:
+                for artifact in (item for item in artifacts if (item.service == MAIN_SERVICE) == of_main):
+                    kind, status = await _collect(container, artifact, target, places)
+                    entries.append(ManifestEntry.of(artifact, str(place_of(artifact)), kind, status))
+    if target is not None:
+        await in_thread(lambda: write_manifest(target, entries))
 
 
 async def _stop_main(container: Container) -> None:
-    if not isinstance(container, ComposedContainer):
-        return
     try:
-        await container.service(MAIN_SERVICE).stop()
+        if isinstance(container, ComposedContainer):
+            await container.service(MAIN_SERVICE).stop()
     except ContainerError as error:
         _logger.warning(
             "The agent's container could not be stopped before the artifacts of services were collected: %s", error
@@ -139,52 +138,39 @@ def _clear(target: Path, artifacts: Iterable[Artifact]) -> None:
             remove(place)
 
 
-class ArtifactCollection:
-    """Copies the artifacts of one stage to `target` on the host. `entries` contains their manifest entries."""
-
-    def __init__(self, container: Container, target: Path) -> None:
-        self.entries: list[ManifestEntry] = []
-        self._container = container
-        self._target = target
-        self._places = Places()
-
-    async def add(self, artifacts: Iterable[Artifact]) -> None:
-        """Copies artifacts to the host, unless their path is already used, and appends their status to `entries`."""
-        for artifact in artifacts:
-            kind, status = await self._collect(artifact)
-            self.entries.append(ManifestEntry.of(artifact, str(place_of(artifact)), kind, status))
-
-    async def _collect(self, artifact: Artifact) -> tuple[ArtifactKind, ArtifactStatus]:
-        source, guess = artifact.source, _guess(artifact)
-        if (first := self._places.take(artifact)) is not None:
-            if isinstance(first, str) or not covers(first, artifact):
-                owner = first if isinstance(first, str) else first.source
-                _logger.warning(
-                    "The artifact %s is not collected, because %s already uses its path on the host.", source, owner
-                )
-            return guess, "skipped"
-        kind = guess
-        try:
-            service = service_of(self._container, artifact.service)
-            kind, is_empty, exists = await _look(service, artifact)
-            if not exists:
-                _logger.info("The artifact %s of %s was not collected: it does not exist.", source, artifact.service)
-                return kind, "failed"
-            target = self._target.joinpath(place_of(artifact))
-            await in_thread(lambda: _make_way(target, self._target))
-            if is_empty and is_conventional(artifact):
-                await in_thread(lambda: target.mkdir(parents=True, exist_ok=True))
-                return kind, "empty"
-            if kind == "directory" and artifact.exclude:
-                await _download_without(service, artifact, target)
-            else:
-                await service.download(source, target)
-        except (ContainerError, OSError, ValueError) as error:
-            if isinstance(error, ContainerDiedError) and artifact.service == MAIN_SERVICE:
-                raise
-            _logger.warning("The artifact %s of %s was not collected: %s", source, artifact.service, error)
+async def _collect(
+    container: Container, artifact: Artifact, folder: Path, places: Places
+) -> tuple[ArtifactKind, ArtifactStatus]:
+    """Copies an artifact to its path in `folder` on the host, unless this path is already used."""
+    source, kind = artifact.source, _guess(artifact)
+    if (first := places.take(artifact)) is not None:
+        if isinstance(first, str) or not covers(first, artifact):
+            owner = first if isinstance(first, str) else first.source
+            _logger.warning(
+                "The artifact %s is not collected, because %s already uses its path on the host.", source, owner
+            )
+        return kind, "skipped"
+    try:
+        service = service_of(container, artifact.service)
+        kind, is_empty, exists = await _look(service, artifact)
+        if not exists:
+            _logger.info("The artifact %s of %s was not collected: it does not exist.", source, artifact.service)
             return kind, "failed"
-        return "directory" if target.is_dir() else "file", "ok"
+        place = folder.joinpath(place_of(artifact))
+        await in_thread(lambda: _make_way(place, folder))
+        if is_empty and is_conventional(artifact):
+            await in_thread(lambda: place.mkdir(parents=True, exist_ok=True))
+            return kind, "empty"
+        if kind == "directory" and artifact.exclude:
+            await _download_without(service, artifact, place)
+        else:
+            await service.download(source, place)
+    except (ContainerError, OSError, ValueError) as error:
+        if isinstance(error, ContainerDiedError) and artifact.service == MAIN_SERVICE:
+            raise
+        _logger.warning("The artifact %s of %s was not collected: %s", source, artifact.service, error)
+        return kind, "failed"
+    return "directory" if place.is_dir() else "file", "ok"
 
 
 def _guess(artifact: Artifact) -> ArtifactKind:

@@ -49,7 +49,6 @@ def _read_bounded(path: Path) -> bytes:
 
 def parse_reward_txt(data: bytes) -> dict[str, float]:
     """Parses a `reward.txt`, and returns its number as `{"reward": number}`. Raises the errors of `read_verdict`."""
-    _refuse_empty(data, REWARD_TXT)
     try:
         number = float(data.decode("utf-8").strip())
     except ValueError:
@@ -61,7 +60,6 @@ def parse_reward_txt(data: bytes) -> dict[str, float]:
 
 def parse_reward_json(data: bytes) -> dict[str, float]:
     """Parses a `reward.json` into numbers by key (booleans as 0.0 or 1.0). Raises the errors of `read_verdict`."""
-    _refuse_empty(data, REWARD_JSON)
     try:
         content = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -117,11 +115,8 @@ def overall_verdict(verdicts: Sequence[Verdict], *, reward_key: str | None = Non
     return Verdict(choose_reward(means, reward_key), means)
 
 
-def _refuse_empty(data: bytes, name: str) -> None:
-    if not data:
-        raise RewardFileEmptyError(f"{name}: expected a reward, got an empty file.")
-
-
 def _unparsable(name: str, expected: str, data: bytes) -> VerifierError:
+    if not data:
+        return RewardFileEmptyError(f"{name}: expected a reward, got an empty file.")
     shown = data[:80].decode("utf-8", errors="replace")
     return VerifierOutputParseError(f"{name}: expected {expected}, got {shown!r}{' …' if len(data) > 80 else ''}.")

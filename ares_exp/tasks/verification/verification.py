@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from ares_exp.cancellation import in_thread
@@ -138,9 +138,7 @@ async def verify(
         VerifierError: The verifier wrote no usable reward. The class of the error identifies the cause.
     """
     run = await run_tests(container, upload, env=env, user=user)
-    if output_dir is not None:
-        return await fetch_verdict(container, output_dir, reward_key=reward_key, secrets=secrets, run=run)
-    async with working_directory("verifier") as folder:
+    async with working_directory("verifier") if output_dir is None else nullcontext(output_dir) as folder:
         return await fetch_verdict(container, folder, reward_key=reward_key, secrets=secrets, run=run)
 
 

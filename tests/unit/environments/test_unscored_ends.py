@@ -70,7 +70,7 @@ async def test_released_episode_creates_no_container(make_task: Any) -> None:
         )
         await scoring.release()
         with pytest.raises(EpisodeStateError):
-            await scoring.run(agents, task.container_spec.network, verify=True, is_last=False)
+            await scoring.run(agents, verify=True, is_last=False)
     finally:
         await agents.stop()
     assert not made

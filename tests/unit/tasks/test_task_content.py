@@ -304,5 +304,5 @@ def test_only_regular_files_are_read(make_task: MakeTask, target: str) -> None:
     root = make_task(files={"instruction.md": None})
     os.mkfifo(root / "fifo")
     (root / "instruction.md").symlink_to(target)
-    with pytest.raises(TaskError, match=r"not a regular file|the file with the agent's instruction is missing"):
+    with pytest.raises(TaskError, match=r"not a regular file|Too many levels of symbolic links: 'instruction\.md'"):
         load_task(root)

@@ -48,7 +48,7 @@ def test_null_column_becomes_its_default(row: Row) -> None:
         ("base_commit", "main", "base_commit: "),
         ("base_commit", "--upload-pack=x", "base_commit: "),
         ("problem_statement", 3.5j, "problem_statement: "),
-        ("problem_statement", "\ud800", "UTF-8"),
+        ("problem_statement", "\ud800", "unicode string"),
         ("patch", "x" * (16 * 2**20 + 1), "patch: "),
         ("FAIL_TO_PASS", "[", "FAIL_TO_PASS: expected a list, or a list as JSON text"),
         ("FAIL_TO_PASS", "[]", "FAIL_TO_PASS: "),
