@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import functools
 import logging
 import posixpath
@@ -63,7 +62,6 @@ class ShellPool:
         self._try_again = try_again
         self._channels: dict[User | None, set[Channel]] = collections.defaultdict(set)
         self._free: dict[User | None, collections.deque[Channel]] = collections.defaultdict(collections.deque)
-        self._spares: dict[User | None, asyncio.Task[None]] = {}
         self._waiting: dict[User | None, collections.deque[asyncio.Future[Channel]]] = collections.defaultdict(
             collections.deque
         )
@@ -103,7 +101,7 @@ class ShellPool:
         channel: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         (waiting.appendleft if urgent else waiting.append)(channel)
         if len(openings) < min(MAX_OPENINGS, len(waiting)):
-            openings.add(asyncio.create_task(self._open_while_waited_for(user)))
+            openings.add(asyncio.create_task(self._open_one_or_more(user)))
         try:
             return await channel
         except asyncio.CancelledError:
@@ -111,15 +109,21 @@ class ShellPool:
                 self._changed(channel.result())
             raise
 
-    async def _open_while_waited_for(self, user: User | None) -> None:
-        """Opens channels one by one while commands wait. If this fails, the first waiting command gets the error."""
+    async def _open_one_or_more(self, user: User | None) -> None:
+        """Opens a channel, and further channels one by one while commands wait.
+
+        If this fails, the first waiting command gets the error. If none was waiting, the next `take` reports the error.
+        """
         try:
-            while (first := self._next_waiting(user)) is not None:
+            while True:
+                first = self._next_waiting(user)
                 try:
                     self._changed(await self.open(user))
                 except Exception as error:
-                    if not first.done():
+                    if first is not None and not first.done():
                         first.set_exception(error)
+                if self._next_waiting(user) is None:
+                    return
         finally:  # immediately: a waiter that got an error may wait again before the callbacks of this task run
             self._openings[user].discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
@@ -170,14 +174,8 @@ class ShellPool:
         The next command can then start before the first channel is ready again. A spare channel can also kill a command
         that uses up all process numbers, because a channel forks its next process in advance.
         """
-
-        async def open_spare() -> None:
-            with contextlib.suppress(ContainerError):  # the next `take` reports the reason
-                self._changed(await self.open(user))
-
-        is_opening = user in self._spares and not self._spares[user].done()
-        if not (self._free[user] or self._coming(user) or is_opening):
-            self._spares[user] = asyncio.create_task(open_spare())
+        if not (self._free[user] or self._coming(user) or self._openings[user]):
+            self._openings[user].add(asyncio.create_task(self._open_one_or_more(user)))
 
     def idle(self, user: User | None) -> tuple[Channel, ...]:
         """Returns this user's channels that are ready and that no caller uses."""
@@ -186,7 +184,7 @@ class ShellPool:
     async def close(self) -> None:
         """Closes all channels, including lent ones. Idempotent."""
         self.is_closed = True
-        opening = [*self._spares.values(), *(task for tasks in self._openings.values() for task in tasks)]
+        opening = [task for tasks in self._openings.values() for task in tasks]
         for task in opening:
             task.cancel()
         for user in self._waiting:

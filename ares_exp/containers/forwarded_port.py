@@ -154,20 +154,13 @@ async def open_listening_port(listen: Callable[[], socket.socket], serve: Serve)
 
 
 class _Connection(socket.socket):
-    """A connected socket that calls `on_close` when it is closed, by the server or by the forwarded port."""
+    """A connected socket that calls `on_close` whenever it is closed, by the server or by the forwarded port."""
 
-    on_close: Callable[[_Connection], None] | None = None
+    on_close: Callable[[_Connection], None]
 
     def close(self) -> None:
         super().close()
-        if self.on_close is not None:
-            on_close, self.on_close = self.on_close, None
-            on_close(self)
-
-    def cut(self) -> None:
-        """Shuts down both directions, so that the server reads the end of the stream and closes the connection."""
-        with contextlib.suppress(OSError):
-            self.shutdown(socket.SHUT_RDWR)
+        self.on_close(self)
 
 
 class ListeningPort:
@@ -191,13 +184,12 @@ class ListeningPort:
         return "The forwarded port was closed."
 
     async def close(self) -> None:
-        if self._closed.is_set():
-            return
         self._closed.set()
         await finish(cancel_all(self._accepting, *self._tasks, within_sec=CUT_SEC))
         self._listener.close()
         for connection in list(self._connections):
-            connection.cut()
+            with contextlib.suppress(OSError):  # the server reads the end of the stream and closes the connection
+                connection.shutdown(socket.SHUT_RDWR)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -227,5 +219,6 @@ class ListeningPort:
             _logger.warning("A connection to a forwarded port could not be served: %r", error)
 
     def _ended(self, connection: _Connection) -> None:
-        self._connections.discard(connection)
-        self._slots.release()
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._slots.release()

@@ -51,7 +51,7 @@ class NetworkPolicy:
 
     def allows_address(self, address: IPAddress) -> bool:
         """Returns whether an IP address may be reached. An allowlist may contain the address or a network around it."""
-        entries = (entry for entry in self.allowed_hosts if _network(entry) or _address(entry))
+        entries = (entry for entry in self.allowed_hosts if _ip(entry))
         return self.mode == "public" or any(address in ipaddress.ip_network(entry) for entry in entries)
 
 
@@ -66,7 +66,7 @@ def normalise_host(entry: str) -> str:
     bits, such as `10.0.0.0/8`. Raises `ValueError` if it has none of these forms.
     """
     host = entry.strip().lower().rstrip(".")
-    canonical = _network(host) if "/" in host else _address(host) or _dns_name(host)
+    canonical = _ip(host) or _dns_name(host)
     if canonical is None:
         raise ValueError(
             f"expected a host name, *.name, an IP address or a CIDR network without host bits, got {entry!r}. "
@@ -75,22 +75,18 @@ def normalise_host(entry: str) -> str:
     return canonical
 
 
-def _network(text: str) -> str | None:
-    prefix = text.partition("/")[2]
-    try:
-        return str(ipaddress.ip_network(text)) if prefix.isdecimal() and "%" not in text else None
-    except ValueError:
+def _ip(text: str) -> str | None:
+    """Returns the canonical form of an IP address or a network in CIDR notation; `None` for any other text."""
+    _, slash, prefix = text.partition("/")
+    if "%" in text or (slash and not prefix.isdecimal()):
         return None
-
-
-def _address(text: str) -> str | None:
     try:
-        return None if "%" in text else str(ipaddress.ip_address(text))
+        return str(ipaddress.ip_network(text) if slash else ipaddress.ip_address(text))
     except ValueError:
         return None
 
 
 def _dns_name(text: str) -> str | None:
     name = text.removeprefix("*.")
-    fits = len(name) <= _MAX_NAME and not (name != text and _address(name))
+    fits = len(name) <= _MAX_NAME and not (name != text and _ip(name))
     return text if fits and all(_LABEL.fullmatch(label) for label in name.split(".")) else None

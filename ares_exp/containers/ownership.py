@@ -129,7 +129,7 @@ def owner_labels() -> dict[str, str]:
 
 @functools.lru_cache(maxsize=1)
 def _labels_of(pid: int) -> Mapping[str, str]:
-    number = _read("/etc/machine-id")  # must not be published itself (`man machine-id`)
+    number = read_if_readable(Path("/etc/machine-id"))  # must not be published itself (`man machine-id`)
     return {
         RUN: uuid.uuid4().hex,
         HOST: socket.gethostname(),
@@ -218,9 +218,8 @@ def _process_start(pid: int) -> str:
     """
     if not _IS_LINUX:
         return _ask("ps", "-o", "lstart=", "-p", str(pid))
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
+    fields = read_if_readable(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    if not fields:
         return ""
     state, threads, start = fields[0], int(fields[17]), fields[19]
     return _ENDED if state in "ZX" and threads <= 1 else start  # a zombie: its parent has not reaped it yet
@@ -236,12 +235,15 @@ def _namespace() -> str:
 
 
 def _boot() -> str:
-    return _read("/proc/sys/kernel/random/boot_id") if _IS_LINUX else _ask("sysctl", "-n", "kern.bootsessionuuid")
+    if _IS_LINUX:
+        return read_if_readable(Path("/proc/sys/kernel/random/boot_id"))
+    return _ask("sysctl", "-n", "kern.bootsessionuuid")
 
 
-def _read(path: str) -> str:
+def read_if_readable(path: Path) -> str:
+    """Returns the text of a file without surrounding white space, or `""` if the file cannot be read."""
     try:
-        return Path(path).read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 
@@ -266,13 +268,21 @@ def name_prefix(purpose: str) -> str:
     return f"ares_exp-{purpose}-"
 
 
+def delete(path: Path) -> bool:
+    """Deletes a directory. Returns whether the directory no longer exists."""
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
+
+
 class OwnedDirectory:
     """A temporary directory with a lock (`flock`), by which other processes see that its creator is alive.
 
     The kernel releases the lock even after `kill -9`. Unlike process numbers, locks also work across pid namespaces.
     """
 
-    def __init__(self, prefix: str, folder: Path | None = None) -> None:
+    def __init__(self, prefix: str, folder: Path | None = None, delete: Callable[[Path], object] = delete) -> None:
+        """Creates and locks the directory. `remove` calls `delete` with its path."""
+        self._delete = delete
         fresh = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=folder))
         self._lock = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -281,13 +291,10 @@ class OwnedDirectory:
 
     def remove(self) -> None:
         """Deletes the directory with its contents. Idempotent."""
-        self._delete()
+        self._delete(self.path)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def _delete(self) -> None:
-        delete(self.path)
 
 
 @contextmanager
@@ -321,12 +328,6 @@ async def working_directory(purpose: ShortLived) -> AsyncIterator[Path]:
             await finish(asyncio.to_thread(directory.remove))
 
 
-def delete(path: Path) -> bool:
-    """Deletes a directory. Returns whether the directory no longer exists."""
-    shutil.rmtree(path, ignore_errors=True)
-    return not path.exists()
-
-
 def find_short_lived() -> Iterator[Leftover]:
     """Yields this user's short-lived directories as leftovers, including directories of running processes. Blocking."""
     for purpose in get_args(ShortLived):
@@ -340,21 +341,18 @@ def find_directories(purpose: str, delete: Callable[[Path], bool], folders: Iter
     """
     prefix = name_prefix(purpose)
     for path in (path for folder in folders for mark in ("", ".") for path in sorted(folder.glob(f"{mark}{prefix}*"))):
-        try:
+        with suppress(OSError):
             status = path.lstat()
-        except OSError:
-            continue
-        if status.st_uid != os.geteuid():
-            continue
-        pid = re.match(r"\d+", path.name.partition(prefix)[2])
-        yield Leftover(
-            kind="directory",
-            name=str(path),
-            whose=f"process {pid[0] if pid else 'unknown'}",
-            is_stale=_when_stale(path),
-            created=status.st_mtime,
-            remove=lambda path=path: _remove(path, delete),  # type: ignore[misc]
-        )
+            if status.st_uid == os.geteuid():
+                pid = re.match(r"\d+", path.name.partition(prefix)[2])
+                yield Leftover(
+                    kind="directory",
+                    name=str(path),
+                    whose=f"process {pid[0] if pid else 'unknown'}",
+                    is_stale=_when_stale(path),
+                    created=status.st_mtime,
+                    remove=functools.partial(_remove, path, delete),
+                )
 
 
 def _when_stale(path: Path, then: Callable[[Path], bool] | None = None) -> bool:

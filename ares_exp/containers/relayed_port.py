@@ -223,20 +223,13 @@ class _Connection:
                     raise
                 _logger.warning("A connection to a forwarded port could not be served: %r", error)
                 raise ConnectionError("not served") from error
-            await self._carry(ours)
-        except OSError:
+            async with asyncio.TaskGroup() as directions:
+                directions.create_task(self._up(ours))
+                directions.create_task(self._down(ours))
+        except* OSError:
             self._relay.put(self._number, _BROKEN)
         finally:
             ours.close()
-
-    async def _carry(self, ours: socket.socket) -> None:
-        up, down = asyncio.create_task(self._up(ours)), asyncio.create_task(self._down(ours))
-        try:
-            done, _ = await asyncio.wait({up, down}, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
-                task.result()
-        finally:
-            await cancel_all(up, down)
 
     async def _up(self, ours: socket.socket) -> None:
         """Sends the server's data to the relay. Waits while too much of the earlier data is not yet confirmed."""

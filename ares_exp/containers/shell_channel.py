@@ -135,6 +135,7 @@ def sink_script(*, key: str) -> str:
     The script prints the mark `sink` with its process number, and ends when it reads the line `end`. The channel
     reports the end of the output when the script and all processes of the command have closed the stdout.
     """
+    # A separate mark: while the shell prints `start` to descriptor 3, it is also the shell's stdout.
     wait = 'while read -r _line && [ "$_line" != end ]; do :; done'
     return _script(key, f"read -r _pid _ </proc/self/stat; printf '\\036{key} sink %s\\036' $_pid; {wait}")
 
@@ -245,9 +246,8 @@ class BoundedOutput:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._tail_limit = limit // 2
-        self._head = bytearray()
-        self._tail = bytearray()
+        self._head_limit = limit - limit // 2
+        self._kept = bytearray()
         self._total = 0
 
     @property
@@ -257,20 +257,20 @@ class BoundedOutput:
 
     def add(self, data: bytes) -> None:
         self._total += len(data)
-        room = self._limit - self._tail_limit - len(self._head)
-        if room > 0:
-            self._head += data[:room]
-            data = data[room:]
-        self._tail += data
-        if len(self._tail) > 2 * self._tail_limit + 65536:  # rarely, so that the copying stays linear
-            del self._tail[: len(self._tail) - self._tail_limit]
+        self._kept += data
+        if len(self._kept) > 2 * self._limit + 65536:  # rarely, so that the copying stays linear
+            del self._kept[self._head_limit : self._tail_start]
+
+    @property
+    def _tail_start(self) -> int:
+        return len(self._kept) - self._limit // 2
 
     def text(self, between: str = "") -> str:
         """Returns the output as text. `between` replaces the dropped bytes, and U+FFFD replaces invalid UTF-8."""
         if self._total <= self._limit:
-            return (self._head + self._tail).decode("utf-8", "replace")
-        tail = self._tail[max(0, len(self._tail) - self._tail_limit) :]
-        return f"{self._head.decode('utf-8', 'replace')}{between}{tail.decode('utf-8', 'replace')}"
+            return self._kept.decode("utf-8", "replace")
+        head, tail = self._kept[: self._head_limit], self._kept[self._tail_start :]
+        return f"{head.decode('utf-8', 'replace')}{between}{tail.decode('utf-8', 'replace')}"
 
 
 class StreamLostError(OSError):

@@ -6,6 +6,7 @@ A process locks the folders that it uses (`hold`). `ares-exp clean --cache` empt
 from __future__ import annotations
 
 import fcntl
+import functools
 import logging
 import os
 import sys
@@ -45,14 +46,11 @@ def hold(folder: Path) -> None:
     """
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        status = os.fstat(descriptor)
+        status = folder.stat()
         identity = (status.st_dev, status.st_ino)
-        if identity in _held:
-            os.close(descriptor)
-            return
-        _held[identity] = descriptor
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if identity not in _held:
+            descriptor = _held[identity] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 @contextmanager
@@ -107,7 +105,7 @@ def find_caches() -> Iterator[Leftover]:
                     whose="no run (kept for the next run)" if is_free else "a process that uses it",
                     is_stale=is_free,
                     created=None,
-                    remove=lambda folder=folder: _when_free(folder, empty=True),  # type: ignore[misc]
+                    remove=functools.partial(_when_free, folder, empty=True),
                     size=_size(folder),
                 )
 

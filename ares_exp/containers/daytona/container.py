@@ -55,7 +55,7 @@ from ares_exp.errors import (
 )
 
 if TYPE_CHECKING:
-    from daytona import AsyncDaytona, AsyncSandbox
+    from daytona import AsyncDaytona
 
 _TRANSFER_SEC = 600
 _PACKED = re.compile(r"(file|directory) ([0-9]{1,15})\n")
@@ -75,7 +75,6 @@ class DaytonaContainer(Container):
         self.sandbox_name = unique_name(spec.name)
         self._starting: asyncio.Task[None] | None = None
         self._service: DaytonaService | None = None
-        self._sandbox: AsyncSandbox | None = None
         self._shells: SandboxShells | None = None
         self._start_directory = "/"
         self._channels: CommandRunner | None = None
@@ -111,9 +110,9 @@ class DaytonaContainer(Container):
             self.image = plan.image or plan.snapshot or f"the Dockerfile of {spec.name}"
             if kept is not None:
                 plan = plan.with_kept_files(kept)
-            plan, sandbox = await self._create(service, plan, directory, ttl_min)
-        service.keep_alive(sandbox, ttl_min)
-        shells = self._shells = SandboxShells(service, sandbox)
+            plan = await self._create(service, plan, directory, ttl_min)
+        shells = self._running()
+        service.keep_alive(shells.sandbox, ttl_min)
         self._start_directory = await shells.open()
         if plan.builds_after_start:
             await self._become({}, None, "root")
@@ -125,29 +124,25 @@ class DaytonaContainer(Container):
         if plan.builds_after_start:
             await self._finish_image(plan)
 
-    async def _create(
-        self, service: DaytonaService, plan: ImagePlan, directory: Path, ttl_min: int
-    ) -> tuple[ImagePlan, AsyncSandbox]:
-        """Creates the sandbox. Returns the plan that it used (`stored` or `after_start` of `plan`), and the sandbox."""
+    async def _create(self, service: DaytonaService, plan: ImagePlan, directory: Path, ttl_min: int) -> ImagePlan:
+        """Creates the sandbox. Returns the plan that it used: `stored` or `after_start` of `plan`."""
         spec, options = self._spec, self._options
 
-        async def create(plan: ImagePlan) -> AsyncSandbox:
+        async def create(plan: ImagePlan) -> ImagePlan:
             params = await in_thread(
                 lambda: create_params(spec, options, plan, labels=owner_labels(), ttl_min=ttl_min, directory=directory)
             )
-            self._sandbox = await create_sandbox(
-                service, params, name=self.sandbox_name, timeout_sec=spec.start_timeout_sec
-            )
-            return self._sandbox
+            sandbox = await create_sandbox(service, params, name=self.sandbox_name, timeout_sec=spec.start_timeout_sec)
+            self._shells = SandboxShells(service, sandbox)
+            return plan
 
         if service.has_object_store and plan.snapshot is None:
             stored = await in_thread(lambda: plan.stored(directory, spec.mounts))
             try:
-                return stored, await create(stored)
+                return await create(stored)
             except NoObjectStoreError:
                 service.has_object_store = False
-        plan = plan.after_start()
-        return plan, await create(plan)
+        return await create(plan.after_start())
 
     async def _finish_image(self, plan: ImagePlan) -> None:
         """Applies the lines of the Dockerfile that the service did not build, and then the task's network policy."""
@@ -189,7 +184,7 @@ class DaytonaContainer(Container):
         return result
 
     async def _open_shell(self, user: User | None) -> ShellStream:
-        return await self._running()[2].open_shell(self._other_user(user))
+        return await self._running().open_shell(self._other_user(user))
 
     def _other_user(self, user: User | None) -> User | None:
         """Returns the user of a command (by default, the image's user), or `None` if this user is root."""
@@ -248,10 +243,10 @@ class DaytonaContainer(Container):
     @contextlib.asynccontextmanager
     async def _copying(self, what: str) -> AsyncIterator[str]:
         """Yields a new path in the sandbox for an archive. Replaces errors of the service by `TransferError`."""
-        _, _, shells = self._running()
+        directory = self._running().directory
         try:
             async with self._death_reported():
-                yield f"{shells.directory}/{secrets.token_hex(6)}.tar"
+                yield f"{directory}/{secrets.token_hex(6)}.tar"
         except ContainerServiceError as error:
             if error.retryable:
                 raise
@@ -263,30 +258,30 @@ class DaytonaContainer(Container):
     async def _send(self, file: IO[bytes], path: str) -> None:
         from daytona import FileUpload
 
-        service, sandbox, _ = self._running()
+        shells = self._running()
 
         async def send(_: AsyncDaytona) -> None:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             # The SDK reads a file on disk while sending it.
             source = file.read() if size <= archive.SPOOL_BYTES else f"/dev/fd/{file.fileno()}"
-            await sandbox.fs.upload_files([FileUpload(source=source, destination=path)], timeout=_TRANSFER_SEC)
+            await shells.sandbox.fs.upload_files([FileUpload(source=source, destination=path)], timeout=_TRANSFER_SEC)
 
-        what = f"The upload to {path} in sandbox {sandbox.name}"
-        await service.call(what, send, timeout_sec=_TRANSFER_SEC)
+        what = f"The upload to {path} in sandbox {self.sandbox_name}"
+        await shells.service.call(what, send, timeout_sec=_TRANSFER_SEC)
 
     async def _fetch(self, path: str, file: IO[bytes], size: int) -> None:
         """Copies the sandbox's file `path`, which must have `size` bytes, to `file`."""
         from aiohttp import ClientError, ClientResponseError
         from daytona import DaytonaConnectionError, DaytonaError
 
-        service, sandbox, _ = self._running()
+        shells = self._running()
 
         async def fetch(_: AsyncDaytona) -> int:
             file.seek(0)
             file.truncate()
             try:
-                pieces: Any = await sandbox.fs.download_file_stream(path, timeout=_TRANSFER_SEC)
+                pieces: Any = await shells.sandbox.fs.download_file_stream(path, timeout=_TRANSFER_SEC)
                 async with contextlib.aclosing(pieces):
                     async for piece in pieces:
                         file.write(piece)
@@ -298,8 +293,8 @@ class DaytonaContainer(Container):
                 raise DaytonaConnectionError(str(error)) from error
             return file.tell()
 
-        what = f"The download of {path} from sandbox {sandbox.name}"
-        received = await service.call(what, fetch, timeout_sec=_TRANSFER_SEC)
+        what = f"The download of {path} from sandbox {self.sandbox_name}"
+        received = await shells.service.call(what, fetch, timeout_sec=_TRANSFER_SEC)
         if received != size:
             raise TransferError(
                 f"The size of {path} in the sandbox changed from {size} bytes during the download. A process may be "
@@ -311,17 +306,17 @@ class DaytonaContainer(Container):
         return posixpath.join(self._workdir or self._start_directory, str(path))
 
     async def capture_changes(self, objects: ObjectStore) -> Delta:
-        service, sandbox, _ = self._running()
+        shells = self._running()
         # The service makes one snapshot of a sandbox at a time.
         async with self._death_reported(), self._capturing:
-            return await keep_files(service, sandbox)
+            return await keep_files(shells.service, shells.sandbox)
 
     async def forward_port(self, serve: Serve, *, port: int = FORWARDED_PORT) -> ForwardedPort:
         self._running()
         async with self._death_reported():
             return await self._forwarded_ports.open(
                 lambda: open_relayed_port(
-                    lambda: self._running()[2].open_shell(None, is_told=False),
+                    lambda: self._running().open_shell(None, is_told=False),
                     serve,
                     port,
                     lease_sec=self._options.forwarded_port_lease_sec,
@@ -331,7 +326,7 @@ class DaytonaContainer(Container):
     async def open_terminal(
         self, *, columns: int, lines: int, user: User | None = None, env: Mapping[str, str] | None = None
     ) -> Terminal:
-        _, _, shells = self._running()
+        shells = self._running()
         variables = {**self._image_env, **(env or {}), "TERM": TERM}
         async with self._death_reported():
             return await self._terminals.open(
@@ -343,21 +338,22 @@ class DaytonaContainer(Container):
     async def set_network(self, policy: NetworkPolicy) -> None:
         if policy not in self._spec.networks:
             raise ValueError(f"Expected one of the network policies in the container's spec, got {policy}.")
-        service, sandbox, _ = self._running()
+        shells = self._running()
         if policy == self._policy:
             return
         settings = network_settings(policy, self._options)
         self._policy = None  # unknown if the request fails
         async with self._death_reported():
-            await service.call(
-                f"The network of sandbox {self.sandbox_name}", lambda _: sandbox.update_network_settings(**settings)
+            await shells.service.call(
+                f"The network of sandbox {self.sandbox_name}",
+                lambda _: shells.sandbox.update_network_settings(**settings),
             )
         self._policy = policy
 
-    def _running(self) -> tuple[DaytonaService, AsyncSandbox, SandboxShells]:
-        if self._service is None or self._sandbox is None or self._shells is None or self._stopped:
+    def _running(self) -> SandboxShells:
+        if self._shells is None or self._stopped:
             raise ContainerDiedError("The container has not been started, or has been stopped.")
-        return self._service, self._sandbox, self._shells
+        return self._shells
 
     @contextlib.asynccontextmanager
     async def _death_reported(self) -> AsyncIterator[None]:
@@ -365,10 +361,10 @@ class DaytonaContainer(Container):
         try:
             yield
         except (SnapshotError, ContainerError) as cause:
-            service, sandbox, _ = self._running()  # if the container was stopped, reports this instead of `cause`
+            shells = self._running()  # if the container was stopped, reports this instead of `cause`
             has_died = isinstance(cause, ContainerDiedError)  # an unresponsive service causes the same error
             is_in_doubt = has_died or isinstance(cause, ContainerServiceError)
-            if is_in_doubt and await service.is_gone(sandbox, must_answer=has_died):
+            if is_in_doubt and await shells.service.is_gone(shells.sandbox, must_answer=has_died):
                 message = f"The sandbox {self.sandbox_name} has ended, or was removed. {cause}"
                 raise ContainerDiedError(message) from cause
             raise
@@ -381,8 +377,7 @@ class DaytonaContainer(Container):
         if self._starting is not None:
             await cancel_all(self._starting)  # it leaves no sandbox, or a sandbox that is removed here
         async with self._stopping:
-            service, sandbox = self._service, self._sandbox
-            self._service = self._sandbox = None
+            service, self._service = self._service, None
             if service is None:
                 return
             try:
@@ -393,9 +388,8 @@ class DaytonaContainer(Container):
                     await self._channels.close()
                 if self._shells is not None:
                     await self._shells.close()
-                await self._terminals.close()
-                if sandbox is not None:
-                    service.let_expire(sandbox)
+                    await self._terminals.close()
+                    service.let_expire(self._shells.sandbox)
                     await delete_sandbox(service, self.sandbox_name)
             except ContainerError as error:
                 _logger.warning(

@@ -96,13 +96,15 @@ class SandboxShells:
     """The shells and terminals of one sandbox.
 
     Attributes:
+        service: Connection to the service.
+        sandbox: The sandbox.
         directory: Directory in the sandbox that only root may enter. `open` creates it.
         is_ending: Whether the sandbox is about to be removed, so that its shells need not be ended one by one.
     """
 
     def __init__(self, service: DaytonaService, sandbox: AsyncSandbox) -> None:
-        self._service = service
-        self._sandbox = sandbox
+        self.service = service
+        self.sandbox = sandbox
         self._key = secrets.token_hex(8)
         self.directory = f"/tmp/.ares_exp-{secrets.token_hex(8)}"
         self.is_ending = False
@@ -115,9 +117,9 @@ class SandboxShells:
         script = _SET_UP.replace("SHELL", shlex.quote(_SHELL.replace("KEY", self._key)))
         script = script.replace("BECOME", shlex.quote(_BECOME)).replace("DIRECTORY", self.directory)
         command = f"exec sh -c {shlex.quote(script)}"
-        answer = await self._service.call(
-            f"A command in sandbox {self._sandbox.name}",
-            lambda _: self._sandbox.process.exec(command, timeout=_SET_UP_SEC),
+        answer = await self.service.call(
+            f"A command in sandbox {self.sandbox.name}",
+            lambda _: self.sandbox.process.exec(command, timeout=_SET_UP_SEC),
             timeout_sec=2 * _SET_UP_SEC,
         )
         if answer.exit_code != 0:
@@ -166,8 +168,8 @@ class SandboxShells:
             f"exec sh -c {shlex.quote(shell)}" if user is None else become,
         ]
         upload = FileUpload(source="\n".join(script).encode(), destination=path)
-        await self._service.call(
-            f"A terminal of sandbox {self._sandbox.name}", lambda _: self._sandbox.fs.upload_files([upload])
+        await self.service.call(
+            f"A terminal of sandbox {self.sandbox.name}", lambda _: self.sandbox.fs.upload_files([upload])
         )
         return await self._start(f" exec env -i /bin/sh {path}\r", columns=columns, lines=lines)
 
@@ -176,8 +178,8 @@ class SandboxShells:
         path = f"{self.directory}/{mark}"
         try:
             with contextlib.suppress(ContainerNotFoundError):  # the response to an earlier attempt was lost
-                await self._service.call(
-                    f"The output of sandbox {self._sandbox.name}", lambda _: self._sandbox.fs.delete_file(path)
+                await self.service.call(
+                    f"The output of sandbox {self.sandbox.name}", lambda _: self.sandbox.fs.delete_file(path)
                 )
         except ContainerError as error:
             await terminal.hang_up(str(error))
@@ -193,7 +195,7 @@ class SandboxShells:
         await asyncio.gather(*(terminal.hang_up() for terminal in list(self._terminals)))
 
     async def _start(self, typed: str, *, columns: int, lines: int) -> PseudoTerminal:
-        terminal = PseudoTerminal(self._service, self._sandbox)
+        terminal = PseudoTerminal(self.service, self.sandbox)
         self._terminals.add(terminal)
         try:
             await terminal.start(typed, self._key, columns=columns, lines=lines)

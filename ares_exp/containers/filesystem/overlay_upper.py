@@ -168,19 +168,17 @@ class _Scan:
         return False
 
     def _add_file(self, directory: int, path: str, name: str, found: os.stat_result, opaque: str) -> None:
-        signature = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode)
         signed, entry = self.known.get(found.st_ino) or self.fresh.get(found.st_ino) or (None, None)
         if (
-            signed != signature
+            signed != _signature(found)
             or entry is None
             or not all(one is None or self.objects.keep(one) for one in entry.chunks)
         ):
             found, entry = self._read(directory, path, name, opaque)
             if entry is None:
                 return
-            signature = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode)
         if time.time_ns() - found.st_ctime_ns > _RACY_NS:
-            self.fresh[found.st_ino] = (signature, entry)
+            self.fresh[found.st_ino] = (_signature(found), entry)
         if found.st_nlink > 1:
             self.names.setdefault(found.st_ino, []).append(path)
         self._keep(path, entry)
@@ -211,7 +209,7 @@ class _Scan:
                         continue
                     raise CaptureError(f"{path!r} cannot be read: a process shortened it during every read.") from None
                 after = os.fstat(file)
-                if _times(before) == _times(after):
+                if _signature(before) == _signature(after):
                     break
             else:
                 add_note(
@@ -277,5 +275,5 @@ class _Scan:
         return sorted_by_path(self.kept)
 
 
-def _times(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _signature(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode

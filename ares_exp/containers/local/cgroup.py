@@ -39,10 +39,6 @@ PROBE_PREFIX = "ares_exp-probe-"
 """Name prefix of cgroups that are created only for a test. In a name, the result of `owner_mark()` follows."""
 _OURS = "ares_exp-"
 _UNIFIED = "unified"
-_LIMIT_FILES = {
-    True: {"cpu": "cpu.max", "memory": "memory.max", "pids": "pids.max"},
-    False: {"cpu": "cpu.cfs_quota_us", "memory": "memory.limit_in_bytes", "pids": "pids.max"},
-}
 _PROBE_SEC = 10.0
 _SEARCH_SEC = 5.0
 # A separate process creates the group, enters it and removes it, even if we are killed in the meantime.
@@ -226,10 +222,10 @@ def usable_cgroup_paths() -> Mapping[Controller, CgroupPath]:
     return {controller: path for controller, path in found.items() if path is not None}
 
 
-def find_cgroup_path(controller: Controller, process: Path = Path("/proc/self")) -> CgroupPath | None:
-    """Returns the nearest cgroup, from a process's own upwards, in which `controller` can limit children, or `None`."""
+def find_cgroup_path(controller: Controller) -> CgroupPath | None:
+    """Returns the nearest cgroup, from our own upwards, in which `controller` can limit children, or `None`."""
     with contextlib.suppress(OSError):  # no cgroups, a group that is being removed, an unusual mount
-        return next((path for path in candidates(controller, process) if _works(path, controller)), None)
+        return next((path for path in candidates(controller) if _works(path, controller)), None)
     return None
 
 
@@ -293,7 +289,8 @@ def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path]]:
 
 def _works(path: CgroupPath, controller: Controller) -> bool:
     group = path.directory / f"{PROBE_PREFIX}{owner_mark()}-{secrets.token_hex(4)}"
-    probe = ["/bin/sh", "-c", _PROBE, "sh", str(group), _LIMIT_FILES[path.unified][controller]]
+    limit_file = next(iter(Limits(1, 1, 1).settings(unified=path.unified)[controller]))
+    probe = ["/bin/sh", "-c", _PROBE, "sh", str(group), limit_file]
     try:
         return run_detached(probe, _PROBE_SEC).returncode == 0
     except (OSError, subprocess.SubprocessError):

@@ -108,7 +108,6 @@ class LocalContainer(Container):
         self._shell: Shell = shell
         self._limits = Limits(spec.cpus, spec.memory_mb, pids_limit)
         self._privileged = is_privileged()
-        self._share_processes = False
         self._directory: ContainerDirectory | None = None
         self._files_in_memory = True
         self._files: ContainerFiles | None = None
@@ -132,9 +131,9 @@ class LocalContainer(Container):
         async with bounded_start(what, self._spec.start_timeout_sec, started=started, stop=self.stop):
             try:
                 await self._start()
+            except TimeoutError:
+                raise
             except OSError as error:
-                if isinstance(error, TimeoutError):
-                    raise
                 raise ContainerStartError(f"{what} did not start: {error}.") from error
             if self._stopped:
                 raise ContainerStartError(f"{what} was stopped while it was starting.")
@@ -148,17 +147,17 @@ class LocalContainer(Container):
     async def _start(self) -> None:
         bwrap = await in_thread(find_bwrap)
         dockerfile, env = self._read_task()
-        self._share_processes = (await in_thread(find_isolation)).isolation == "shared processes"
+        share_processes = (await in_thread(find_isolation)).isolation == "shared processes"
         storage = await in_thread(find_storage)
         self._files_in_memory = storage.in_memory
         self._directory = directory = ContainerDirectory(storage.folder)
-        if self._share_processes:
+        if share_processes:
             (directory.path / guardian.MADE).touch()
             env[guardian.MARK] = directory.path.name
         mounts = await in_thread(
             lambda: directory.prepare(lambda path: self._prepare(path, is_readable=storage.is_readable))
         )
-        launch = functools.partial(self._launch, bwrap, mounts, env)
+        launch = functools.partial(self._launch, bwrap, mounts, env, share_processes=share_processes)
         context = self._spec.context_dir
         if dockerfile is None or context is None or self._spec.changes is not None:
             await launch(share_network=self._share_network)
@@ -195,7 +194,7 @@ class LocalContainer(Container):
         return private_mounts(parts)
 
     async def _launch(
-        self, bwrap: Path, mounts: list[str], env: Mapping[str, str], *, share_network: bool
+        self, bwrap: Path, mounts: list[str], env: Mapping[str, str], *, share_processes: bool, share_network: bool
     ) -> ContainerProcess:
         assert self._directory is not None
         directory = self._directory.path
@@ -205,14 +204,14 @@ class LocalContainer(Container):
             channels=directory / "channels",
             share_network=share_network,
             privileged=self._privileged,
-            share_processes=self._share_processes,
+            share_processes=share_processes,
         )
         self._process = await ContainerProcess.launch(
             Launch(
                 directory,
                 bwrap,
                 arguments,
-                is_guarded=self._share_processes,
+                is_guarded=share_processes,
                 files_in_memory=self._files_in_memory,
             )
         )

@@ -108,7 +108,7 @@ class ContainerDirectory(OwnedDirectory):
     """The directory of one container on the host. The container's cgroups have the same name."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(_prefix(os.getpid(), folder), folder)
+        super().__init__(_prefix(os.getpid(), folder), folder, functools.partial(delete, is_certain=True))
         self._mutex = threading.Lock()
 
     def prepare(self, work: Callable[[Path], _T]) -> _T:
@@ -122,9 +122,6 @@ class ContainerDirectory(OwnedDirectory):
         """Deletes the directory with its contents, and the container's cgroups. Idempotent."""
         with self._mutex:
             super().remove()
-
-    def _delete(self) -> None:
-        delete(self.path, is_certain=True)
 
 
 @functools.lru_cache(maxsize=8)

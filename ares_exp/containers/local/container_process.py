@@ -35,6 +35,7 @@ from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
 from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.containers.local.isolation import CHANNELS, compiled_filter
 from ares_exp.containers.network_namespace import listen_in_namespace
+from ares_exp.containers.ownership import read_if_readable
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerStartError
 
 if TYPE_CHECKING:
@@ -233,30 +234,27 @@ class ContainerProcess:
         except OSError as error:
             raise ContainerError(f"No terminal could be created for the local container: {error}.") from error
         self._streams.append(terminal)
-        try:
-            if str(user) not in ROOT_NAMES:
-                owner = await self.open_shell("root")
-                await owner.write(f"chown {shlex.quote(str(user))} {path}; echo\n".encode())
-                await owner.read_line()
-                owner.close()
-            shell = await self.open_shell(user)
-            # The outer shell keeps the stream open until the inner one ends. Jobs of the inner one may keep the
-            # terminal open.
-            inside = f'exec 3>&1 <>{path} >&0 2>&0; echo >&3; cd {shlex.quote(workdir)}; {FIND_SHELL}; "$SHELL" -l 3>&-'
-            variables = " ".join(shlex.quote(f"{name}={value}") for name, value in {**env, "TERM": TERM}.items())
+        # The outer shell keeps the stream open until the inner one ends. Jobs of the inner one may keep the terminal
+        # open.
+        inside = f'exec 3>&1 <>{path} >&0 2>&0; echo >&3; cd {shlex.quote(workdir)}; {FIND_SHELL}; "$SHELL" -l 3>&-'
+        variables = " ".join(shlex.quote(f"{name}={value}") for name, value in {**env, "TERM": TERM}.items())
+        with contextlib.ExitStack() as opened:
+            opened.callback(terminal.close)
             try:
+                if str(user) not in ROOT_NAMES:
+                    owner = await self.open_shell("root")
+                    await owner.write(f"chown {shlex.quote(str(user))} {path}; echo\n".encode())
+                    await owner.read_line()
+                    owner.close()
+                shell = await self.open_shell(user)
+                opened.callback(shell.close)
                 await shell.write(f"exec env {variables} setsid /bin/sh -c {shlex.quote(inside)}\n".encode())
                 async with asyncio.timeout(SHELL_TIMEOUT_SEC):
                     if not await shell.read_line():
                         raise OSError("its shell does not start")
-            except BaseException:
-                shell.close()
-                raise
-        except BaseException as error:
-            terminal.close()
-            if isinstance(error, OSError):
+            except OSError as error:
                 raise ContainerDiedError(f"The local container cannot open a terminal: {error}.") from error
-            raise
+            opened.pop_all()
         return _LocalTerminal(terminal, shell)
 
     async def open_shell(self, user: User, *, clean_env: bool = False) -> FifoStream:
@@ -341,9 +339,7 @@ class ContainerProcess:
             lack := lack_of_memory(self._how.directory, holds_files=self._how.files_in_memory)
         ):
             return lack
-        errors = self._how.directory / "errors"
-        text = errors.read_text(errors="replace")[-2000:].strip().rstrip(".") if errors.exists() else ""
-        if text:
+        if text := read_if_readable(self._how.directory / "errors")[-2000:].strip().rstrip("."):
             return text
         if 0 < killer <= signal.SIGRTMAX:
             return f"it was killed by signal {killer}"
@@ -385,7 +381,7 @@ def _open_pseudo_terminal(pid: int, *, columns: int, lines: int) -> tuple[FifoSt
             raise OSError("/dev/pts/ptmx of the container is not a pseudo-terminal")
         fcntl.ioctl(reader, _TIOCSPTLCK, struct.pack("i", 0))
         (number,) = struct.unpack("i", fcntl.ioctl(reader, _TIOCGPTN, struct.pack("i", 0)))
-        fcntl.ioctl(reader, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        termios.tcsetwinsize(reader, (lines, columns))
         return FifoStream(reader=reader, writer=os.dup(reader)), f"/dev/pts/{number}"
     except BaseException:
         os.close(reader)

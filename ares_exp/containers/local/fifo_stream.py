@@ -22,6 +22,7 @@ from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.errors import TransferError
 
 _CHUNK_BYTES = 256 * 1024
+_MAX_LINE_BYTES = 4096
 
 
 @contextlib.contextmanager
@@ -70,10 +71,10 @@ class FifoStream:
                 return os.read(self._reader, _CHUNK_BYTES)
             await self._ready(self._loop.add_reader, self._loop.remove_reader, self._reader)
 
-    async def read_line(self, limit: int = 4096) -> str:
+    async def read_line(self) -> str:
         """Reads a line, up to a newline or the end. Use it only if the sender sends no data right after the line."""
         line = b""
-        while not line.endswith(b"\n") and len(line) < limit and (data := await self.read()):
+        while not line.endswith(b"\n") and len(line) < _MAX_LINE_BYTES and (data := await self.read()):
             line += data
         return line.decode(errors="replace")
 

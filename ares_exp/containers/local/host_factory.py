@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import pydantic
 
 from ares_exp.cancellation import in_thread
-from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, Shell, User
+from ares_exp.containers.container import ContainerFactoryBase, ContainerSpec, Shell
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.images.dockerfile_steps import CopyStep, Dockerfile, MakeDirectoryStep, find_sources
@@ -287,6 +287,7 @@ class HostContainer(LocalContainer):
 
     def __init__(self, spec: ContainerSpec, *, shell: Shell = "bash -c") -> None:
         super().__init__(spec, share_network=True, build_network=True, shell=shell)
+        self._privileged = True  # as root without namespaces, it needs no capability to run commands as any user
         self._paths: MachinePaths | None = None
 
     async def _start(self) -> None:
@@ -322,9 +323,6 @@ class HostContainer(LocalContainer):
         files = await in_thread(lambda: paths.make_room(Path(source), path))
         await super().upload(source, target)
         await in_thread(lambda: paths.renew(files))
-
-    def _known_user(self, user: User | None) -> User:
-        return self._user if user is None else user
 
 
 @asynccontextmanager

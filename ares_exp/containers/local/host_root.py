@@ -18,6 +18,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -145,22 +146,16 @@ def _hidden_in_etc() -> tuple[Path, ...]:
 
 def _hidden(directory: Path) -> Iterator[Path]:
     """Yields the paths to hide: files that not every user may read, and the host's login scripts."""
-    try:
-        entries = list(os.scandir(directory))
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        try:
+    for entry in list(os.scandir(directory)):
+        with suppress(FileNotFoundError):  # another process removed it
             mode = entry.stat(follow_symlinks=False).st_mode
-        except FileNotFoundError:
-            continue
-        if stat.S_ISLNK(mode):
-            continue
-        is_open = mode & stat.S_IROTH and (not stat.S_ISDIR(mode) or mode & stat.S_IXOTH)
-        if not is_open or directory == Path("/etc/profile.d"):
-            yield Path(entry.path)
-        elif stat.S_ISDIR(mode):
-            yield from _hidden(Path(entry.path))
+            is_open = mode & stat.S_IROTH and (not stat.S_ISDIR(mode) or mode & stat.S_IXOTH)
+            if stat.S_ISLNK(mode):
+                continue
+            if not is_open or directory == Path("/etc/profile.d"):
+                yield Path(entry.path)
+            elif stat.S_ISDIR(mode):
+                yield from _hidden(Path(entry.path))
 
 
 def _hide(path: Path, layer: Path) -> None:

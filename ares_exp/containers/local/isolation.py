@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ares_exp.containers.ownership import read_if_readable
 from ares_exp.errors import PreflightError
 
 
@@ -143,11 +144,7 @@ def is_privileged() -> bool:
 
 def is_root_with(*capabilities: int, proc: Path = Path("/proc")) -> bool:
     """Returns whether this process is root and has all of these capabilities."""
-    try:
-        status = (proc / "self/status").read_text()
-    except OSError:
-        return False
-    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", read_if_readable(proc / "self/status"), re.MULTILINE)
     needed = sum(1 << capability for capability in capabilities)
     return os.geteuid() == 0 and effective is not None and int(effective[1], 16) & needed == needed
 
@@ -342,18 +339,11 @@ def evidence(root: Path, environment: Mapping[str, str], filesystem: str) -> Ite
     for file in (".dockerenv", "run/.containerenv", "run/systemd/container"):
         if (root / file).exists():
             yield f"/{file} exists"
-    variables = _content(root / "proc/1/environ").split("\0")
+    variables = read_if_readable(root / "proc/1/environ").split("\0")
     yield from (f"its first process has {entry}" for entry in variables if entry.startswith("container="))
     if environment.get("KUBERNETES_SERVICE_HOST"):
         yield "KUBERNETES_SERVICE_HOST is set"
-    if group := _ENGINES.search(_content(root / "proc/1/cgroup")):
+    if group := _ENGINES.search(read_if_readable(root / "proc/1/cgroup")):
         yield f"/proc/1/cgroup names {group[0]}"
     if filesystem == "overlay":
         yield "its root is an overlay"
-
-
-def _content(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
