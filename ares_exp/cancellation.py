@@ -21,10 +21,19 @@ async def in_thread(function: Callable[[], _T]) -> _T:
     """
     task = asyncio.ensure_future(asyncio.to_thread(function))
     try:
-        return await asyncio.shield(task)
+        return await result_of(task)
     except asyncio.CancelledError:
         await finish(asyncio.wait_for(task, None))
         raise
+
+
+async def result_of(future: asyncio.Future[_T]) -> _T:
+    """Returns the result of a future, or raises its exception. Does not cancel the future if the caller is cancelled.
+
+    `asyncio.shield` does the same, but from Python 3.14 on, it logs an exception that follows a cancellation.
+    """
+    await asyncio.wait({future})
+    return future.result()
 
 
 async def happened(event: asyncio.Event, seconds: float | None) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import finish, result_of
 
 MAX_OUTPUT_BYTES = 256 * 2**20
 _MAX_ERROR_BYTES = 128 * 1024
@@ -148,7 +148,7 @@ class ChildProcess:
         """Awaits `work`, which calls `run` in a thread. If the caller is cancelled, stops the work and waits for it."""
         future = asyncio.ensure_future(work)
         try:
-            return await asyncio.shield(future)
+            return await result_of(future)
         except asyncio.CancelledError:
             await finish(asyncio.to_thread(self.stop))
             await finish(asyncio.wait_for(future, None))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from ares_exp.cancellation import finish
+from ares_exp.cancellation import finish, result_of
 from ares_exp.containers.docker.capabilities import Capabilities, capabilities_of
 from ares_exp.errors import PreflightError
 
@@ -131,7 +131,7 @@ async def in_thread(function: Callable[[], _T], *, pool: Pool = "calls", abandon
     """
     future = asyncio.wrap_future(_executor(os.getpid(), pool).submit(function))
     try:
-        return await asyncio.shield(future)
+        return await result_of(future)
     except asyncio.CancelledError:
         if abandon:
             future.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieves the exception

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ares_exp.cancellation import finish, in_thread
+from ares_exp.cancellation import finish, in_thread, result_of
 from ares_exp.errors import AresExpError, PolicyError, PolicyTimeoutError
 from ares_exp.policies.in_process.activations import StateWatcher
 from ares_exp.policies.in_process.chat_template import ChatTemplate
@@ -93,10 +93,10 @@ class ModelInProcess:
                 self._row = row
                 working = asyncio.ensure_future(asyncio.to_thread(self._generated, model, row))
                 try:
-                    return await asyncio.shield(working)
+                    return await result_of(working)
                 finally:
                     row.given_up.set()
-                    await finish(asyncio.wait({working}))
+                    await finish(asyncio.wait_for(working, None))
         except TimeoutError:
             raise PolicyTimeoutError(
                 f"The model did not respond within {timeout_sec:g} s. Raise policy.timeout_sec, or lower "
