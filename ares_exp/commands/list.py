@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.commands.cli.run_command import add_config_dir
-from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.options import BUILT_IN, Option, find_options, installed_plugins, print_problems
 from ares_exp.config.targets import explain_target
 from ares_exp.environments.source import make_source
 from ares_exp.errors import ConfigError, PresetError, UserError, close_matches
 from ares_exp.records.terminal_text import make_console, one_line, print_table, print_warning
 from ares_exp.tasks.task_contract import Task
-from ares_exp.wrappers.registry import ConfiguredPreset
 
 GROUP_OF: Mapping[str, str] = {
     "envs": "env",
@@ -136,6 +134,8 @@ def _count_tasks(option: Option, config_dirs: Sequence[Path]) -> int | None:
 
     Returns `None` if counting fails or takes longer than `COUNT_TIMEOUT_SEC`, or if the user has to set a key first.
     """
+    from ares_exp.wrappers.registry import ConfiguredPreset
+
     preset = ConfiguredPreset(option.name, config_dirs=tuple(config_dirs))
     result: int | BaseException | None = TimeoutError(f"counting takes longer than {COUNT_TIMEOUT_SEC:g} s")
 
@@ -169,6 +169,8 @@ def _plugins() -> list[Row]:
 
 def _task_rows(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Row]:
     """Returns a row per selected task. `index` is the number that selects it (`env.tasks=5`); `None` if unknown."""
+    from ares_exp.config.hydra_setup import compose_config
+
     source = make_source(compose_config(overrides, config_dirs=config_dirs))
     names = source.load(print_warning)
     facts = {task.name: _facts(task) for task in source.tasks}

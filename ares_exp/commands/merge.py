@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,39 +80,6 @@ class Shard:
     totals: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Shards:
-    """All shards of a merge, and warnings for the user."""
-
-    shards: tuple[Shard, ...]
-    warnings: tuple[str, ...]
-
-    @property
-    def tasks(self) -> dict[str, str | None]:
-        """The tasks of all shards by name, with their digests if known."""
-        return {name: digest for shard in self.shards for name, digest in shard.tasks.items()}
-
-    def summary(self) -> RunSummary:
-        """Returns the summary of the merged run. As shards run in parallel, its wall time is the longest wall time."""
-        rows = {line: result for shard in self.shards for line, result in zip(shard.lines, shard.results, strict=True)}
-        attempts, threshold = self.shards[0].config.get("attempts"), self.shards[0].config.get("reward_threshold")
-        totals = [shard.totals for shard in self.shards]
-        return RunSummary(
-            planned=len(self.tasks) * attempts if isinstance(attempts, int) else len(rows),
-            results=tuple(rows.values()),
-            interrupted=any(one.get("interrupted") is True for one in totals),
-            wall_sec=max(_number(one.get("wall_sec")) for one in totals),
-            recording_failures=int(sum(_number(one.get("recording_failures")) for one in totals)),
-            must_pass=any(one.get("must_pass") is True for one in totals),
-            unwritten_rows=int(sum(_number(one.get("unwritten_rows")) for one in totals)),
-            threshold=_number(threshold) if threshold is not None else 1.0,
-        )
-
-    def lines(self) -> list[bytes]:
-        """Returns the lines of all shards for the merged `episodes.jsonl`, without duplicates."""
-        return list(dict.fromkeys(line for shard in self.shards for line in shard.lines))
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="the new run directory")
     parser.add_argument(
@@ -131,14 +98,15 @@ def run(arguments: argparse.Namespace) -> int:
     from ares_exp.reports.summary import render_summary
 
     shards = _read_shards(arguments.runs, allowed=arguments.allow)
-    summary = _write_merged_run(arguments.out, shards)
-    for warning in shards.warnings:
+    warnings = list(_warnings(shards))
+    summary = _write_merged_run(arguments.out, shards, warnings)
+    for warning in warnings:
         print_warning(warning)
     render_summary(summary, run_dir=arguments.out, stream=sys.stdout)
     return exit_codes.COMPLETE if summary.complete else exit_codes.INCOMPLETE
 
 
-def _read_shards(paths: Sequence[Path], *, allowed: Sequence[str] = ()) -> Shards:
+def _read_shards(paths: Sequence[Path], *, allowed: Sequence[str]) -> list[Shard]:
     """Reads the run directories, and checks that they are shards of one run.
 
     Raises `ConfigError` if their configs differ, except in `MAY_DIFFER` and `allowed`. Also raises it if they ran
@@ -171,7 +139,7 @@ def _read_shards(paths: Sequence[Path], *, allowed: Sequence[str] = ()) -> Shard
                 f"of {', '.join(changed[:SHOWN])}. Run them again with the same task files."
             )
     _check_slots(shards)
-    return Shards(tuple(shards), tuple(_warnings(shards)))
+    return shards
 
 
 def _read_shard(path: Path) -> Shard:
@@ -233,21 +201,44 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and 0 <= value < MAX_NUMBER else 0.0
 
 
-def _write_merged_run(out: Path, shards: Shards) -> RunSummary:
+def _tasks(shards: Sequence[Shard]) -> dict[str, str | None]:
+    """Returns the tasks of all shards by name, with their digests if known."""
+    return {name: digest for shard in shards for name, digest in shard.tasks.items()}
+
+
+def _summary(shards: Sequence[Shard]) -> RunSummary:
+    """Returns the summary of the merged run. As shards run in parallel, its wall time is the longest wall time."""
+    rows = {line: result for shard in shards for line, result in zip(shard.lines, shard.results, strict=True)}
+    attempts, threshold = shards[0].config.get("attempts"), shards[0].config.get("reward_threshold")
+    totals = [shard.totals for shard in shards]
+    return RunSummary(
+        planned=len(_tasks(shards)) * attempts if isinstance(attempts, int) else len(rows),
+        results=tuple(rows.values()),
+        interrupted=any(one.get("interrupted") is True for one in totals),
+        wall_sec=max(_number(one.get("wall_sec")) for one in totals),
+        recording_failures=int(sum(_number(one.get("recording_failures")) for one in totals)),
+        must_pass=any(one.get("must_pass") is True for one in totals),
+        unwritten_rows=int(sum(_number(one.get("unwritten_rows")) for one in totals)),
+        threshold=_number(threshold) if threshold is not None else 1.0,
+    )
+
+
+def _write_merged_run(out: Path, shards: Sequence[Shard], warnings: Sequence[str]) -> RunSummary:
     """Writes the merged run directory `out`, and returns its summary. Raises `ConfigError` if writing fails."""
     from ares_exp.records.statistics.run_statistics import results_document
 
-    summary = shards.summary()
+    summary = _summary(shards)
     try:
         with appearing(out) as place:
             merged = RunDir(place)
-            merged.episodes.write_bytes(b"".join(shards.lines()))
-            for number, shard in enumerate(shards.shards):
+            lines = dict.fromkeys(line for shard in shards for line in shard.lines)  # without duplicates
+            merged.episodes.write_bytes(b"".join(lines))
+            for number, shard in enumerate(shards):
                 _link_episodes(shard, merged, number)
                 _keep_records(shard, place / PARTS / str(number))
             _write_records(shards, merged)
             merged.write_json(merged.results, results_document(summary))
-            merged.write_json(merged.summary, {**summary.to_dict(), "warnings": list(shards.warnings)})
+            merged.write_json(merged.summary, {**summary.to_dict(), "warnings": warnings})
             sync_to_disk(merged.episodes)
     except OSError as error:
         raise ConfigError(f"Cannot write {out}: {error.strerror or error}.") from None
@@ -277,21 +268,21 @@ def _keep_records(shard: Shard, place: Path) -> None:
         _link(path, place / HYDRA_RECORDS / path.name)
 
 
-def _write_records(shards: Shards, merged: RunDir) -> None:
+def _write_records(shards: Sequence[Shard], merged: RunDir) -> None:
     """Writes the merged run's config and other records: the first shard's records, but with the tasks of all shards."""
-    first, names = shards.shards[0], list(shards.tasks)
-    merged.config.write_text(_yaml(_of_all(first.config, names)), encoding="utf-8")
+    first, tasks = shards[0], _tasks(shards)
+    merged.config.write_text(_yaml(_of_all(first.config, tasks)), encoding="utf-8")
     provenance = {
         **first.provenance,
         "run_id": os.urandom(4).hex(),
-        "tasks": shards.tasks,
+        "tasks": tasks,
         "merged_from": [
             {
                 "path": str(shard.run_dir.path.resolve()),
                 "run_id": shard.provenance.get("run_id"),
                 "hostname": shard.provenance.get("hostname"),
             }
-            for shard in shards.shards
+            for shard in shards
         ],
     }
     merged.write_json(merged.provenance, provenance)
@@ -303,12 +294,12 @@ def _write_records(shards: Shards, merged: RunDir) -> None:
     if isinstance(overrides, list):
         kept = [str(one) for one in overrides if str(one).partition("=")[0].lstrip("+~") not in SELECTION]
         shutil.copyfile(source / "hydra.yaml", target / "hydra.yaml")
-        (target / "overrides.yaml").write_text(_yaml([*kept, f"env.tasks={listed(names)}"]), encoding="utf-8")
+        (target / "overrides.yaml").write_text(_yaml([*kept, f"env.tasks={listed(tasks)}"]), encoding="utf-8")
     if is_plain_file(source / "config.yaml") and isinstance(composed := read_yaml(source / "config.yaml"), dict):
-        (target / "config.yaml").write_text(_yaml(_of_all(composed, names)), encoding="utf-8")
+        (target / "config.yaml").write_text(_yaml(_of_all(composed, tasks)), encoding="utf-8")
 
 
-def _of_all(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _of_all(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Returns a copy of a config that selects the tasks `names`, the tasks of all shards."""
     env = config.get("env")
     if not isinstance(env, Mapping):

@@ -19,13 +19,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from ares_exp import __version__
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.commands.cli.run_command import add_config_dir
-from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.overrides import covers, key_set_by, parse_overrides
 from ares_exp.config.schema import KEYS, validate
 from ares_exp.containers.container import Container
@@ -80,6 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ares_exp.config.hydra_setup import compose_config  # loads Hydra, which is slow
+
     run_dir = RunDir(RecordedRun(arguments.run).path)
     if not is_trusted(run_dir.path):  # loads its tasks and executes its responses in a container
         raise ConfigError(
@@ -288,6 +286,9 @@ def _tasks(run_dir: RunDir) -> Mapping[str, Task]:
 
     If the tasks cannot be loaded, returns no tasks, with a warning.
     """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         source = make_source(OmegaConf.create(values_of(RecordedRun(run_dir.path))))
         source.load(lambda _: None)

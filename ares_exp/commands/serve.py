@@ -46,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ares_exp.records.terminal_text import print_error
     from ares_exp.runs.composing import compose_run, run_log
     from ares_exp.runs.from_python import checked_overrides
     from ares_exp.runs.run import run_attended
@@ -68,10 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     with run_log(run.log_config, overrides):
         try:
             summary = run_steadily(run_attended(run))
-        except UserError as error:
+        except UserError:
             run.run_dir.discard()
-            print_error(str(error))
-            return exit_codes.USAGE
+            raise
     return exit_codes.INTERRUPTED if summary.interrupted else exit_codes.COMPLETE
 
 

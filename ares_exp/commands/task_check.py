@@ -22,14 +22,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.commands.cli.run_command import CommandParser, add_config_dir
-from ares_exp.config.hydra_setup import compose_config
+from ares_exp.commands.task_shell import composed_parts
 from ares_exp.config.overrides import quoted
-from ares_exp.config.schema import KEYS, validate
-from ares_exp.config.targets import instantiate_group
-from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
-from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.environments.harbor import check_task
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import AresExpError, ConfigError, TaskError, UserError
@@ -100,17 +96,13 @@ def run(arguments: argparse.Namespace) -> int:
     paths, overrides = _taken_apart(arguments.arguments)
     if arguments.container is not None:
         overrides = [f"container={arguments.container}", *overrides]
-    config = compose_config(
-        ["env=harbor", "policy=oracle", "tracker=none", *overrides], config_dirs=arguments.config_dir
-    )
-    validate({name: config[name] for name in KEYS})
-    containers = as_container_factory(instantiate_group(config, "container"))
-    agents = as_agent_factory(instantiate_group(config, "agent"))
-    candidates = find_candidates(paths, EpisodeParts(containers, agents, EpisodeLimits(), seed=0))
+    words = ["env=harbor", "policy=oracle", "tracker=none", *overrides]
+    config, parts = composed_parts(words, arguments.config_dir)
+    candidates = find_candidates(paths, parts)
     runnable = [one for one in candidates if one.problem is None]
     ran: dict[str, CheckedRun] = {}
     if runnable:
-        asyncio.run(_check_backend(containers))  # before the line that reports running tasks
+        asyncio.run(_check_backend(parts.container_factory))  # before the line that reports running tasks
         out = _place(arguments.out)
         flags = [f"--config-dir={folder}" for folder in arguments.config_dir]
         ran = run_both(runnable, out, overrides=overrides, flags=flags)

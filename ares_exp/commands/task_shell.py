@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.commands.cli.run_command import CommandParser, add_config_dir
-from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.overrides import quoted
 from ares_exp.config.schema import KEYS, validate
 from ares_exp.config.targets import instantiate_group
@@ -35,6 +35,9 @@ from ares_exp.runs.resume.recorded_run import EpisodeRef
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.tasks.harbor_task import HarborTask
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 HELP = """\
 Starts the container of a task, in the state in which the agent finds it, and opens an interactive shell in it. The
@@ -91,16 +94,7 @@ async def _shell(arguments: argparse.Namespace, names: Sequence[str], overrides:
     restored = await asyncio.to_thread(_snapshot, arguments.episode) if arguments.episode is not None else None
     words = [f"env.path={quoted(one)}" if Path(one).is_dir() else f"env.tasks=[{quoted(one)}]" for one in names]
     words = ["policy=noop", "tracker=none", *words, *overrides]
-    config = await asyncio.to_thread(lambda: compose_config(words, config_dirs=arguments.config_dir))
-    values = {name: config[name] for name in KEYS}
-    validate(values)
-    settings = Settings.of(values)
-    episode = EpisodeParts(
-        as_container_factory(instantiate_group(config, "container")),
-        as_agent_factory(instantiate_group(config, "agent")),
-        settings.limits,
-        seed=settings.seed,
-    )
+    config, episode = await asyncio.to_thread(composed_parts, words, arguments.config_dir)
     if restored is not None:
         task, episode = await asyncio.to_thread(_recorded, restored, episode, overrides)
     else:
@@ -125,6 +119,19 @@ async def _shell(arguments: argparse.Namespace, names: Sequence[str], overrides:
                 await _connect(terminal)
         finally:
             await finish(terminal.close())
+
+
+def composed_parts(overrides: Sequence[str], config_dirs: Sequence[Path]) -> tuple[DictConfig, EpisodeParts]:
+    """Composes a config, and creates the parts of episodes from it. Raises `ConfigError` if the config is invalid."""
+    from ares_exp.config.hydra_setup import compose_config  # loads Hydra, which is slow
+
+    config = compose_config(overrides, config_dirs=config_dirs)
+    values = {name: config[name] for name in KEYS}
+    validate(values)
+    settings = Settings.of(values)
+    containers = as_container_factory(instantiate_group(config, "container"))
+    agents = as_agent_factory(instantiate_group(config, "agent"))
+    return config, EpisodeParts(containers, agents, settings.limits, seed=settings.seed)
 
 
 def _cancel_at_signals() -> None:

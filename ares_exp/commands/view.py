@@ -56,7 +56,7 @@ IDLE_SEC = 30.0
 """Time limit in seconds of each read from and write to a client, so that idle clients are disconnected."""
 MAX_DEPTH = 5
 MAX_RUNS = 2_000
-MAX_TEXTS = 64
+MAX_CACHED = 64
 HELP = f"""\
 Shows a run, or all runs below a folder, in the browser of this machine, with the page of `ares-exp report`. The page is
 updated while a run continues. The command only reads files, so it also shows killed runs, and runs of other machines
@@ -175,22 +175,24 @@ class _Request(BaseHTTPRequestHandler):
             )
             self._send(200, page, content_type="text/html")
         elif path == "/api/runs":
-            self._send_json(*_tagged(json_text({"runs": shelf.summaries()})))
+            self._send_json(json_text({"runs": shelf.summaries()}))
         elif path not in ("/api/run", "/api/episode"):
             self._send(404, "There is no page at this address.")
         elif (run := shelf.run(query.get("run", ""))) is None:
             self._send(404, "The requested run does not exist.")
         elif path == "/api/run":
-            self._send_json(*run.text())
+            self._send_json(run.text())
         else:
             try:
                 found = run.episode_text(query.get("id", ""))
             except KeyError:
                 self._send(404, "The requested episode has no trajectory.")
             else:
-                self._send_json(*found)
+                self._send_json(found)
 
-    def _send_json(self, text: str, tag: str) -> None:
+    def _send_json(self, text: str) -> None:
+        """Sends data, or only the status 304 if the browser already has them, according to their entity tag."""
+        tag = f'"{sha256(text.encode()).hexdigest()[:32]}"'
         if self.headers.get("If-None-Match") == tag:
             self._send(304, "", {"ETag": tag})
         else:
@@ -215,11 +217,6 @@ class _Request(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Does nothing. The base class would print a line for each request."""
-
-
-def _tagged(text: str) -> tuple[str, str]:
-    """Returns a text and its entity tag, by which a browser asks whether the text has changed (`If-None-Match`)."""
-    return text, f'"{sha256(text.encode()).hexdigest()[:32]}"'
 
 
 Signature = tuple[tuple[str, int, int], ...]
@@ -267,45 +264,40 @@ class ShelvedRun:
         self._path = path
         self._headers = HeaderCache()
         self._lock = threading.Lock()
-        self._signature: Signature | None = None
-        self._shown: ShownRun | None = None
-        self._texts: dict[str, tuple[str, str]] = {}
-        self._summary: dict[str, Any] = {}
-        self._summary_of: Signature | None = None
+        self._cached: dict[str, tuple[Signature, Any]] = {}
 
     def summary(self) -> dict[str, Any]:
         """Returns the row of the run in a list of runs. If the run cannot be read, the row contains the error."""
-        with self._lock:
-            signature = _signature(self._path, steps=False)
-            if signature != self._summary_of:
-                self._summary, self._summary_of = _summary(self._path), signature
-            return {"key": self._key, "name": self._key, "summary": self._summary}
+        summary = self._current("summary", lambda: _summary(self._path), steps=False)
+        return {"key": self._key, "name": self._key, "summary": summary}
 
-    def text(self) -> tuple[str, str]:
-        """Returns the data of the run for the page, as JSON, and the entity tag of this text."""
+    def text(self) -> str:
+        """Returns the data of the run for the page, as JSON."""
 
         def make(shown: ShownRun) -> Mapping[str, Any]:
             status = read_status(shown.dir.status) if shown.state.name == "running" else None
             own = {"key": self._key, "status": asdict(status) if status is not None else None}
             return {**shown.payload(name=self._key), **own}
 
-        return self._made("", make)
+        return self._text("run", make)
 
-    def episode_text(self, episode_id: str) -> tuple[str, str]:
-        """Returns an episode's JSON data for the page and its entity tag. Raises `KeyError` without a trajectory."""
-        return self._made(f"e{episode_id}", lambda shown: shown.episode(episode_id))
+    def episode_text(self, episode_id: str) -> str:
+        """Returns an episode's JSON data for the page. Raises `KeyError` without a trajectory."""
+        return self._text(f"episode {episode_id}", lambda shown: shown.episode(episode_id))
 
-    def _made(self, name: str, make: Callable[[ShownRun], Mapping[str, Any]]) -> tuple[str, str]:
+    def _text(self, name: str, make: Callable[[ShownRun], Mapping[str, Any]]) -> str:
+        shown = ShownRun(self._path, headers=self._headers)
+        return str(self._current(name, lambda: json_text(make(shown)), steps=True))
+
+    def _current(self, name: str, make: Callable[[], Any], *, steps: bool) -> Any:
+        """Returns the cached result of `make`, unless the run's files have changed since it was called."""
         with self._lock:
-            signature = _signature(self._path, steps=True)
-            if signature != self._signature or self._shown is None:
-                self._shown = ShownRun(self._path, headers=self._headers)
-                self._signature, self._texts = signature, {}
-            if name not in self._texts:
-                if len(self._texts) >= MAX_TEXTS:
-                    self._texts.clear()
-                self._texts[name] = _tagged(json_text(make(self._shown)))
-            return self._texts[name]
+            signature = _signature(self._path, steps=steps)
+            if name not in self._cached or self._cached[name][0] != signature:
+                if len(self._cached) >= MAX_CACHED:
+                    self._cached.clear()
+                self._cached[name] = signature, make()
+            return self._cached[name][1]
 
 
 def _summary(path: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ares_exp.config.schema import GROUPS
-from ares_exp.errors import close_matches
+from ares_exp.errors import ConfigError, close_matches
 
 BUILT_IN = "built in"
 SCHEME = "options"
@@ -223,10 +223,6 @@ class InstalledPlugins:
     problems: tuple[str, ...]
 
 
-class _BrokenPluginError(Exception):
-    """A plugin cannot be used. The message is the reason."""
-
-
 def installed_plugins() -> InstalledPlugins:
     """Finds the plugins on Python's module search path."""
     return _installed(tuple(sys.path))
@@ -240,9 +236,9 @@ def _installed(_search_path: tuple[str, ...]) -> InstalledPlugins:
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist and entry.dist.name else "an unknown package"
         try:
             if entry.name in found:
-                raise _BrokenPluginError(f"{found[entry.name].package} already has a plugin with this name")
+                raise ConfigError(f"{found[entry.name].package} already has a plugin with this name")
             found[entry.name] = Plugin(entry.name, package, _conf_tree(entry.value))
-        except _BrokenPluginError as broken:
+        except ConfigError as broken:
             problems.append(f"The plugin `{entry.name}` of {package} is ignored: {broken}.")
     return InstalledPlugins(tuple(found.values()), tuple(problems))
 
@@ -251,28 +247,28 @@ def _conf_tree(value: str) -> Path:
     """Returns the folder that the entry point `value` names, without importing the package.
 
     Raises:
-        _BrokenPluginError: The folder is missing, or its content is not allowed.
+        ConfigError: The folder is missing, or its content is not allowed.
     """
     if not _MODULE.fullmatch(value):
-        raise _BrokenPluginError(f"its entry point must be the dotted name of a folder, got {value!r}")
+        raise ConfigError(f"its entry point must be the dotted name of a folder, got {value!r}")
     top, *below = value.split(".")
     try:
         spec = importlib.util.find_spec(top)
     except Exception as error:  # third-party finders can raise any exception
-        raise _BrokenPluginError(f"`{top}` cannot be found: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"`{top}` cannot be found: {type(error).__name__}: {error}") from error
     places = [Path(place, *below) for place in (spec.submodule_search_locations or ()) if place] if spec else []
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
-        raise _BrokenPluginError(f"`{value}` is not a folder of an installed package")
+        raise ConfigError(f"`{value}` is not a folder of an installed package")
     try:
         stray = sorted(path.name for path in folder.glob("*.yaml"))
         options = [path for group in OPTION_GROUPS for path in (folder / group).glob("*.yaml")]
     except OSError as error:
-        raise _BrokenPluginError(f"{error.filename} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
     if stray or (folder / "hydra").exists():
-        raise _BrokenPluginError(
+        raise ConfigError(
             f"{folder} contains {stray[0] if stray else 'hydra/'}, but may contain only folders of options such as env/"
         )
     if not options:
-        raise _BrokenPluginError(f"{folder} contains no file with an option, such as env/NAME.yaml")
+        raise ConfigError(f"{folder} contains no file with an option, such as env/NAME.yaml")
     return folder

@@ -62,8 +62,7 @@ class JsonlTracker(TrackerBase):
     def start(self, run: RunInfo) -> None:
         """Appends a line of kind `start` to the file, which may exist from an earlier session. Returns immediately."""
         self._path = RunDir(run.run_dir).metrics
-        for result in run.earlier:
-            self._rows.add(result)
+        self._rows = EpisodeRows(run.earlier)
         self._writer.start()
         self._writer.do(lambda: _cut_torn_line(self._path))
         self._append(

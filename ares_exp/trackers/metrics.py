@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ares_exp.records.results import EpisodeResult, RunSummary
@@ -17,18 +17,24 @@ class EpisodeRows:
     """Creates the metrics of finished episodes, together with totals of the run so far.
 
     If an attempt has several episodes because of retries, only its last episode counts in the totals.
+
+    Attributes:
+        finished: Number of finished episodes so far, including earlier sessions.
     """
 
-    def __init__(self) -> None:
-        self._finished = 0
+    def __init__(self, earlier: Iterable[EpisodeResult] = ()) -> None:
+        """Starts with the results of earlier sessions, which count in the totals."""
+        self.finished = 0
         self._outcomes: Counter[str] = Counter()
         self._last: dict[tuple[str, int], tuple[int, str, float | None]] = {}
         self._reward_sum = 0.0
         self._scored = 0
+        for result in earlier:
+            self.add(result)
 
     def add(self, result: EpisodeResult) -> dict[str, float]:
         """Returns the metrics to log for a finished episode. Unknown values are omitted, not 0."""
-        self._finished += 1
+        self.finished += 1
         self._count(result)
         row = {
             "episode/num_steps": result.num_steps,
@@ -36,7 +42,7 @@ class EpisodeRows:
             "episode/prompt_tokens": result.prompt_tokens,
             "episode/generated_tokens": result.generated_tokens,
             "episode/cost": result.cost,
-            "progress/finished": self._finished,
+            "progress/finished": self.finished,
             **{f"outcome/{outcome}": count for outcome, count in self._outcomes.items()},
         }
         if (used := result.environment_usage) is not None:

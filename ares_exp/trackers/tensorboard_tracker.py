@@ -59,7 +59,6 @@ class TensorboardTracker(TrackerBase):
         self._writer = BackgroundWriter("tracker=tensorboard")
         self._rows = EpisodeRows()
         self._started = 0.0
-        self._finished = 0
         self._file: Any = None  # only the background thread uses it, because it is not thread-safe
 
     @property
@@ -70,16 +69,14 @@ class TensorboardTracker(TrackerBase):
     def start(self, run: RunInfo) -> None:
         """Starts a new event file."""
         self._started = min((result.started_at for result in run.earlier), default=self._clock())
-        self._finished = len(run.earlier)
-        for result in run.earlier:
-            self._rows.add(result)
+        self._rows = EpisodeRows(run.earlier)
         self._writer.start()
         self._write(lambda now: self._open(run, now))
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Writes the scalars of a finished episode. Returns immediately."""
-        self._finished += 1
-        self._write(partial(self._add_scalars, self._rows.add(result), self._finished))
+        row = self._rows.add(result)
+        self._write(partial(self._add_scalars, row, self._rows.finished))
 
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Writes measurements of the run's process. Returns immediately."""
@@ -118,11 +115,11 @@ class TensorboardTracker(TrackerBase):
         from tensorboardX.summary import histogram
 
         try:
-            self._add_scalars(total_metrics(summary), self._finished, now)
+            self._add_scalars(total_metrics(summary), self._rows.finished, now)
             for name, values in attempt_values(summary).items():
                 if values:
                     shown = histogram(f"attempts/{name}", np.array(values, float), bins=_BINS)
-                    self._add(shown, self._finished, now)
+                    self._add(shown, self._rows.finished, now)
         finally:
             file, self._file = self._file, None
             if file is not None:

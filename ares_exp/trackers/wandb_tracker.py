@@ -122,8 +122,7 @@ class WandbTracker(TrackerBase):
             return
         self._folder = run.run_dir / "wandb"
         self._began = min((result.started_at for result in run.earlier), default=time.time())
-        for result in run.earlier:
-            self._rows.add(result)
+        self._rows = EpisodeRows(run.earlier)
         self._numbers.start()
         self._numbers.do(lambda: self._open(run, asked if asked in ("online", "offline") else "auto"))
         self._files_writer.start()

@@ -7,6 +7,7 @@ import pytest
 
 import ares_exp
 import ares_exp.trajectories
+from ares_exp.commands.cli.run_command import COMMANDS
 
 SURFACE = {
     "CodeEnvironment",
@@ -76,3 +77,10 @@ def test_imports_are_lightweight(module: str) -> None:
     code = f"import sys, {module}; print(sorted({HEAVY} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_commands_are_imported_without_hydra() -> None:
+    modules = ", ".join(f"ares_exp.commands.{name}" for name in COMMANDS)
+    code = f"import sys, {modules}; print({{'hydra', 'omegaconf'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

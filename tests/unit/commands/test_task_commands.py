@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.commands.task import FILES, IMAGE, make_task
 from ares_exp.commands.task_check import (
     NOTHING,
@@ -18,21 +17,14 @@ from ares_exp.commands.task_check import (
     find_candidates,
     judge,
 )
-from ares_exp.config.hydra_setup import compose_config
-from ares_exp.config.targets import instantiate_group
-from ares_exp.containers.container import as_container_factory
-from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.source import EpisodeParts
+from ares_exp.commands.task_shell import composed_parts
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
 from ares_exp.tasks.harbor_task import load_task
 
 
 def candidates(paths: list[Path]) -> list[Candidate]:
-    config = compose_config(["container=local"])
-    containers = as_container_factory(instantiate_group(config, "container"))
-    agents = as_agent_factory(instantiate_group(config, "agent"))
-    return find_candidates(paths, EpisodeParts(containers, agents, EpisodeLimits(), seed=0))
+    return find_candidates(paths, composed_parts(["container=local"], [])[1])
 
 
 @pytest.fixture
