@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ares_exp.errors import SnapshotError, TrajectoryFormatError, UntrainableError, UserError, close_matches
 from ares_exp.records import exit_codes
@@ -76,13 +76,37 @@ def number_type(kind: Callable[[str], Number], least: float, most: float, expect
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses the arguments of a command. Keeps the line breaks of help texts, and rejects abbreviated options."""
+    """Parses the arguments of a command. Keeps the line breaks of help texts, and rejects abbreviated options.
+
+    Attributes:
+        declared: The arguments of the command.
+        below: Parsers of the subcommands, by name.
+    """
 
     def __init__(self, prog: str, text: str) -> None:
+        self.declared: list[argparse.Action] = []
         start, _, end = text.partition("[arguments]\n")
         layout = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=start, epilog=end, formatter_class=layout, allow_abbrev=False)
         self.below: dict[str, CommandParser] = {}
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """Adds an argument, which is also appended to `declared`."""
+        self.declared.append(action := super().add_argument(*names, **settings))
+        return action
+
+    def add_argument_group(self, *texts: Any, **settings: Any) -> Any:
+        """Adds a group of arguments, which are also appended to `declared`."""
+        return self._declaring(super().add_argument_group(*texts, **settings))
+
+    def add_mutually_exclusive_group(self, **settings: Any) -> Any:
+        """Adds a group of arguments, which are also appended to `declared`. Only one of them can be used."""
+        return self._declaring(super().add_mutually_exclusive_group(**settings))
+
+    def _declaring(self, group: Any) -> Any:
+        add = group.add_argument
+        group.add_argument = lambda *names, **settings: self.declared.append(add(*names, **settings))
+        return group
 
     def add_command(
         self, name: str, act: Callable[[argparse.Namespace], int | None], about: str, text: str
@@ -117,14 +141,15 @@ class CommandParser(argparse.ArgumentParser):
         """
         if typed and typed[0] in self.below:
             return self.below[typed[0]].candidates(typed[1:], last)
+        options = {name: action for action in self.declared for name in action.option_strings}
+        positionals = [action for action in self.declared if not action.option_strings]
         place, asks = 0, None
         for word in typed:
-            option = None if asks is not None else self._option_string_actions.get(word)
+            option = None if asks is not None else options.get(word)
             place += asks is None and option is None
             asks = option if option is not None and option.nargs != 0 else None  # an option with `nargs=0` has no value
-        positionals = self._get_positional_actions()
         if asks is None and last.startswith("-"):
-            found = [*self._option_string_actions]
+            found = [*options]
         elif self.below and not typed:
             found = [*self.below]
         else:
