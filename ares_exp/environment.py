@@ -458,10 +458,6 @@ class EnvironmentWrapper(EnvironmentBase):
         """Wraps `env`. Closing the wrapper closes `env`."""
         self._env = complete(env)
 
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
-        """Starts an episode of the wrapped environment."""
-        return await self._env.reset(seed=seed, options=options)
-
     async def __aenter__(self) -> Self:
         await self._env.__aenter__()
         return self

@@ -10,8 +10,6 @@ from pydantic import Field
 
 from ares_exp.llms.anthropic_messages import StreamedMessage, request_to_body, response_from_body
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse
-from ares_exp.llms.wire import Report
 from ares_exp.policies.endpoint import EndpointWire
 from ares_exp.policies.endpoint_policy import EndpointPolicy, Url, VariableName
 from ares_exp.policies.policy import EpisodeSpec
@@ -43,6 +41,7 @@ class AnthropicPolicy(EndpointPolicy):
         "anthropic",
         "messages",
         "content",
+        response_from_body,
         StreamedMessage,
         key_header="x-api-key",
         headers={"anthropic-version": "2023-06-01"},
@@ -62,10 +61,6 @@ class AnthropicPolicy(EndpointPolicy):
             mark = {"type": "ephemeral"} | ({"ttl": self.cache} if isinstance(self.cache, str) else {})
             mark_for_cache(body, mark)
         return body
-
-    def read_response(self, body: Any, report: Report) -> LLMResponse:
-        """Converts the body of a response; see `EndpointPolicy.read_response`."""
-        return response_from_body(body, strict=False, report=report)
 
 
 def mark_for_cache(body: dict[str, Any], mark: Mapping[str, Any]) -> None:

@@ -12,7 +12,6 @@ from ares_exp.llms.openai_chat_stream import StreamedCompletion
 from ares_exp.llms.reasoning import ReasoningField, reasoning_to_message
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, ThinkingData
-from ares_exp.llms.wire import Report
 from ares_exp.policies.endpoint import EndpointWire
 from ares_exp.policies.endpoint_policy import EndpointPolicy, Url, VariableName
 from ares_exp.policies.policy import EpisodeSpec
@@ -36,6 +35,7 @@ class OpenAIPolicy(EndpointPolicy):
         "openai",
         "chat/completions",
         "choices",
+        response_from_body,
         StreamedCompletion,
         {"stream": True, "stream_options": {"include_usage": True}},
     )
@@ -73,10 +73,6 @@ class OpenAIPolicy(EndpointPolicy):
         if seed == "episode":
             seed = None if episode is None else episode.seed % 2**31
         return body if seed is None else {**body, "seed": seed}
-
-    def read_response(self, body: Any, report: Report) -> LLMResponse:
-        """Converts the body of a response; see `EndpointPolicy.read_response`."""
-        return response_from_body(body, strict=False, report=report)
 
     def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
         """Adds the reasoning in the field that `send_reasoning` names; see `EndpointPolicy.with_reasoning`."""

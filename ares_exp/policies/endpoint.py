@@ -11,7 +11,7 @@ import asyncio
 import importlib
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -28,6 +28,7 @@ from ares_exp.errors import (
     UnsendableRequestError,
     WireFormatError,
 )
+from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.response_stream import EventReader, ResponseStream
 from ares_exp.policies.endpoint_errors import refused, status_of
 from ares_exp.policies.waiting import RequestSlots
@@ -57,6 +58,7 @@ class EndpointWire:
         policy: Option `policy=…` that uses the API. Error messages contain it.
         path: Path relative to the base URL.
         answered_in: Name of a field that only successful responses have. A body without it is searched for an error.
+        read: Function that converts the parsed body of a response. Its keyword arguments are `strict` and `report`.
         streamed: Class that assembles streamed responses.
         stream_fields: Request fields that enable streaming, and make the stream contain token counts.
         key_header: Header for the API key; `None` for `Authorization: Bearer`.
@@ -66,6 +68,7 @@ class EndpointWire:
     policy: str
     path: str
     answered_in: str
+    read: Callable[..., LLMResponse]
     streamed: type[ResponseStream]
     stream_fields: Mapping[str, Any] = field(default_factory=lambda: {"stream": True})
     key_header: str | None = None

@@ -290,13 +290,13 @@ class EndpointPolicy(Policy):
             UnsendableRequestError: The wire format cannot represent the request.
         """
 
-    @abstractmethod
     def read_response(self, body: Any, report: Report) -> LLMResponse:
         """Converts a parsed response body to a response. Calls `report` with a warning for each dropped field.
 
         Raises:
             MalformedResponseError: The body does not follow the wire format.
         """
+        return self.wire.read(body, strict=False, report=report)
 
     def with_reasoning(self, message: Mapping[str, Any], pieces: Sequence[ThinkingData]) -> Mapping[str, Any]:
         """Adds the reasoning `pieces` of an earlier response to the message that repeats it in a later request.

@@ -9,8 +9,6 @@ from pydantic import Field
 
 from ares_exp.llms.openai_responses import StreamedResponse, request_to_body, response_from_body
 from ares_exp.llms.request import LLMRequest
-from ares_exp.llms.response import LLMResponse
-from ares_exp.llms.wire import Report
 from ares_exp.policies.endpoint import EndpointWire
 from ares_exp.policies.endpoint_policy import EndpointPolicy, Url, VariableName
 from ares_exp.policies.policy import EpisodeSpec
@@ -31,7 +29,7 @@ class OpenAIResponsesPolicy(EndpointPolicy):
             uses the model's default.
     """
 
-    wire = EndpointWire("openai_responses", "responses", "output", StreamedResponse)
+    wire = EndpointWire("openai_responses", "responses", "output", response_from_body, StreamedResponse)
 
     base_url: Url = "https://api.openai.com/v1"
     api_key_env: VariableName | None = "OPENAI_API_KEY"
@@ -41,7 +39,3 @@ class OpenAIResponsesPolicy(EndpointPolicy):
         """Returns the body of a request; see `EndpointPolicy.body_of`."""
         body = request_to_body(request, model=model, strict=self.strict, report=self._warn_once)
         return body if self.reasoning_effort is None else {**body, "reasoning": {"effort": self.reasoning_effort}}
-
-    def read_response(self, body: Any, report: Report) -> LLMResponse:
-        """Converts the body of a response; see `EndpointPolicy.read_response`."""
-        return response_from_body(body, strict=False, report=report)

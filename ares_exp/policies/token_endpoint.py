@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from ares_exp.errors import ConfigError, MalformedResponseError, PolicyError, PreflightError, WireFormatError
-from ares_exp.llms.openai_chat import MaxTokensField
+from ares_exp.llms.openai_chat import MaxTokensField, response_from_body
 from ares_exp.llms.openai_chat_stream import StreamedCompletion
 from ares_exp.llms.reasoning import ReasoningField
 from ares_exp.llms.request import LLMClient, LLMRequest
@@ -81,7 +81,7 @@ class TokenEndpointPolicy(OpenAIPolicy):
     def __post_init__(self) -> None:
         """Creates the endpoint. `preflight` or the first request loads the tokenizer."""
         path = "completions" if self.continue_tokens else "chat/completions"
-        self.wire = EndpointWire(self.option, path, "choices", StreamedCompletion)
+        self.wire = EndpointWire(self.option, path, "choices", response_from_body, StreamedCompletion)
         super().__post_init__()
         self.templates = ChatTemplates()  # a rollout service sets this and the next attribute
         self.continues_aborted = False

@@ -6,6 +6,7 @@ Waits are reported to the episode, so that its time limits do not include them.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -114,16 +115,14 @@ class RequestSlots:
     @asynccontextmanager
     async def one(self, on_wait: OnWait) -> AsyncIterator[None]:
         """Waits for a slot, and holds it until the context exits. Reports the seconds of the wait to `on_wait`."""
-        for _ in range(MAX_PAUSES):
+        for pauses in itertools.count():
             await self._acquire(on_wait)
             seconds = self._paused_until - asyncio.get_running_loop().time()
-            if seconds <= 0:
+            if seconds <= 0 or pauses == MAX_PAUSES:
                 break
             self._release()
             on_wait(seconds)
             await self._sleep(seconds)
-        else:
-            await self._acquire(on_wait)
         try:
             yield
         finally:

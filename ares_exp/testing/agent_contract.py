@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
 
 import pytest
 
@@ -22,16 +20,6 @@ from ares_exp.testing.echo_container import RehearsalContainer
 
 TIMEOUT_SEC = 120.0
 """Time limit in seconds for an episode in memory. It is long, because the machine may be busy."""
-
-
-def factory_of(part: Any, options: Mapping[str, Any]) -> CodeAgentFactory:
-    """Returns the agent factory that a config with the target `part` and the arguments `options` would create.
-
-    If `part` accepts an `llm_client`, as agent classes do, it is already a factory and is returned unchanged.
-    """
-    is_factory = "llm_client" in inspect.signature(part).parameters
-    made: CodeAgentFactory = part if is_factory else part(**options)
-    return made
 
 
 class AgentContract:

@@ -11,7 +11,7 @@ import json
 import random
 import shlex
 import shutil
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,12 +104,27 @@ class ChangesContract(ContainerSuite):
     def objects(self, tmp_path: Path) -> CountingStore:
         return CountingStore(tmp_path / "store")
 
-    async def nothing_left_but(self, before: list[str]) -> None:
-        """Checks that only the resources in `before` are left. Waits for a backend that is still cleaning up."""
+    @contextlib.asynccontextmanager
+    async def leaves_nothing(self) -> AsyncIterator[None]:
+        """Checks that the body leaves no new resources. Waits for a backend that is still cleaning up."""
+        before = await self.left()
+        yield
         async with asyncio.timeout(SOON_SEC):
-            while (now := await self.left()) != before:  # noqa: ASYNC110 (it happens in the backend)
+            while await self.left() != before:  # noqa: ASYNC110 (it happens in the backend)
                 await asyncio.sleep(0.05)
-        assert now == before
+
+    @contextlib.asynccontextmanager
+    async def started(
+        self, factory: ContainerFactory, spec: ContainerSpec, count: int
+    ) -> AsyncIterator[list[Container]]:
+        """Starts several containers at the same time, stops them at the end, and checks that nothing is left."""
+        boxes = [factory(spec) for _ in range(count)]
+        async with self.leaves_nothing():
+            try:
+                await asyncio.gather(*(one.start() for one in boxes))
+                yield boxes
+            finally:
+                await asyncio.gather(*(one.stop() for one in boxes))
 
     # Captured and restored contents
 
@@ -173,29 +188,22 @@ class ChangesContract(ContainerSuite):
     ) -> None:
         roots, _ = await make_awkward(box, leave_out=self.lost)
         delta, want = await capture(box, objects), await listing(box, roots)
-        changes, before = StoredChanges(delta, objects), await self.left()
-        boxes = [factory(replace(spec, changes=changes)) for _ in range(3)]
-        try:
-            await asyncio.gather(*(one.start() for one in boxes))
+        changes = StoredChanges(delta, objects)
+        async with self.started(factory, replace(spec, changes=changes), 3) as boxes:
             for one in boxes:
                 assert differences(await capture(one, objects), delta) == []
                 assert await python(one, _SPOIL) == ["hard" * 99 + "spoiled"] * 3
             async with factory(replace(spec, changes=changes)) as later:
                 assert await listing(later, roots) == want
                 assert differences(await capture(later, objects), delta) == []
-        finally:
-            await asyncio.gather(*(one.stop() for one in boxes))
-        await self.nothing_left_but(before)
 
     async def test_eight_containers_restore_one_capture(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
         await run(box, "mkdir /w; echo shared > /w/file; head -c 3000000 /dev/urandom > /w/large; rm /etc/shells")
         changes = StoredChanges(await capture(box, objects), objects)
-        before, want = await self.left(), await listing(box, ["/w"])
-        boxes = [factory(replace(spec, changes=changes)) for _ in range(8)]
-        try:
-            await asyncio.gather(*(one.start() for one in boxes))
+        want = await listing(box, ["/w"])
+        async with self.started(factory, replace(spec, changes=changes), 8) as boxes:
             await asyncio.gather(*(run(one, f"echo {number} > /w/mine") for number, one in enumerate(boxes)))
             for number, one in enumerate(boxes):
                 assert await run(one, "cat /w/mine; test ! -e /etc/shells && rm /w/mine") == f"{number}\n"
@@ -203,9 +211,6 @@ class ChangesContract(ContainerSuite):
                 del found["'/w'"], want["'/w'"]
                 assert found == want
                 want = await listing(box, ["/w"])
-        finally:
-            await asyncio.gather(*(one.stop() for one in boxes))
-        await self.nothing_left_but(before)
 
     # Cost of a capture, and its effect on others
 
@@ -268,15 +273,14 @@ class ChangesContract(ContainerSuite):
 
     async def test_cancelled_captures_leave_no_resources(self, box: Container, objects: ObjectStore) -> None:
         await run(box, f"mkdir /w; head -c {LARGE_BYTES} /dev/urandom > /w/large")
-        before = await self.left()
-        for seconds in _CANCELLED_AFTER_SEC:
-            task = asyncio.create_task(capture(box, objects))
-            await asyncio.wait({task}, timeout=seconds)
-            task.cancel()
-            await asyncio.wait({task})
-            assert await run(box, "echo alive") == "alive\n"
-        assert (await capture(box, objects)).entries["/w/large"].size == LARGE_BYTES
-        await self.nothing_left_but(before)
+        async with self.leaves_nothing():
+            for seconds in _CANCELLED_AFTER_SEC:
+                task = asyncio.create_task(capture(box, objects))
+                await asyncio.wait({task}, timeout=seconds)
+                task.cancel()
+                await asyncio.wait({task})
+                assert await run(box, "echo alive") == "alive\n"
+            assert (await capture(box, objects)).entries["/w/large"].size == LARGE_BYTES
 
     # Errors
 
@@ -285,27 +289,25 @@ class ChangesContract(ContainerSuite):
     ) -> None:
         await run(box, f"mkdir /w; head -c {LARGE_BYTES} /dev/urandom > /w/large")
         changes = StoredChanges(await capture(box, objects), objects)
-        before = await self.left()
         for seconds in _CANCELLED_AFTER_SEC:
-            again = factory(replace(spec, changes=changes))
-            task = asyncio.create_task(again.start())
-            await asyncio.wait({task}, timeout=seconds)
-            task.cancel()
-            await asyncio.wait({task})
-            await again.stop()
-            await self.nothing_left_but(before)
+            async with self.leaves_nothing():
+                again = factory(replace(spec, changes=changes))
+                task = asyncio.create_task(again.start())
+                await asyncio.wait({task}, timeout=seconds)
+                task.cancel()
+                await asyncio.wait({task})
+                await again.stop()
 
     async def test_changes_of_another_base_are_refused(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore, other_base: str
     ) -> None:
         await run(box, "echo x > /file")
         delta = await capture(box, objects)
-        before = await self.left()
         for base in (other_base, "elsewhere:0123"):
             again = factory(replace(spec, changes=StoredChanges(replace(delta, base=base), objects)))
-            with pytest.raises(SnapshotMismatchError, match=base):
-                await again.start()
-            await self.nothing_left_but(before)
+            async with self.leaves_nothing():
+                with pytest.raises(SnapshotMismatchError, match=base):
+                    await again.start()
 
     async def test_damaged_store_is_refused(
         self, box: Container, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
@@ -314,10 +316,9 @@ class ChangesContract(ContainerSuite):
         delta = await capture(box, objects)
         chunks = [str(chunk) for chunk in delta.entries["/w/large"].chunks]
         objects.file(random.Random(0).choice(chunks)).unlink()
-        before = await self.left()
-        with pytest.raises(SnapshotError, match="missing"):
-            await factory(replace(spec, changes=StoredChanges(delta, objects))).start()
-        await self.nothing_left_but(before)
+        async with self.leaves_nothing():
+            with pytest.raises(SnapshotError, match="missing"):
+                await factory(replace(spec, changes=StoredChanges(delta, objects))).start()
 
     async def test_secret_is_not_captured(self, box: Container, objects: ObjectStore) -> None:
         secret = "not-for-the-disk-4711"
@@ -343,18 +344,15 @@ class ChangesContract(ContainerSuite):
     async def test_stop_during_capture_leaves_no_resources(
         self, factory: ContainerFactory, spec: ContainerSpec, objects: ObjectStore
     ) -> None:
-        before = await self.left()
-        for seconds in _CANCELLED_AFTER_SEC[:6]:
-            async with factory(spec) as box:
-                await python(box, "open('/large', 'wb').write(os.urandom(3_000_000)); print(0)")
-                task = asyncio.create_task(capture(box, objects))
-                await asyncio.wait({task}, timeout=seconds)
-            with contextlib.suppress(CaptureError, ContainerDiedError):
-                assert (await task).entries["/large"].size == 3_000_000
-        await self.nothing_left_but(before)
+        async with self.leaves_nothing():
+            for seconds in _CANCELLED_AFTER_SEC[:6]:
+                async with factory(spec) as box:
+                    await python(box, "open('/large', 'wb').write(os.urandom(3_000_000)); print(0)")
+                    task = asyncio.create_task(capture(box, objects))
+                    await asyncio.wait({task}, timeout=seconds)
+                with contextlib.suppress(CaptureError, ContainerDiedError):
+                    assert (await task).entries["/large"].size == 3_000_000
 
-
-WORK_SEC = 60.0
 
 # Finds directories and files of the base image that can be changed, because the container itself does not use them.
 _PICK = """
@@ -475,7 +473,7 @@ async def python(box: Container, source: str, **given: object) -> Any:
     imports = "import hashlib, json, os, shutil, socket, stat"
     values = "\n".join(f"{name} = json.loads({json.dumps(value)!r})" for name, value in given.items())
     command = "python3 -c " + shlex.quote("\n".join((imports, values, source)))
-    result = await box.exec(command, user="root", cwd="/", timeout_sec=WORK_SEC, max_output_bytes=16 * 2**20)
+    result = await box.exec(command, user="root", cwd="/", timeout_sec=SOON_SEC, max_output_bytes=16 * 2**20)
     assert result.exit_code == 0, result.output[-2000:]
     assert not result.elided_bytes
     return json.loads(result.output)

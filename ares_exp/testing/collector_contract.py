@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,7 +13,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import ErrorInfo, Outcome
 from ares_exp.trajectories.collector import CollectorBase, TrajectoryCollector, as_collector
-from ares_exp.trajectories.records import StepRecord, serialize_llm_request, serialize_llm_response
+from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, serialize_llm_request, serialize_llm_response
 
 
 def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -> list[StepRecord]:
@@ -30,6 +32,13 @@ def episode_records(text: str, length: int = 4, *, reward: float | None = 1.0) -
         asked = serialize_llm_request(LLMRequest(list(messages)))
         records.append(StepRecord(index, "MID", asked, response, 0.0, 1.0, 1.0 + index))
     return [*records, StepRecord(length - 1, "LAST", None, response, reward, 0.0, float(length))]
+
+
+def _recorded(collector: TrajectoryCollector, records: Sequence[StepRecord], **ending: bool) -> EpisodeTrajectory:
+    collector.begin_episode(task_name="task a")
+    for record in records:
+        collector.record_step(record)
+    return collector.end_episode(**ending)
 
 
 class CollectorContract:
@@ -53,10 +62,7 @@ class CollectorContract:
 
     def test_episode_has_its_steps(self, collector: TrajectoryCollector) -> None:
         records, before = episode_records("a"), time.time()
-        collector.begin_episode(task_name="task a")
-        for record in records:
-            collector.record_step(record)
-        found = collector.end_episode()
+        found = _recorded(collector, records)
         assert (found.task_name, found.truncated, found.outcome) == ("task a", False, Outcome.COMPLETED)
         assert before - 1 <= found.start_time <= found.end_time <= time.time() + 1
         if self.keeps_steps:
@@ -64,17 +70,10 @@ class CollectorContract:
             assert (found.num_steps, found.total_reward) == (4, 1.0)
 
     def test_truncation_is_recorded(self, collector: TrajectoryCollector) -> None:
-        collector.begin_episode(task_name="a")
-        for record in episode_records("a"):
-            collector.record_step(record)
-        assert collector.end_episode(truncated=True).truncated
+        assert _recorded(collector, episode_records("a"), truncated=True).truncated
 
     def test_missing_reward_is_none(self, collector: TrajectoryCollector) -> None:
-        collector.begin_episode(task_name="a")
-        records = episode_records("a", 2, reward=None)
-        for record in records:
-            collector.record_step(record)
-        found = collector.end_episode(truncated=True)
+        found = _recorded(collector, episode_records("a", 2, reward=None), truncated=True)
         assert found.total_reward is None
         assert [step.reward for step in found.steps] == ([None, None] if self.keeps_steps else [])
 
@@ -97,9 +96,7 @@ class CollectorContract:
             collector.end_episode()
 
     def test_step_after_the_end_is_refused(self, collector: TrajectoryCollector) -> None:
-        collector.begin_episode(task_name="a")
-        collector.record_step(episode_records("a")[0])
-        collector.end_episode()
+        _recorded(collector, episode_records("a")[:1])
         with pytest.raises(RuntimeError):
             collector.record_step(episode_records("a")[1])
 
@@ -119,21 +116,15 @@ class CollectorContract:
             pytest.skip("it records one episode at a time")
         names = [f"task {number}" for number in range(8)]
         handles = {name: complete.begin_episode(task_name=name) for name in names}
-        failures: list[BaseException] = []
+        together = threading.Barrier(len(names))
 
         def record(name: str) -> None:
-            try:
-                for one in episode_records(name, 12):
-                    complete.record_step(one, episode=handles[name])
-            except BaseException as error:
-                failures.append(error)
+            together.wait()
+            for one in episode_records(name, 12):
+                complete.record_step(one, episode=handles[name])
 
-        threads = [threading.Thread(target=record, args=(name,)) for name in names]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        with ThreadPoolExecutor(len(names)) as threads:
+            list(threads.map(record, names))
         for name in reversed(names):
             found = complete.end_episode(episode=handles[name])
             assert found.task_name == name

@@ -51,11 +51,10 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class Server:
-    """Serves each connection with `handler`, counts connections (`served`), and collects exceptions (`errors`)."""
+    """Serves each connection with `handler`, and counts connections (`served`)."""
 
     def __init__(self, handler: Handler) -> None:
         self.served = 0
-        self.errors: list[BaseException] = []
         self._handler = handler
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -65,16 +64,11 @@ class Server:
         self.served += 1
         self._changed.set()
         reader, writer = await asyncio.open_connection(sock=connection)
-        task = asyncio.create_task(self._handle(reader, writer))
-        self._tasks.add(task)
+        self._tasks.add(asyncio.create_task(self._handle(reader, writer)))
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with contextlib.suppress(OSError), contextlib.closing(writer):
             await self._handler(reader, writer)
-        except OSError as error:
-            self.errors.append(error)
-        finally:
-            writer.close()
 
     async def has_served(self, count: int) -> None:
         """Waits until the server has accepted at least `count` connections."""

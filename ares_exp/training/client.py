@@ -68,7 +68,25 @@ class Episode(bodies.Episode):
     @property
     def report(self) -> SequenceReport:
         """The rows, for functions such as `verl.agent_loop_outputs`. Rows of an untrainable episode have no reward."""
-        rows = tuple(self._sequence(row) for row in self.rows or ())
+        rows = tuple(
+            TrainingSequence(
+                ids=tuple(_values(row.ids, "i")),
+                mask=tuple(_values(row.mask, "B")),
+                logprobs=tuple(_values(row.logprobs, "f")),
+                reward=self.reward if self.trainable else None,
+                rewards=self.rewards,
+                conversation=row.conversation,
+                task=self.task,
+                attempt=self.attempt,
+                episode_id=self.episode_id or self.rollout_id,
+                policy_versions=tuple(row.versions),
+                steps=tuple(row.steps),
+                starts=tuple(row.starts),
+                made=row.made,
+                finish_reason=row.finish_reason,
+            )
+            for row in self.rows or ()
+        )
         return SequenceReport(rows, calls=sum(len(row.steps) for row in rows))
 
     @property
@@ -86,24 +104,6 @@ class Episode(bodies.Episode):
             )
             for call in self.calls or ()
         ]
-
-    def _sequence(self, row: bodies.Row) -> TrainingSequence:
-        return TrainingSequence(
-            ids=tuple(_values(row.ids, "i")),
-            mask=tuple(_values(row.mask, "B")),
-            logprobs=tuple(_values(row.logprobs, "f")),
-            reward=self.reward if self.trainable else None,
-            rewards=self.rewards,
-            conversation=row.conversation,
-            task=self.task,
-            attempt=self.attempt,
-            episode_id=self.episode_id or self.rollout_id,
-            policy_versions=tuple(row.versions),
-            steps=tuple(row.steps),
-            starts=tuple(row.starts),
-            made=row.made,
-            finish_reason=row.finish_reason,
-        )
 
 
 class Request(bodies.TokenRequestFacts):

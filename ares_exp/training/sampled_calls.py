@@ -9,10 +9,10 @@ also rejected, because token ids do not represent media.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.errors import UntrainableError
@@ -138,8 +138,11 @@ class _Reader:
     accepted: Accepted
 
     def read(self, conversation: str) -> SampledCall:
-        prompt, completion = self._ids("prompt_token_ids"), self._ids("completion_token_ids")
-        logprobs = self._logprobs(len(completion))
+        prompt = self._list("prompt_token_ids", "ids", _is_id)
+        completion = self._list("completion_token_ids", "ids", _is_id)
+        logprobs = self._list("logprobs", "log-probabilities", _is_logprob)
+        if len(logprobs) != len(completion):
+            self._refuse(f"has {len(completion)} sampled tokens and {len(logprobs)} log-probabilities")
         if not prompt or not completion:
             self._refuse(f"has {len(prompt)} prompt tokens and {len(completion)} sampled tokens, but needs both")
         if kinds := sorted(set(_media(self.request))):
@@ -151,31 +154,22 @@ class _Reader:
         return SampledCall(
             step=self.answered.step_index,
             conversation=conversation,
-            prompt=prompt,
-            completion=completion,
-            logprobs=logprobs,
+            prompt=tuple(prompt),
+            completion=tuple(completion),
+            logprobs=tuple(map(float, logprobs)),
             policy_version=_text(self.action.get("policy_version")),
             finish_reason=_text(self.action.get("finish_reason")),
             states_sampling=sampling.get("temperature") is not None and not _left_to_engine(recorded),
         )
 
-    def _ids(self, name: str) -> tuple[int, ...]:
+    def _list(self, name: str, items: str, is_item: Callable[[Any], bool]) -> Sequence[Any]:
+        """Returns a field of the response, which must be a list of `items`."""
         values = self.action.get(name)
         if values is None:
             self._refuse(f"has no `{name}`: {GIVEN_BY}")
-        if not _is_list(values) or not all(type(value) is int and value >= 0 for value in values):
-            self._refuse(f"has invalid `{name}`, which must be a list of ids: {values!r:.60}")
-        return tuple(values)
-
-    def _logprobs(self, tokens: int) -> tuple[float, ...]:
-        values = self.action.get("logprobs")
-        if values is None:
-            self._refuse(f"has no `logprobs`: {GIVEN_BY}")
-        if not _is_list(values) or not all(_is_logprob(value) for value in values):
-            self._refuse(f"has invalid `logprobs`, which must be a list of log-probabilities: {values!r:.60}")
-        if len(values) != tokens:
-            self._refuse(f"has {tokens} sampled tokens and {len(values)} log-probabilities")
-        return tuple(map(float, values))
+        if not _is_list(values) or not all(map(is_item, values)):
+            self._refuse(f"has invalid `{name}`, which must be a list of {items}: {values!r:.60}")
+        return values
 
     def _altered(self, sampling: Mapping[str, Any]) -> str | None:
         expected = self.accepted.temperature
@@ -225,7 +219,11 @@ def _left_to_engine(recorded: Any) -> bool:
     return isinstance(recorded, Mapping) and any(name in recorded and recorded[name] is None for name in NEUTRAL)
 
 
-def _is_list(value: Any) -> bool:
+def _is_id(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, list | tuple)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 from ares_exp.environment import EnvironmentWrapper, MinimalEnvironment, TimeStep, complete
 from ares_exp.llms.request import LLMRequest
@@ -19,7 +19,7 @@ from ares_exp.wrappers.chat_text import Exchange
 
 if TYPE_CHECKING:
     from ares_exp.wrappers.spaces import LLMRequestSpace, LLMResponseSpace
-    from ares_exp.wrappers.sync_gym import GymInThread, GymWrapper
+    from ares_exp.wrappers.sync_gym import GymWrapper
 
 
 class UsageInfo(TypedDict):
@@ -265,12 +265,12 @@ def wrap_as_gym(
 
 
 class GymDriver(EnvironmentWrapper):
-    """Makes an environment with a Gymnasium wrapper usable like any other environment. A run uses it for `wrapper=`.
+    """Makes an `AsyncGymWrapper` usable like any other environment. A run uses it for `wrapper=async`.
 
-    All calls pass through the wrapper, but the methods return the time steps of the environment.
+    `reset` and `step` pass through the wrapper, but return the time steps of the environment.
     """
 
-    def __init__(self, gym: AsyncGymWrapper | GymInThread) -> None:
+    def __init__(self, gym: AsyncGymWrapper) -> None:
         super().__init__(gym.environment)
         self._gym = gym
 
@@ -282,20 +282,6 @@ class GymDriver(EnvironmentWrapper):
     async def step(self, action: Any) -> TimeStep[Any]:
         """Applies `action` and returns the next time step."""
         return (await self._gym.step(action))[4]["time_step"]  # type: ignore[no-any-return]
-
-    async def close(self) -> None:
-        """Closes the environment."""
-        await self._gym.close()
-
-    async def __aenter__(self) -> Self:
-        await self._gym.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Closes the environment by calling its `__aexit__` with the exception, if any."""
-        await self._gym.__aexit__(exc_type, exc, traceback)
 
 
 def drive_async_gym(environment: MinimalEnvironment) -> GymDriver:

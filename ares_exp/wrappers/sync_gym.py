@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import gymnasium
 
 from ares_exp.cancellation import in_daemon_thread
-from ares_exp.environment import MinimalEnvironment, PendingRequest
+from ares_exp.environment import EnvironmentBase, EnvironmentWrapper, MinimalEnvironment, TimeStep
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
-from ares_exp.wrappers.async_gym import RENDER_MODES, AsyncGymWrapper, EpisodeInfo, GymDriver, GymStep
+from ares_exp.wrappers.async_gym import RENDER_MODES, AsyncGymWrapper, EpisodeInfo, GymStep
 from ares_exp.wrappers.loop_thread import CANCEL_GRACE_SEC, CLOSE_LIMIT_SEC, LoopThread
 
 T = TypeVar("T")
@@ -35,6 +35,11 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
 
     From the first call until `close()`, the environment runs on one event loop in one thread. If you do not close a
     wrapper, it closes itself when it is garbage-collected or when the interpreter exits.
+
+    Attributes:
+        environment: The wrapped environment. Its methods may run only on the event loop of this wrapper.
+        loop_thread: The thread in which the environment runs. Other threads can cancel a running call with its
+            `interrupt()`.
     """
 
     # Gymnasium requires frames per second for every render mode; text has one frame per step.
@@ -54,22 +59,13 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
             ValueError: The render mode is unknown.
         """
         self._gym = AsyncGymWrapper(env, render_mode=render_mode)
+        self.environment = env
         self.render_mode = render_mode
-        self._loop_thread = LoopThread(f"gym of {type(env).__name__}")
+        self.loop_thread = LoopThread(f"gym of {type(env).__name__}")
         self._allow_running_loop = allow_running_loop
         self.observation_space = self._gym.observation_space
         self.action_space = self._gym.action_space
-        self._finalizer = weakref.finalize(self, _close_used, self._loop_thread, self._gym)
-
-    @property
-    def environment(self) -> MinimalEnvironment:
-        """The wrapped environment. Its methods may run only on the event loop of this wrapper."""
-        return self._gym.environment
-
-    @property
-    def loop_thread(self) -> LoopThread:
-        """The thread in which the environment runs. Other threads can cancel a running call with its `interrupt()`."""
-        return self._loop_thread
+        self._finalizer = weakref.finalize(self, _close_used, self.loop_thread, self._gym)
 
     def reset(  # type: ignore[override]  # its `info` is a `dict[str, Any]`, with known keys
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -114,13 +110,13 @@ class GymWrapper(gymnasium.Env[LLMRequest, LLMResponse]):
         self._check_no_running_loop()
         if not self._finalizer.alive:
             raise EpisodeStateError("This GymWrapper has been closed. Wrap a new environment.")
-        return self._loop_thread.run(function())
+        return self.loop_thread.run(function())
 
     def _end(self, farewell: Callable[[], Awaitable[None]]) -> None:
         if self._finalizer.alive:
             self._check_no_running_loop()
             if self._finalizer.detach():
-                self._loop_thread.close(farewell)
+                self.loop_thread.close(farewell)
 
     def _check_no_running_loop(self) -> None:
         if self._allow_running_loop:
@@ -142,39 +138,32 @@ def _close_used(loop_thread: LoopThread, gym: AsyncGymWrapper) -> None:
         loop_thread.close(gym.close)
 
 
-class GymInThread:
-    """Makes the methods of a `GymWrapper` awaitable, by calling each of them in another thread.
+class ThreadedGymDriver(EnvironmentWrapper):
+    """A driver of a `GymWrapper`, whose methods it calls in other threads. It cannot access the pending requests there.
 
     If the task that awaits a method is cancelled, the coroutine of the environment is also cancelled. This may take up
     to `CANCEL_GRACE_SEC`.
     """
 
     def __init__(self, gym: GymWrapper) -> None:
+        super().__init__(gym.environment)
         self._gym = gym
 
-    @property
-    def environment(self) -> MinimalEnvironment:
-        """The environment that `gym` wraps."""
-        return self._gym.environment
-
-    async def reset(
-        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[Any, EpisodeInfo]:
-        """Starts an episode."""
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> TimeStep[Any]:
+        """Starts an episode and returns its FIRST step."""
         given = dict(options) if options else None
-        result: tuple[Any, EpisodeInfo] = await self._call(lambda: self._gym.reset(seed=seed, options=given))
-        return result
+        _, info = await self._call(lambda: self._gym.reset(seed=seed, options=given))
+        return info["time_step"]  # type: ignore[no-any-return]
 
-    async def step(self, action: Any) -> GymStep:
-        """Applies `action`."""
-        result: GymStep = await self._call(lambda: self._gym.step(action))
-        return result
+    async def step(self, action: Any) -> TimeStep[Any]:
+        """Applies `action` and returns the next time step."""
+        return (await self._call(lambda: self._gym.step(action)))[4]["time_step"]  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         """Closes the wrapper and the environment in it. Idempotent."""
         await self._end(self._gym.close)
 
-    async def __aenter__(self) -> GymInThread:
+    async def __aenter__(self) -> Self:
         try:
             await self._call(self._gym.__enter__)
         except BaseException:  # after a cancellation, the environment may be partly entered
@@ -187,6 +176,10 @@ class GymInThread:
     ) -> None:
         """Closes the environment by calling its `__aexit__` with the exception, if any."""
         await self._end(lambda: self._gym.__exit__(exc_type, exc, traceback))
+
+    # There are no pending requests, so that the policy receives only one request at a time, as the observation.
+    pending_requests = EnvironmentBase.pending_requests
+    changed_requests = EnvironmentBase.changed_requests
 
     async def _end(self, farewell: Callable[[], object]) -> None:
         job = self._start(farewell)
@@ -231,23 +224,10 @@ def _result(job: asyncio.Future[Outcome]) -> Any:
     return value
 
 
-class ThreadedGymDriver(GymDriver):
-    """A driver of an environment that runs on another event loop. It cannot access the pending requests there."""
-
-    def pending_requests(self) -> tuple[PendingRequest, ...]:
-        """Returns an empty tuple, so that the policy receives only one request at a time, as the observation."""
-        return ()
-
-    async def changed_requests(self, known: Sequence[PendingRequest]) -> tuple[PendingRequest, ...]:
-        """Never returns, because `pending_requests` is always empty."""
-        await asyncio.Event().wait()
-        raise AssertionError("unreachable: the event is never set")
-
-
-def drive_sync_gym(environment: MinimalEnvironment) -> GymDriver:
+def drive_sync_gym(environment: MinimalEnvironment) -> ThreadedGymDriver:
     """Creates a driver that runs the environment through `GymWrapper`. The option `wrapper=sync` uses it.
 
     The environment runs on the wrapper's event loop. If it shares objects with other environments, these objects must
     therefore work on several event loops.
     """
-    return ThreadedGymDriver(GymInThread(GymWrapper(environment)))
+    return ThreadedGymDriver(GymWrapper(environment))

@@ -160,21 +160,17 @@ class StateWatcher:
         Registers hooks in the model on entry, and removes them on exit.
         """
         modules = dict(model.named_modules())
-        handles = []
         self._size, self._states, self._links = 0, {}, {}
-        try:
-            for hook, function in self._hooks:
-                name = module_name(model, hook)
-                see = functools.partial(_change, name=name, function=function, row=row, passes=itertools.count())
-                handles.append(modules[name].register_forward_hook(see))
-            for kept in self._kept:
-                name = module_name(model, kept)
-                see = functools.partial(self._keep, kept, name, row, itertools.count())
-                handles.append(modules[name].register_forward_hook(see))
+        watched: list[tuple[SelectedModule, Callable[..., Any]]] = [
+            *((hook, functools.partial(_change, function)) for hook, function in self._hooks),
+            *((kept, functools.partial(self._keep, kept)) for kept in self._kept),
+        ]
+        with contextlib.ExitStack() as registered:
+            for selected, see in watched:
+                name = module_name(model, selected)
+                handle = modules[name].register_forward_hook(functools.partial(see, name, row, itertools.count()))
+                registered.callback(handle.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def save(self, spec: EpisodeSpec) -> Mapping[str, Any] | None:
         """Saves the states of the last response, a response of the episode `spec`.
@@ -226,7 +222,7 @@ class StateWatcher:
         raise AssertionError("unreachable")
 
 
-def _change(module: Any, given: Any, output: Any, *, name: str, function: Any, row: Row, passes: Iterator[int]) -> Any:
+def _change(function: Any, name: str, row: Row, passes: Iterator[int], module: Any, given: Any, output: Any) -> Any:
     made = function(_states_of(output, name), ForwardPass(name, row.spec, len(row.prompt), next(passes)))
     if made is None:
         return None

@@ -95,25 +95,24 @@ class ChatTemplate:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of token ids, including special tokens."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _render(self, messages: list[dict[str, Any]], request: LLMRequest, *, starts_response: bool = False) -> str:
         tools = None if request.tool_choice == "none" else plain(request.tools) or None
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=starts_response
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tools=tools, tokenize=False, add_generation_prompt=starts_response
+                )
             )
         except Exception as error:  # an error of jinja2, or of the template's operations on messages
             raise UnsendableRequestError(
                 f"The chat template of the model rejects the request: {type(error).__name__}: {error}"
             ) from None
-        return text
 
     def _ids(self, text: str) -> list[int]:
         with self._lock:
-            ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
+            return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 class ChatTemplates:

@@ -47,7 +47,7 @@ def pieces_of(
     """
     thinking, said = _thinking(text, template, starts_thinking)
     left, calls = said, list[ToolCallData]()
-    find = _finder(template)
+    find = next((read for mark, read in _FAMILIES if mark in template), None)
     if tools and find is not None:
         left, calls = find(said, tools)
     pieces: list[Piece] = [ThinkingData(thinking)] if thinking.strip() else []
@@ -69,18 +69,6 @@ def _thinking(text: str, template: str, starts_thinking: bool) -> tuple[str, str
         return "", text
     thought, _, said = inside.partition("</think>")
     return thought.strip("\n"), said.lstrip("\n")
-
-
-def _finder(template: str) -> Callable[[str, Sequence[Mapping[str, Any]]], Found] | None:
-    if "<function=" in template:
-        return _qwen_coder
-    if "<tool_call>" in template:
-        return _hermes
-    if _MISTRAL in template:
-        return _mistral
-    if _PYTHON_TAG in template or '"parameters": ' in template:
-        return _llama
-    return None
 
 
 def _hermes(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
@@ -116,6 +104,16 @@ def _mistral(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
 def _llama(text: str, tools: Sequence[Mapping[str, Any]]) -> Found:
     found = _json_calls(text.strip().removeprefix(_PYTHON_TAG), "parameters")
     return ("", found) if found else (text, [])
+
+
+_FAMILIES: Sequence[tuple[str, Callable[[str, Sequence[Mapping[str, Any]]], Found]]] = (
+    ("<function=", _qwen_coder),
+    ("<tool_call>", _hermes),
+    (_MISTRAL, _mistral),
+    (_PYTHON_TAG, _llama),
+    ('"parameters": ', _llama),
+)
+"""The marker of each family in chat templates, and the function that finds its tool calls. The first marker counts."""
 
 
 def _in_blocks(text: str, read: Callable[[str], list[ToolCallData]]) -> Found:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -147,7 +148,7 @@ class RolloutPolicies(Policy):
         episode = replace(
             episode,
             headers={name: text.replace("{rollout_id}", rollout.rollout_id) for name, text in body.headers.items()},
-            may_ask=self._uncounted(may_ask),
+            may_ask=partial(self._uncounted, may_ask),
             version=lambda: self.version,
         )
         if body.mode == "relay":
@@ -182,17 +183,13 @@ class RolloutPolicies(Policy):
             self._shared[key] = policy
         return self._shared[key]
 
-    def _uncounted(self, may_ask: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Wraps `may_ask`, which waits until a call is allowed, so that a waiting call does not count as in flight."""
-
-        async def uncounted() -> None:
-            self.count(-1)
-            try:
-                await may_ask()
-            finally:
-                self.count(1)
-
-        return uncounted
+    async def _uncounted(self, may_ask: Callable[[], Awaitable[None]]) -> None:
+        """Waits until a call is allowed. The waiting call does not count as in flight."""
+        self.count(-1)
+        try:
+            await may_ask()
+        finally:
+            self.count(1)
 
 
 @dataclass(eq=False, slots=True)

@@ -402,8 +402,8 @@ class ServedRollouts:
         if not known:
             return None
         submission = known[0].submission
-        same = [(one.rollout_id, one.task) for one in submission.rollouts]
-        if same != list(zip(body.rollout_ids or (), tasks, strict=False)):
+        ids = [one.rollout_id for one in submission.rollouts]
+        if ids != body.rollout_ids or [one.task for one in submission.rollouts] != tasks:
             raise ConflictError(
                 f"The rollout id {known[0].rollout_id} belongs to submission {submission.submission_id}, whose tasks "
                 "or ids differ. Use new rollout_ids, or exactly the tasks and ids of that submission."

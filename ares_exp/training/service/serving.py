@@ -98,7 +98,7 @@ class Service:
             UserError: The state of an earlier session cannot be read.
         """
         assert self._listener is not None
-        try:
+        with self._listener:
             rollouts = ServedRollouts(
                 EpisodeDriver(run), ServiceRecord(run.run_dir.service), self.policy, self._options
             )
@@ -115,5 +115,3 @@ class Service:
             finally:
                 watching.cancel()
                 await rollouts.close()
-        finally:
-            self._listener.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import inspect
 import itertools
 import math
 import time
@@ -664,19 +665,17 @@ class Mute:
     ],
 )
 async def test_broken_container_is_found(suite: type, test: str) -> None:
-    given = {"box": Mute(), "objects": None}
     with pytest.raises(FAILURES):
-        await call(suite, test, given)
+        await call(suite, test, {"box": Mute(), "objects": None})
 
 
 def call(suite: type, test: str, fixtures: dict[str, Any]) -> Any:
     method: Callable[..., object] = vars(suite)[test]
-    names = method.__code__.co_varnames[1 : method.__code__.co_argcount]
+    _, *names = inspect.signature(method).parameters
     return method(suite(), **{name: fixtures[name] for name in names})
 
 
 def run(suite: type, test: str, fixtures: dict[str, Any], *, may_skip: bool = False) -> None:
-    """Calls one that does not wait."""
     try:
         call(suite, test, fixtures)
     except pytest.skip.Exception:
