@@ -15,11 +15,11 @@ from typing import Any, Self
 from aiohttp import web
 
 from ares_exp.agents.interception.agent_endpoint import client_keys, wire_at
-from ares_exp.agents.interception.request_reading import parse_body
 from ares_exp.agents.interception.served_generate_content import split_path
 from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.response import LLMResponse
+from ares_exp.llms.wire import parse_body
 
 
 class WireServer:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +23,7 @@ from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from ares_exp.agents.conversing_factory import ConversingAgentFactory
 
 
 def as_plain_chat(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
@@ -57,25 +56,6 @@ KEPT_CHARS = 200
 """Maximum length in characters of an output that `drop_outputs` keeps, however old it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compaction:
-    """Settings for the compaction of conversations.
-
-    Attributes:
-        kind: Method of compaction.
-        at_tokens: Length in tokens above which the conversation is shortened.
-        kept_outputs: Number of most recent outputs that are kept when older outputs are dropped.
-        summarise: Template of the request for a summary.
-        handoff: Template of the message with the summary.
-    """
-
-    kind: CompactionKind
-    at_tokens: int
-    kept_outputs: int
-    summarise: Template
-    handoff: Template
-
-
 class Conversation:
     """A conversation with an LLM. Use `add` to append messages, then `ask` for a response."""
 
@@ -84,7 +64,7 @@ class Conversation:
         llm_client: LLMClient,
         start: Sequence[Message],
         *,
-        compaction: Compaction,
+        options: ConversingAgentFactory,
         system_prompt: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         state: Callable[[], str] = str,
@@ -94,7 +74,7 @@ class Conversation:
         Args:
             llm_client: Client to send requests to.
             start: Messages that are never removed. The last message is the user message with the task.
-            compaction: Settings for the compaction.
+            options: Factory of the agent, with the options and the templates for the compaction.
             system_prompt: System prompt.
             tools: Definitions of the tools that the LLM may call.
             state: Function whose return value, such as the text on the current screen, is appended to each summary. The
@@ -104,7 +84,7 @@ class Conversation:
         self._task = tuple(start)
         self._start = list(start)
         self._rest: list[Message] = []
-        self._compaction = compaction
+        self._options = options
         self._system_prompt = system_prompt
         self._tools = tools
         self._state = state
@@ -114,13 +94,13 @@ class Conversation:
     def add(self, *messages: Message) -> None:
         """Appends messages to the conversation."""
         self._rest += messages
-        if self._compaction.kind != "none":
+        if self._options.compaction != "none":
             self._chars_since += sum(map(_chars, messages))
 
     async def ask(self) -> LLMResponse:
         """Shortens the conversation if it is too long, then returns the next response. The caller has to `add` it."""
-        if self._compaction.kind != "none" and self._tokens() > self._compaction.at_tokens:
-            if self._compaction.kind == "drop_outputs" or not await self._summarise():
+        if self._options.compaction != "none" and self._tokens() > self._options.compaction_tokens:
+            if self._options.compaction == "drop_outputs" or not await self._summarise():
                 self._drop_outputs()
             self._answered_tokens = 0  # the engine's count was for the previous conversation
         response = await self._llm(self._request([*self._start, *self._rest]))
@@ -146,19 +126,19 @@ class Conversation:
         """
         if len(self._rest) < LEAST_MESSAGES:
             return True
-        question = self._compaction.summarise.render()
+        question = self._options.templates.summarise.render()
         asked = _with_user_text([*self._start, *self._rest], question)
         reply = await self._llm(self._request(asked, tool_choice=None if self._tools is None else "none"))
         summary = reply.text.strip()
         if summary:
-            handoff = self._compaction.handoff.render(summary=summary)
+            handoff = self._options.templates.handoff.render(summary=summary)
             self._rest = []
             self._start = _with_user_text(self._task, "\n\n".join(filter(None, (handoff, self._state()))))
         return bool(summary)
 
     def _drop_outputs(self) -> None:
         outputs = [place for place, message in enumerate(self._rest) if message["role"] != "assistant"]
-        for place in outputs[: len(outputs) - self._compaction.kept_outputs]:
+        for place in outputs[: len(outputs) - self._options.compaction_keeps]:
             message = self._rest[place]
             if (chars := len(str(message.get("content") or ""))) > KEPT_CHARS:
                 self._rest[place] = Message({**message, "content": f"[An output of {chars} characters was here.]"})

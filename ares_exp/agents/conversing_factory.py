@@ -13,10 +13,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 
 from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
-from ares_exp.agents.conversation import TEMPLATES, Compaction, CompactionKind
-from ares_exp.agents.templating import compile_templates
+from ares_exp.agents.conversation import TEMPLATES, CompactionKind
+from ares_exp.containers.container import ExecResult
 from ares_exp.errors import ConfigError, RepeatedFormatError
 from ares_exp.llms.request import LLMClient
 from ares_exp.tasks.task_contract import AgentContext
@@ -28,6 +29,9 @@ FormatErrors = Annotated[int, Field(ge=1)] | None
 Tokens = Annotated[int, Field(gt=0)]
 Outputs = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
+
+SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""First line of the output of a command with which the LLM submits."""
 
 SHARED_OPTIONS = (
     *("format_errors_in_a_row", "templates_dir"),
@@ -80,41 +84,39 @@ class ConversingAgentFactory(AgentFactoryBase):
     @property
     def options(self) -> dict[str, Any]:
         """Constructor options as JSON-ready data."""
-        return {name: _plain(getattr(self, name)) for name in (*self.own_options, *SHARED_OPTIONS)}
-
-    @property
-    def template_folders(self) -> list[Path]:
-        """Folders to search for templates, in order: `templates_dir` if it is set, then `templates_folder`.
-
-        Raises `ConfigError` if `templates_dir` is not a directory.
-        """
-        if self.templates_dir is None:
-            return [self.templates_folder]
-        if not self.templates_dir.is_dir():
-            raise ConfigError(f"Expected `agent.templates_dir` to be a folder of templates, got {self.templates_dir}.")
-        return [self.templates_dir, self.templates_folder]
+        return dict(to_jsonable_python({name: getattr(self, name) for name in (*self.own_options, *SHARED_OPTIONS)}))
 
     @cached_property
     def templates(self) -> Any:
-        """Compiled templates by name. Raises `ConfigError` if a folder is missing or a template does not compile."""
-        compiled = compile_templates(self.template_folders, self.template_names)
-        return SimpleNamespace(**dict(zip(self.template_names, compiled, strict=True)))
+        """Compiled templates by name, each from `templates_dir` or, if it has no such file, from ares_exp.
 
-    @cached_property
-    def shortening(self) -> Compaction:
-        """Settings for the compaction of conversations. Raises `ConfigError` for the same reasons as `templates`."""
-        templates = compile_templates([*self.template_folders, TEMPLATES], ("summarise", "handoff"))
-        return Compaction(self.compaction, self.compaction_tokens, self.compaction_keeps, *templates)
+        Compiling takes 100 times as long as rendering.
+
+        Raises:
+            ConfigError: `templates_dir` is not a directory, or a template does not compile.
+        """
+        import jinja2
+
+        if self.templates_dir is not None and not self.templates_dir.is_dir():
+            raise ConfigError(f"Expected `agent.templates_dir` to be a folder of templates, got {self.templates_dir}.")
+        folders = [self.templates_dir or self.templates_folder, self.templates_folder, TEMPLATES]
+        loader = jinja2.FileSystemLoader(folders)
+        environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=False)
+        compiled = SimpleNamespace()
+        for name in (*self.template_names, "summarise", "handoff"):
+            try:
+                template = environment.get_template(f"{name}.j2")
+            except jinja2.TemplateSyntaxError as error:
+                raise ConfigError(
+                    f"The template {error.filename or name} has an error in line {error.lineno}: {error.message}"
+                ) from None
+            template.globals = dict(template.globals)  # a chain of mappings takes longer to copy than everything else
+            setattr(compiled, name, template)
+        return compiled
 
     async def preflight(self) -> None:
         """Compiles the templates. Raises `ConfigError` under the same conditions as `templates`."""
-        _ = self.templates, self.shortening
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
+        _ = self.templates
 
 
 class ConversingAgent:
@@ -140,6 +142,31 @@ class ConversingAgent:
             return ""
         skills = await find_skills(self._container, self._context.skills_dir, timeout_sec=timeout_sec)
         return template.render(skills=skills) if skills else ""
+
+    async def _observe(self, command: str, *, timeout_sec: float, may_submit: bool = True) -> str | None:
+        """Runs a command of the LLM, and returns its result as text for the LLM.
+
+        Removes the middle of an output longer than `max_output_chars`. With `may_submit`, returns `None` if the first
+        line of the output is `SUBMIT`.
+        """
+        try:
+            result = await self._container.exec(command, timeout_sec=timeout_sec)
+        except ValueError as error:  # for example, a NUL, which no shell accepts
+            result = ExecResult(output=f"{error}\n", exit_code=126, duration_sec=0.0)
+        output, half = result.output, self._options.max_output_chars // 2
+        if may_submit and output.lstrip().partition("\n")[0].strip() == SUBMIT:
+            return None
+        cut = len(output) > self._options.max_output_chars
+        return str(
+            self._options.templates.observation.render(
+                timed_out=result.timed_out,
+                timeout_sec=f"{timeout_sec:g}",
+                exit_code=result.exit_code,
+                head=output[:half] if cut else output,
+                tail=output[-half:] if cut else "",
+                elided_chars=len(output) - 2 * half + result.elided_bytes if cut else result.elided_bytes,
+            )
+        )
 
     def _count_format_error(self, problem: str) -> None:
         """Counts a malformed reply. After `format_errors_in_a_row` such replies in a row, raises `RepeatedFormatError`.

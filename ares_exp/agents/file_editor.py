@@ -11,7 +11,7 @@ import shlex
 from typing import TypeVar
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.tool_calls import EditCall
+from ares_exp.agents.tool_calls import EditCall, ToolError
 from ares_exp.containers.container import ExecResult
 
 MAX_FILE_BYTES = 4 * 2**20
@@ -27,10 +27,6 @@ _IS_DIRECTORY = 21
 T = TypeVar("T")
 
 
-class EditError(Exception):
-    """A call to the `edit` tool failed. The message explains the reason to the LLM."""
-
-
 class FileEditor:
     """Executes the LLM's calls to the `edit` tool, which views, creates and edits text files."""
 
@@ -43,7 +39,7 @@ class FileEditor:
         """Executes a call and returns the output for the LLM.
 
         Raises:
-            EditError: The call failed. The file is unchanged, unless writing it failed midway, for example on a full
+            ToolError: The call failed. The file is unchanged, unless writing it failed midway, for example on a full
                 disk.
         """
         if call.command == "view":
@@ -52,7 +48,7 @@ class FileEditor:
             text = _given(call.file_text, "file_text", call)
             await self._write(call.path, text)
             return f"Wrote {call.path} ({len(text):,} characters)."
-        before = await self._read(call.path)
+        before = _text(await self._run(f"cat {_path(call.path)}"), call.path)
         if call.command == "str_replace":
             old = _given(call.old_str, "old_str", call)
             place, after = _replaced(before, old, call.new_str or "", call.path)
@@ -81,20 +77,17 @@ class FileEditor:
         first, last = call.view_range or (1, -1)
         last = count if last == -1 else last
         if call.view_range is not None and not 1 <= first <= last <= count:
-            raise EditError(
+            raise ToolError(
                 f"Expected view_range to be [first, last] with 1 <= first <= last <= {count}, the number of lines of "
                 f"{call.path}, got {list(call.view_range)}."
             )
         return _numbered(text, first, last) if text else f"{call.path} is empty."
 
-    async def _read(self, path: str) -> str:
-        return _text(await self._run(f"cat {_path(path)}"), path)
-
     async def _write(self, path: str, text: str) -> None:
         name, folder = _path(path), _path(posixpath.dirname(path) or ".")
         result = await self._run(f"mkdir -p {folder} && printf %s {shlex.quote(text)} > {name}")
         if result.exit_code != 0:
-            raise EditError(f"{path} could not be written: {(result.stderr or '').strip()}")
+            raise ToolError(f"{path} could not be written: {(result.stderr or '').strip()}")
 
     async def _run(self, script: str) -> ExecResult:
         try:
@@ -106,7 +99,7 @@ class FileEditor:
                 separate_stderr=True,
             )
         except ValueError as error:  # for example, a NUL, which no shell accepts
-            raise EditError(str(error)) from None
+            raise ToolError(str(error)) from None
 
 
 def _path(path: str) -> str:
@@ -116,31 +109,31 @@ def _path(path: str) -> str:
 
 def _given(value: T | None, name: str, call: EditCall) -> T:
     if value is None:
-        raise EditError(f"`{call.command}` needs `{name}`.")
+        raise ToolError(f"`{call.command}` needs `{name}`.")
     return value
 
 
 def _text(result: ExecResult, path: str) -> str:
     if result.timed_out:
-        raise EditError(f"{path} could not be read in time.")
+        raise ToolError(f"{path} could not be read in time.")
     if result.exit_code != 0:
-        raise EditError(f"{path} could not be read: {(result.stderr or '').strip()}")
+        raise ToolError(f"{path} could not be read: {(result.stderr or '').strip()}")
     if result.elided_bytes or len(result.output) > MAX_FILE_BYTES:
-        raise EditError(f"{path} has more than {MAX_FILE_BYTES:,} bytes: use bash.")
+        raise ToolError(f"{path} has more than {MAX_FILE_BYTES:,} bytes: use bash.")
     if "\0" in result.output or "\ufffd" in result.output:
-        raise EditError(f"{path} is not UTF-8 text: use bash.")
+        raise ToolError(f"{path} is not UTF-8 text: use bash.")
     return result.output
 
 
 def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
-    """Returns the position of `old`, and the text with `new` instead. Raises `EditError` unless `old` occurs once."""
+    """Returns the position of `old`, and the text with `new` instead. Raises `ToolError` unless `old` occurs once."""
     count = text.count(old) if old else 0
     if count == 0:
-        raise EditError(f"Nothing was changed: old_str is not in {path}. It must occur exactly, including whitespace.")
+        raise ToolError(f"Nothing was changed: old_str is not in {path}. It must occur exactly, including whitespace.")
     if count > 1:
         places = [text.count("\n", 0, found.start()) + 1 for found in re.finditer(re.escape(old), text)]
         lines = ", ".join(map(str, places[:20]))
-        raise EditError(
+        raise ToolError(
             f"Nothing was changed: old_str occurs {count} times in {path}, on lines {lines}. "
             "Add surrounding lines to old_str until it is unique."
         )
@@ -151,11 +144,11 @@ def _replaced(text: str, old: str, new: str, path: str) -> tuple[int, str]:
 def _inserted(text: str, new: str, line: int, path: str) -> tuple[int, str]:
     """Inserts `new` as lines after line `line` (0 for the start). Returns the position of `new` and the changed text.
 
-    Raises `EditError` if the text has fewer than `line` lines.
+    Raises `ToolError` if the text has fewer than `line` lines.
     """
     lines = _lines(text)
     if line > len(lines):
-        raise EditError(f"Expected insert_line to be from 0 to {len(lines)}, the line count of {path}, got {line}.")
+        raise ToolError(f"Expected insert_line to be from 0 to {len(lines)}, the line count of {path}, got {line}.")
     before = "".join(lines[:line])
     if before and not before.endswith("\n"):
         before += "\n"

@@ -12,15 +12,15 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.tool_calls import UnusableCall
+from ares_exp.agents.tool_calls import McpCall, ToolError
 from ares_exp.errors import AgentError, WireFormatError
 from ares_exp.llms.chat_messages import function_tool
-from ares_exp.llms.response import ToolCallData
 from ares_exp.llms.response_stream import EventReader
 from ares_exp.llms.wire import list_of, optional, required, shorten, typed
 from ares_exp.tasks.environment_section import McpServer
@@ -41,25 +41,8 @@ _OTHER_CHARS = re.compile(r"[^A-Za-z0-9_-]")
 logger = logging.getLogger(__name__)
 
 
-class McpError(Exception):
-    """A server sent no usable response, or a tool failed. The message explains the reason to the LLM."""
-
-
-class ServerGoneError(McpError):
+class ServerGoneError(ToolError):
     """A server is not running, or reports that its session has ended. The agent can start it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class McpCall:
-    """The LLM's call to a tool of an MCP server.
-
-    Attributes:
-        name: Name of the tool as offered to the LLM, such as `mcp__SERVER__TOOL`.
-        arguments: Arguments of the call. Only the server validates them.
-    """
-
-    name: str
-    arguments: Mapping[str, Any]
 
 
 @dataclass
@@ -73,24 +56,27 @@ class _Server:
 
 
 class McpTools:
-    """The tools of a task's MCP servers. First call `open`, which fills `definitions` (chat-completions format)."""
+    """The tools of a task's MCP servers. First call `open`, which fills both attributes.
 
-    def __init__(self, container: AgentContainer, servers: Sequence[McpServer], *, timeout_sec: float) -> None:
-        """Stores the servers of the task, which `open` starts. `timeout_sec` is the time limit of each request."""
+    Attributes:
+        tools: Server of each tool, and the tool's name there, by the name that is offered to the LLM.
+        definitions: Definitions of the tools for the LLM, in the chat-completions format.
+    """
+
+    def __init__(self, container: AgentContainer, *, timeout_sec: float) -> None:
+        """Starts without servers. `timeout_sec` is the time limit of each request."""
         self._container = container
-        self._servers = [_Server(about, f"{_FOLDER}/{place}") for place, about in enumerate(servers)]
         self._timeout_sec = timeout_sec
-        self._tools: dict[str, tuple[_Server, str]] = {}
+        self.tools: dict[str, tuple[_Server, str]] = {}
         self.definitions: list[dict[str, Any]] = []
 
-    async def open(self) -> None:
-        """Starts the servers and requests their tools.
+    async def open(self, servers: Sequence[McpServer]) -> None:
+        """Starts the servers of a task and requests their tools.
 
         Raises:
             AgentError: A server does not start or does not list its tools. The message contains the reason.
         """
-        for server in self._servers:
-            about = server.about
+        for place, about in enumerate(servers):
             if about.transport == "sse":
                 raise AgentError(
                     f"The MCP server {about.name!r} of the task uses the deprecated transport sse, but agent=tools "
@@ -102,30 +88,19 @@ class McpTools:
                     "agent=tools does not send their values, because its requests are recorded. Leave the task out."
                 )
             try:
+                server = _Server(about, f"{_FOLDER}/{place}")
                 await self._start(server)
                 await self._list(server)
-            except (McpError, WireFormatError) as error:
+            except (ToolError, WireFormatError) as error:
                 raise AgentError(f"The MCP server {about.name!r} of the task cannot be used: {error}") from None
-
-    def read(self, piece: ToolCallData) -> McpCall | UnusableCall | None:
-        """Parses a tool call of the LLM. Returns `None` if the tool does not belong to an MCP server."""
-        if piece.name not in self._tools:
-            return None
-        try:
-            arguments = json.loads(piece.arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            return UnusableCall(f"The arguments of {piece.name} are not valid JSON: {error}.")
-        if not isinstance(arguments, dict):
-            return UnusableCall(f"The arguments of {piece.name} are not a JSON object.")
-        return McpCall(piece.name, arguments)
 
     async def call(self, call: McpCall) -> str:
         """Executes a call and returns the result as text. If the server is gone, restarts it and calls the tool again.
 
         Raises:
-            McpError: The tool failed, or the server sent no usable response.
+            ToolError: The tool failed, or the server sent no usable response.
         """
-        server, name = self._tools[call.name]
+        server, name = self.tools[call.name]
         asked = {"name": name, "arguments": call.arguments}
         try:
             try:
@@ -135,7 +110,7 @@ class McpTools:
                 again = _result(await self._ask(server, "tools/call", asked))
                 return f"(The server was restarted, so the data in its memory is lost.)\n{again}"
         except WireFormatError as error:
-            raise McpError(f"The MCP server {server.about.name} sent an invalid response: {error}") from None
+            raise ToolError(f"The MCP server {server.about.name} sent an invalid response: {error}") from None
 
     async def _start(self, server: _Server) -> None:
         """Starts a `stdio` server, or opens a session with an HTTP server."""
@@ -168,15 +143,15 @@ class McpTools:
     def _add(self, server: _Server, tool: Mapping[str, Any]) -> None:
         name, schema = required(tool, "name", str), required(tool, "inputSchema", Mapping)
         known_as = _OTHER_CHARS.sub("_", f"mcp__{server.about.name}__{name}")[:MAX_NAME_CHARS]
-        too_much = len(self._tools) >= MAX_TOOLS or len(json.dumps(schema)) > MAX_SCHEMA_CHARS
-        if too_much or known_as in self._tools or schema.get("type") != "object":
+        too_much = len(self.tools) >= MAX_TOOLS or len(json.dumps(schema)) > MAX_SCHEMA_CHARS
+        if too_much or known_as in self.tools or schema.get("type") != "object":
             logger.warning(
                 "The agent does not get the tool %.80r of the MCP server %r. Expected at most %d tools, each with a "
                 "unique name and an object schema of at most %d characters.",
                 *(name, server.about.name, MAX_TOOLS, MAX_SCHEMA_CHARS),
             )
             return
-        self._tools[known_as] = server, name
+        self.tools[known_as] = server, name
         described = (optional(tool, "description", str) or "")[:MAX_DESCRIPTION_CHARS]
         self.definitions.append(function_tool(known_as, described, schema))
 
@@ -184,12 +159,12 @@ class McpTools:
         server.asked += 1
         number = f"ares-{server.asked}"
         said = await self._send(server, {"jsonrpc": "2.0", "id": number, "method": method, "params": params}, number)
-        for response in _responses(said):
-            if response.get("id") == number and isinstance(error := response.get("error"), Mapping):
-                raise McpError(f"{method} failed: {str(error.get('message'))[:1000]}")
-            if response.get("id") == number:
-                return required(response, "result", Mapping)  # type: ignore[no-any-return]
-        raise McpError(f"Expected the server to respond to {method}, got {shorten(said)}")
+        response = next((one for one in _responses(said) if one.get("id") == number), None)
+        if response is None:
+            raise ToolError(f"Expected the server to respond to {method}, got {shorten(said)}")
+        if isinstance(error := response.get("error"), Mapping):
+            raise ToolError(f"{method} failed: {str(error.get('message'))[:1000]}")
+        return required(response, "result", Mapping)  # type: ignore[no-any-return]
 
     async def _send(self, server: _Server, message: Mapping[str, Any], number: str | None) -> str:
         """Sends a JSON-RPC message and returns the server's output.
@@ -206,7 +181,7 @@ class McpTools:
         if status == "404" and server.session is not None:
             raise ServerGoneError("The server has ended the session.")
         if not status.startswith("2"):
-            raise McpError(f"The server responded with status {status[:20]!r}: {shorten(body)}")
+            raise ToolError(f"The server responded with status {status[:20]!r}: {shorten(body)}")
         return body
 
     async def _run(self, script: str) -> str:
@@ -214,13 +189,13 @@ class McpTools:
             script, timeout_sec=self._timeout_sec, max_output_bytes=MAX_RESPONSE_BYTES, shell="sh -c"
         )
         if result.timed_out:
-            raise McpError(f"The server did not respond within {self._timeout_sec:g} s.")
+            raise ToolError(f"The server did not respond within {self._timeout_sec:g} s.")
         if result.exit_code == _GONE:
             raise ServerGoneError(f"The server is not running. Its output: {result.output[-500:]!r}.")
         if result.exit_code == _NO_CLIENT:
-            raise McpError("The image has neither curl nor python3. A streamable-http server needs one of them.")
+            raise ToolError("The image has neither curl nor python3. A streamable-http server needs one of them.")
         if result.exit_code != 0:
-            raise McpError(f"A request to the server failed (exit code {result.exit_code}): {result.output[-500:]!r}.")
+            raise ToolError(f"A request to the server failed (exit code {result.exit_code}): {result.output[-500:]!r}.")
         return result.output
 
 
@@ -286,29 +261,25 @@ sys.stdout.buffer.write(response.read())
 """
 
 
-def _responses(said: str) -> list[Mapping[str, Any]]:
-    """Parses the JSON-RPC messages in a server's output: server-sent events or JSON lines. Skips invalid messages."""
+def _responses(said: str) -> Iterator[Mapping[str, Any]]:
+    """Yields the JSON-RPC messages in a server's output: server-sent events or JSON lines. Skips invalid messages."""
     stripped = said.lstrip()
     is_events = stripped.startswith(("event:", "data:", "id:", ":"))
     texts = list(EventReader().feed(said.encode() + b"\n\n")) if is_events else stripped.splitlines()
-    found: list[Mapping[str, Any]] = []
     for text in texts:
-        try:
-            message = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        found += [message] if isinstance(message, dict) else []
-    return found
+        with suppress(ValueError, RecursionError):
+            if isinstance(message := json.loads(text), dict):
+                yield message
 
 
 def _result(result: Mapping[str, Any]) -> str:
-    """Returns the result of a tool call as text. Raises `McpError` if the result reports that the tool failed."""
+    """Returns the result of a tool call as text. Raises `ToolError` if the result reports that the tool failed."""
     parts = [_part(part) for part in list_of(result, "content", Mapping) or ()]
     if not parts and result.get("structuredContent") is not None:
         parts = [json.dumps(result["structuredContent"])]
     text = "\n".join(parts)
     if result.get("isError") is True:
-        raise McpError(text or "The tool failed.")
+        raise ToolError(text or "The tool failed.")
     return text
 
 

@@ -22,12 +22,9 @@ from ares_exp.agents.conversing_factory import (
     Seconds,
     Tokens,
 )
-from ares_exp.agents.templating import render_result
-from ares_exp.containers.container import ExecResult
+from ares_exp.agents.conversing_factory import SUBMIT as SUBMIT
 from ares_exp.llms.request import LLMClient, Message
 
-SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-TEMPLATES = Path(__file__).parent / "templates"
 OPENERS = frozenset({"```bash", "```sh", "```shell"})
 
 
@@ -44,7 +41,7 @@ class ShellAgentFactory(ConversingAgentFactory):
             `summarise.j2` and `handoff.j2`. Default templates replace missing files.
     """
 
-    templates_folder = TEMPLATES
+    templates_folder = Path(__file__).parent / "templates"
     own_options = ("command_timeout_sec", "max_output_chars")
     harmless_options = frozenset({*own_options, *SHARED_OPTIONS})
 
@@ -108,9 +105,7 @@ class ShellAgent(ConversingAgent):
         if skills := await self._skills(prompts.skills, options.command_timeout_sec):
             told = f"{told}\n\n{skills}"
         start = [*as_plain_chat(self._context.messages), Message(role="user", content=told)]
-        conversation = Conversation(
-            self._llm, start, compaction=options.shortening, system_prompt=prompts.system.render()
-        )
+        conversation = Conversation(self._llm, start, options=options, system_prompt=prompts.system.render())
         while True:
             reply = (await conversation.ask()).text
             observation = await self._act(reply)
@@ -126,15 +121,4 @@ class ShellAgent(ConversingAgent):
             self._count_format_error("did not have exactly one bash block")
             return str(prompts.format_error.render(blocks=len(blocks)))
         self._in_a_row = 0
-        try:
-            result = await self._container.exec(blocks[0], timeout_sec=options.command_timeout_sec)
-        except ValueError as error:  # for example, a NUL, which no shell accepts
-            result = ExecResult(output=f"{error}\n", exit_code=126, duration_sec=0.0)
-        if result.output.lstrip().partition("\n")[0].strip() == SUBMIT:
-            return None
-        return render_result(
-            prompts.observation,
-            result,
-            timeout_sec=options.command_timeout_sec,
-            max_output_chars=options.max_output_chars,
-        )
+        return await self._observe(blocks[0], timeout_sec=options.command_timeout_sec)

@@ -29,7 +29,6 @@ from ares_exp.agents.terminal_screen import TerminalScreen, as_typed, emulator
 from ares_exp.errors import AgentError
 from ares_exp.llms.request import LLMClient, Message
 
-TEMPLATES = Path(__file__).parent / "terminal_templates"
 FIRST_SECONDS = 0.2
 SKILLS_SEC = 60.0
 
@@ -50,7 +49,7 @@ class TerminalAgentFactory(ConversingAgentFactory):
     """
 
     needs_terminal = True
-    templates_folder = TEMPLATES
+    templates_folder = Path(__file__).parent / "terminal_templates"
     template_names = ("instance", "skills")
     own_options = ("columns", "lines", "max_wait_sec", "max_output_bytes")
     harmless_options = frozenset({*own_options, *SHARED_OPTIONS})
@@ -131,7 +130,7 @@ class TerminalAgent(ConversingAgent):
         conversation = Conversation(
             self._llm,
             start,
-            compaction=options.shortening,
+            options=options,
             state=lambda: cut_bytes(f"Current Terminal Screen:\n{self._screen.visible}", options.max_output_bytes),
         )
         while True:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,8 +69,8 @@ def read_reply(text: str) -> TerminalReply:
     reply = _read(text)
     if not reply.error:
         return reply
-    for what, mend in _MENDED:
-        if (mended := mend(text, reply.error)) is not None and not (again := _read(mended)).error:
+    for what, mended in _mended(text, reply.error):
+        if not (again := _read(mended)).error:
             told = f"AUTO-CORRECTED: {what} - please fix this in future responses"
             return replace(again, warnings=(told, *again.warnings))
     return reply
@@ -160,23 +161,13 @@ def _command(given: Any, number: int, is_last: bool, warnings: list[str]) -> Key
     return Keys(keys, float(seconds))
 
 
-def _closed(text: str, error: str) -> str | None:
+def _mended(text: str, error: str) -> Iterator[tuple[str, str]]:
+    """Yields attempts to make a reply with an error usable: what was done, and the changed reply."""
     missing = text.count("{") - text.count("}")
-    is_cut = error.startswith((_NO_JSON, _NOTHING_FOUND))
-    return text + "}" * missing if is_cut and missing > 0 else None
-
-
-def _extracted(text: str, error: str) -> str | None:
+    if missing > 0 and error.startswith((_NO_JSON, _NOTHING_FOUND)):
+        yield "Fixed incomplete JSON by adding missing closing brace", text + "}" * missing
     for found in _OBJECT.findall(text):
-        try:
+        with suppress(ValueError, RecursionError):
             json.loads(found)
-        except (ValueError, RecursionError):
-            continue
-        return str(found)
-    return None
-
-
-_MENDED: tuple[tuple[str, Callable[[str, str], str | None]], ...] = (
-    ("Fixed incomplete JSON by adding missing closing brace", _closed),
-    ("Extracted JSON from mixed content", _extracted),
-)
+            yield "Extracted JSON from mixed content", found
+            return

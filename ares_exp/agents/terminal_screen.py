@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -84,9 +83,9 @@ class TerminalScreen:
     @property
     def everything(self) -> str:
         """Content of the screen, preceded by the lines that have scrolled off (at most about `HISTORY_LINES`)."""
-        columns = self._screen.columns
-        above = [_line(line, columns) for line in self._screen.history.top]
-        return _text([*above, *(line.rstrip() for line in self._screen.display)])
+        columns, above = range(self._screen.columns), self._screen.history.top
+        lines = ["".join(line[column].data for column in columns) for line in above]
+        return _text(line.rstrip() for line in [*lines, *self._screen.display])
 
     def news(self) -> str:
         """Returns the output since the previous call, preceded by the last line of the earlier output as context.
@@ -106,16 +105,11 @@ def _text(lines: Any) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _line(line: Mapping[int, Any], columns: int) -> str:
-    return "".join(line[column].data for column in range(columns)).rstrip()
-
-
 @cache
 def emulator() -> Any:
     """Imports and returns `pyte`, which emulates the terminal. Raises `PreflightError` if it is not installed."""
     try:
         import pyte
-        import pyte.modes
     except ImportError:
         raise PreflightError(
             "agent=terminal emulates the terminal's screen with pyte: pip install 'ares-exp[terminal]'."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -15,8 +15,6 @@ from ares_exp.llms.request import Message
 from ares_exp.llms.response import LLMResponse, ToolCallData
 
 ToolName = Literal["bash", "edit", "submit"]
-
-_PATH = {"type": "string", "description": "Path of the file or directory, preferably absolute."}
 
 _DEFINITIONS: Mapping[ToolName, tuple[str, Mapping[str, Any], Sequence[str]]] = {
     "bash": (
@@ -37,7 +35,7 @@ _DEFINITIONS: Mapping[ToolName, tuple[str, Mapping[str, Any], Sequence[str]]] = 
         "* `insert`: inserts `insert_text` after the line `insert_line`.",
         {
             "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
-            "path": _PATH,
+            "path": {"type": "string", "description": "Path of the file or directory, preferably absolute."},
             "view_range": {
                 "type": "array",
                 "items": {"type": "integer"},
@@ -106,7 +104,24 @@ class UnusableCall:
     why: str
 
 
-Call = BashCall | EditCall | SubmitCall | UnusableCall
+@dataclass(frozen=True, slots=True)
+class McpCall:
+    """A call to a tool of an MCP server.
+
+    Attributes:
+        name: Name of the tool as offered to the LLM, such as `mcp__SERVER__TOOL`.
+        arguments: Arguments of the call. Only the server validates them.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class ToolError(Exception):
+    """A tool call failed. The message explains the reason to the LLM."""
+
+
+Call = BashCall | EditCall | SubmitCall | McpCall | UnusableCall
 _READERS: Mapping[str, TypeAdapter[Any]] = {
     "bash": TypeAdapter(BashCall),
     "edit": TypeAdapter(EditCall),
@@ -114,18 +129,23 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {
 }
 
 
-def read_call(piece: ToolCallData, tools: Sequence[ToolName]) -> Call:
-    """Validates a call. Returns an `UnusableCall` if `tools` does not contain the tool or the arguments are invalid.
+def read_call(piece: ToolCallData, tools: Sequence[ToolName], mcp_tools: Collection[str] = ()) -> Call:
+    """Validates a call. Returns an `UnusableCall` if the tool was not offered or the arguments are invalid.
 
-    Unknown arguments are ignored.
+    `tools` and `mcp_tools` contain the names of the offered tools. Unknown arguments of `tools` are ignored.
     """
     name = _OTHER_NAMES.get(piece.name, piece.name)
-    if name not in tools:
+    if name not in tools and name not in mcp_tools:
         return UnusableCall(f"There is no tool {piece.name!r:.60}. The tools are: {', '.join(tools)}.")
     try:
         arguments = json.loads(piece.arguments or "{}")
     except (ValueError, RecursionError) as error:
         return UnusableCall(f"The arguments of {name} are not valid JSON: {error}.")
+    if name in mcp_tools:
+        is_object = isinstance(arguments, dict)
+        return (
+            McpCall(name, arguments) if is_object else UnusableCall(f"The arguments of {name} are not a JSON object.")
+        )
     try:
         call: Call = _READERS[name].validate_python(arguments)
     except ValidationError as error:

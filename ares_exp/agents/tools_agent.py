@@ -16,6 +16,7 @@ from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.conversation import CompactionKind, Conversation, as_plain_chat
 from ares_exp.agents.conversing_factory import (
     SHARED_OPTIONS,
+    SUBMIT,
     ConversingAgent,
     ConversingAgentFactory,
     FormatErrors,
@@ -23,26 +24,24 @@ from ares_exp.agents.conversing_factory import (
     Seconds,
     Tokens,
 )
-from ares_exp.agents.file_editor import EditError, FileEditor
-from ares_exp.agents.mcp_tools import McpCall, McpError, McpTools
-from ares_exp.agents.shell_agent import SUBMIT
-from ares_exp.agents.templating import render_result
+from ares_exp.agents.file_editor import FileEditor
+from ares_exp.agents.mcp_tools import McpTools
 from ares_exp.agents.tool_calls import (
     BashCall,
     Call,
+    McpCall,
     SubmitCall,
+    ToolError,
     ToolName,
     UnusableCall,
     as_message,
     definitions,
     read_call,
 )
-from ares_exp.containers.container import ExecResult
 from ares_exp.errors import ConfigError
 from ares_exp.llms.request import LLMClient, Message
 from ares_exp.llms.response import LLMResponse
 
-TEMPLATES = Path(__file__).parent / "tools_templates"
 ALL_TOOLS: tuple[ToolName, ...] = ("bash", "edit", "submit")
 
 
@@ -63,7 +62,7 @@ class ToolsAgentFactory(ConversingAgentFactory):
     """
 
     supports = ConversingAgentFactory.supports | {"mcp_servers"}
-    templates_folder = TEMPLATES
+    templates_folder = Path(__file__).parent / "tools_templates"
     own_options = ("tools", "command_timeout_sec", "max_command_timeout_sec", "max_output_chars")
     harmless_options = frozenset({*own_options, *SHARED_OPTIONS})
 
@@ -109,8 +108,7 @@ class ToolsAgent(ConversingAgent):
     def __init__(self, options: ToolsAgentFactory, *, container: AgentContainer, llm_client: LLMClient) -> None:
         super().__init__(options, container=container, llm_client=llm_client)
         self._editor = FileEditor(container, timeout_sec=options.command_timeout_sec)
-        self._mcp: McpTools | None = None
-        self._templates = options.templates
+        self._mcp = McpTools(container, timeout_sec=options.max_command_timeout_sec)
         self._calls = 0
 
     async def run(self, task: str) -> None:
@@ -120,22 +118,18 @@ class ToolsAgent(ConversingAgent):
             AgentError: An MCP server of the task cannot be used.
             RepeatedFormatError: Too many consecutive replies had no usable call.
         """
-        tools, options = self._options.tools, self._options
-        if self._context.mcp_servers:
-            self._mcp = McpTools(
-                self._container, self._context.mcp_servers, timeout_sec=options.max_command_timeout_sec
-            )
-            await self._mcp.open()
-        told = self._templates.instance.render(task=task, tools=tools, submit=SUBMIT)
-        if skills := await self._skills(self._templates.skills, options.command_timeout_sec):
+        options, prompts, tools = self._options, self._options.templates, self._options.tools
+        await self._mcp.open(self._context.mcp_servers)
+        told = prompts.instance.render(task=task, tools=tools, submit=SUBMIT)
+        if skills := await self._skills(prompts.skills, options.command_timeout_sec):
             told = f"{told}\n\n{skills}"
         start = [*as_plain_chat(self._context.messages), Message(role="user", content=told)]
         conversation = Conversation(
             self._llm,
             start,
-            compaction=self._options.shortening,
-            system_prompt=self._templates.system.render(tools=tools),
-            tools=[*definitions(tools), *(self._mcp.definitions if self._mcp is not None else ())],
+            options=options,
+            system_prompt=prompts.system.render(tools=tools),
+            tools=[*definitions(tools), *self._mcp.definitions],
         )
         while (results := await self._act(await conversation.ask())) is not None:
             conversation.add(*results)
@@ -148,16 +142,15 @@ class ToolsAgent(ConversingAgent):
         """
         message, pieces = as_message(response, self._calls)
         self._calls += len(pieces)
-        calls = [
-            (self._mcp.read(piece) if self._mcp is not None else None) or read_call(piece, self._options.tools)
-            for piece in pieces
-        ]
+        calls = [read_call(piece, self._options.tools, self._mcp.tools) for piece in pieces]
         if all(isinstance(call, UnusableCall) for call in calls):
             self._count_format_error("had no usable tool call")
         else:
             self._in_a_row = 0
         if not pieces:
-            told = self._templates.format_error.render(tools=self._options.tools, finish_reason=response.finish_reason)
+            told = self._options.templates.format_error.render(
+                tools=self._options.tools, finish_reason=response.finish_reason
+            )
             return message, Message(role="user", content=told)
         messages = [message]
         for piece, call in zip(pieces, calls, strict=True):
@@ -167,34 +160,20 @@ class ToolsAgent(ConversingAgent):
             messages.append(Message(role="tool", tool_call_id=piece.id, content=result))
         return messages
 
-    async def _result_of(self, call: Call | McpCall) -> str | None:
+    async def _result_of(self, call: Call) -> str | None:
         """Executes one call. Returns its result for the LLM, or `None` if the LLM submitted with this call."""
         if isinstance(call, SubmitCall):
             return None
         if isinstance(call, BashCall):
-            return await self._run(call)
+            options = self._options
+            timeout_sec = min(call.timeout_sec or options.command_timeout_sec, options.max_command_timeout_sec)
+            return await self._observe(call.command, timeout_sec=timeout_sec, may_submit="submit" not in options.tools)
         try:
             if isinstance(call, UnusableCall):
-                raise EditError(call.why)
-            if isinstance(call, McpCall):
-                assert self._mcp is not None
-                return self._cut(await self._mcp.call(call))
-            return self._cut(await self._editor.edit(call))
-        except (EditError, McpError) as error:
+                raise ToolError(call.why)
+            return self._cut(await (self._mcp.call(call) if isinstance(call, McpCall) else self._editor.edit(call)))
+        except ToolError as error:
             return f"<error>{self._cut(str(error))}</error>"
-
-    async def _run(self, call: BashCall) -> str | None:
-        options = self._options
-        timeout_sec = min(call.timeout_sec or options.command_timeout_sec, options.max_command_timeout_sec)
-        try:
-            result = await self._container.exec(call.command, timeout_sec=timeout_sec)
-        except ValueError as error:  # for example, a NUL, which no shell accepts
-            result = ExecResult(output=f"{error}\n", exit_code=126, duration_sec=0.0)
-        if "submit" not in options.tools and result.output.lstrip().partition("\n")[0].strip() == SUBMIT:
-            return None
-        return render_result(
-            self._templates.observation, result, timeout_sec=timeout_sec, max_output_chars=options.max_output_chars
-        )
 
     def _cut(self, text: str) -> str:
         most, half = self._options.max_output_chars, self._options.max_output_chars // 2

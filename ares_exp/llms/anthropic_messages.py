@@ -49,6 +49,7 @@ from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.llms.response_stream import ResponseStream
 from ares_exp.llms.wire import (
+    NUMBER,
     Report,
     WireFormatError,
     check_keys,
@@ -63,7 +64,6 @@ from ares_exp.llms.wire import (
     typed,
 )
 
-_NUMBER = (int, float)
 _REQUEST_KEYS = {
     "model",
     "messages",
@@ -108,8 +108,8 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
         tools=tools or None,
         tool_choice=_tool_choice(body, lose) if tools else None,
         max_output_tokens=optional(body, "max_tokens", int),
-        temperature=optional(body, "temperature", *_NUMBER),
-        top_p=optional(body, "top_p", *_NUMBER),
+        temperature=optional(body, "temperature", *NUMBER),
+        top_p=optional(body, "top_p", *NUMBER),
         top_k=optional(body, "top_k", int),
         stop_sequences=list_of(body, "stop_sequences", str),
         stream=bool(optional(body, "stream", bool)),
@@ -420,10 +420,11 @@ def _piece_of_block(block: Mapping[str, Any], lose: Report) -> Piece | None:
         return ToolCallData(required(block, "id", str), required(block, "name", str), arguments)
     if kind == "thinking":
         text, signature = required(block, "thinking", str), optional(block, "signature", str) or None
-        return unsealed(signature or "", text) or ThinkingData(text, signature)
+        return ThinkingData(text, signature if unsealed(signature or "") is None else None)
     if kind == "redacted_thinking":
         data = required(block, "data", str)
-        return unsealed(data, "") or ThinkingData(data, redacted=True)
+        sealed = unsealed(data)
+        return sealed[0] if sealed else ThinkingData(data, redacted=True)
     lose(f"`content[{kind}]`, a block that ares_exp does not support")
     return None
 
@@ -443,7 +444,7 @@ def _tool_use(call: ToolCallData) -> dict[str, Any]:
 def _thinking_block(piece: ThinkingData) -> dict[str, Any]:
     if piece.redacted:
         return {"type": "redacted_thinking", "data": seal(piece) if piece.signature else piece.content}
-    return {"type": "thinking", "thinking": piece.content, "signature": piece.signature or seal(piece)}
+    return {"type": "thinking", "thinking": piece.content, "signature": piece.signature or seal()}
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:

@@ -68,11 +68,6 @@ def canonical(request: LLMRequest, normalise: Normalise | None = None) -> Canoni
     )
 
 
-def fingerprint(request: LLMRequest, normalise: Normalise | None = None) -> str:
-    """Returns one digest of a complete request. Requests with the same canonical form have the same digest."""
-    return canonical(request, normalise).fingerprint
-
-
 def canonical_messages(request: LLMRequest) -> list[dict[str, Any]]:
     """Returns the messages in canonical form, starting with the system prompt."""
     system = [] if not request.system_prompt else [{"role": "system", "content": request.system_prompt}]

@@ -30,6 +30,7 @@ messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ares_exp.errors import MalformedResponseError, UnsendableRequestError
@@ -47,6 +48,7 @@ from ares_exp.llms.responses_tools import (
     tools_from_wire,
 )
 from ares_exp.llms.wire import (
+    NUMBER,
     Report,
     WireFormatError,
     check_keys,
@@ -60,7 +62,6 @@ from ares_exp.llms.wire import (
     typed,
 )
 
-_NUMBER = (int, float)
 _KEPT_BY_PROVIDER = ("previous_response_id", "conversation", "prompt")
 _REQUEST_KEYS = {
     "model",
@@ -117,8 +118,8 @@ def request_from_body(body: Mapping[str, Any], *, strict: bool = True, report: R
         tools=tools or None,
         tool_choice=tool_choice_from_wire(body, lose) if tools else None,
         max_output_tokens=optional(body, "max_output_tokens", int),
-        temperature=optional(body, "temperature", *_NUMBER),
-        top_p=optional(body, "top_p", *_NUMBER),
+        temperature=optional(body, "temperature", *NUMBER),
+        top_p=optional(body, "top_p", *NUMBER),
         stream=bool(optional(body, "stream", bool)),
         metadata=optional(body, "metadata", Mapping),
         service_tier=optional(body, "service_tier", str),
@@ -351,7 +352,9 @@ def _reasoning(item: Mapping[str, Any], lose: Report) -> list[Piece]:
     opaque = optional(item, "encrypted_content", str) or None
     if opaque is None:
         return [ThinkingData(text)] if text else []
-    return [unsealed(opaque, text) or (ThinkingData(text, opaque) if text else ThinkingData(opaque, redacted=True))]
+    if sealed := unsealed(opaque):
+        return [replace(piece, content=piece.content or text) for piece in sealed]
+    return [ThinkingData(text, opaque) if text else ThinkingData(opaque, redacted=True)]
 
 
 def _reasoning_texts(item: Mapping[str, Any], name: str) -> list[str]:
@@ -423,7 +426,8 @@ def _item_of_piece(piece: Piece, tail: str, forms: Mapping[str, ToolForm]) -> di
         summary = [] if piece.redacted else _summary(piece)
         # A piece's own opaque text is sent if a reader can restore the whole piece from it. Otherwise, a seal is sent.
         own = (piece.content if not piece.signature else None) if piece.redacted else piece.content and piece.signature
-        return {"id": f"rs_{tail}", "type": "reasoning", "summary": summary, "encrypted_content": own or seal(piece)}
+        opaque = own or seal(piece if piece.redacted else replace(piece, content=""))
+        return {"id": f"rs_{tail}", "type": "reasoning", "summary": summary, "encrypted_content": opaque}
     text = {"type": "output_text", "text": piece.content, "annotations": [], "logprobs": []}
     return {"id": f"msg_{tail}", "type": "message", "status": "completed", "role": "assistant", "content": [text]}
 

@@ -17,14 +17,14 @@ Agents keep the text of a response, but not its reasoning. Some endpoints requir
 from __future__ import annotations
 
 import json
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64encode, urlsafe_b64decode
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from ares_exp.llms.request import REASONING_FIELDS
-from ares_exp.llms.response import LLMResponse, ThinkingData, ToolCallData
-from ares_exp.llms.wire import Report, shorten
+from ares_exp.llms.response import LLMResponse, ThinkingData, ToolCallData, piece_from_dict, piece_to_dict
+from ares_exp.llms.wire import Report, WireFormatError, parse_body, shorten
 
 ReasoningField = Literal["reasoning_content", "reasoning", "reasoning_details"]
 
@@ -175,24 +175,23 @@ def _key(text: str, calls: Sequence[tuple[Any, Any, Any]]) -> str:
     return json.dumps([text, calls], default=str)
 
 
-_PREFIX = "ares-exp."
+_SEAL = "ares-exp"
 
 
-def seal(piece: ThinkingData) -> str:
-    """Encodes the signature and encrypted content of reasoning as a *seal*: opaque text that agents send back."""
-    said = {"signature": piece.signature, "redacted": piece.content if piece.redacted else None}
-    return _PREFIX + urlsafe_b64encode(json.dumps(said).encode()).decode()
+def seal(*pieces: ThinkingData) -> str:
+    """Encodes reasoning as a *seal*: opaque base64 text that agents send back."""
+    return b64encode(json.dumps([_SEAL, *map(piece_to_dict, pieces)]).encode()).decode()
 
 
-def unsealed(opaque: str, text: str) -> ThinkingData | None:
-    """Restores a piece of reasoning from its seal `opaque` and its readable text; `None` if `opaque` is not a seal."""
-    if not opaque.startswith(_PREFIX):
-        return None
+def unsealed(opaque: str) -> list[ThinkingData] | None:
+    """Decodes the reasoning in a seal. Returns `None` if `opaque` is not a seal."""
     try:
-        said = json.loads(urlsafe_b64decode(opaque[len(_PREFIX) :].encode()))
-        signature, redacted = said["signature"], said["redacted"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        mark, *data = parse_body(urlsafe_b64decode(opaque.replace("+", "-").replace("/", "_")))
+        pieces = [piece_from_dict(one) for one in data]
+    except (ValueError, TypeError, WireFormatError):
         return None
-    if not (isinstance(signature, str | None) and isinstance(redacted, str | None)):
-        return None
-    return ThinkingData(text if redacted is None else redacted, signature, redacted is not None)
+    are_valid = all(
+        isinstance(one, ThinkingData) and isinstance(one.content, str) and isinstance(one.signature, str | None)
+        for one in pieces
+    )
+    return [one for one in pieces if isinstance(one, ThinkingData)] if mark == _SEAL and are_valid else None

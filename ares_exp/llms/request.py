@@ -98,16 +98,18 @@ def origin_from_dict(data: Mapping[str, Any]) -> Origin:
     Raises:
         ValueError: `data` is not a valid origin.
     """
-    texts = {name: data[name] for name in ("wire", "conversation", "model") if name in data}
-    dropped, sampling = data.get("dropped", ()), data.get("sampling", Message())
-    is_background = data.get("is_background", False)
-    are_names = isinstance(dropped, list | tuple) and all(isinstance(name, str) for name in dropped)
-    is_origin = are_names and isinstance(sampling, Mapping) and isinstance(is_background, bool)
-    if not is_origin or not all(isinstance(text, str) for text in texts.values()):
-        raise ValueError(f"Expected valid fields in the `origin` of a request, got {data!r:.80}")
-    return Origin(
-        **{"wire": "", **texts}, sampling=freeze(sampling), dropped=tuple(dropped), is_background=is_background
+    given = {item.name: data[item.name] for item in fields(Origin) if item.name in data}
+    origin = Origin(**{"wire": "", **given})
+    is_valid = (
+        all(isinstance(text, str) for text in (origin.wire, origin.conversation, origin.model))
+        and isinstance(origin.dropped, list | tuple)
+        and all(isinstance(name, str) for name in origin.dropped)
+        and isinstance(origin.sampling, Mapping)
+        and isinstance(origin.is_background, bool)
     )
+    if not is_valid:
+        raise ValueError(f"Expected valid fields in the `origin` of a request, got {data!r:.80}")
+    return replace(origin, sampling=freeze(origin.sampling), dropped=tuple(origin.dropped))
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,11 +136,13 @@ def call_from_item(item: Mapping[str, Any], lose: Report) -> ToolCallData:
     if kind == "local_shell_call":
         action = required(item, "action", Mapping)
         given = {key: value for key, value in plain(action).items() if key != "type" and value is not None}
-        return ToolCallData(call_id, LOCAL_SHELL, _dumps(given))
+        return ToolCallData(call_id, LOCAL_SHELL, json.dumps(given, ensure_ascii=False))
     name = joined(optional(item, "namespace", str), required(item, "name", str))
     if kind == "custom_tool_call":
         check_keys(item, _CALL_KEYS | {"input"}, "call", lose)
-        return ToolCallData(call_id, name, _dumps({CUSTOM_ARGUMENT: required(item, "input", str)}))
+        return ToolCallData(
+            call_id, name, json.dumps({CUSTOM_ARGUMENT: required(item, "input", str)}, ensure_ascii=False)
+        )
     check_keys(item, _CALL_KEYS | {"arguments"}, "call", lose)
     return ToolCallData(call_id, name, required(item, "arguments", str))
 
@@ -211,7 +213,3 @@ def _action(arguments: str) -> dict[str, Any]:
     words = command if is_list else ["bash", "-lc", command] if isinstance(command, str) else [arguments]
     more = {key: value for key, value in given.items() if key in ("working_directory", "timeout_ms", "user")}
     return {"type": "exec", "command": words, "env": given.get("env") or {}, **more}
-
-
-def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -1,8 +1,11 @@
-"""Functions that read JSON bodies of LLM APIs: type checks whose errors name the field, and reports of lost content."""
+"""Functions that read JSON bodies of LLM APIs: parsing, checks of fields, and reports of lost content."""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,9 +14,15 @@ from typing import Any, NoReturn
 from ares_exp.errors import WireFormatError as WireFormatError
 
 SHOWN_CHARS = 300
+NUMBER = (int, float)
 
 MAX_COUNT = 2**53
 """Maximum valid token count. Up to this number, a float represents every integer."""
+
+MAX_DEPTH = 100
+"""Maximum depth of nested lists and objects in a body. Tool schemas of real requests have fewer than 20 levels."""
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Report = Callable[[str], None]
 
@@ -52,7 +61,7 @@ def on_loss(strict: bool, report: Report | None, error: type[WireFormatError] = 
         if strict:
             raise error(f"Cannot convert {what}. Remove it, or pass strict=False to leave it out.")
         message = f"Left out in conversion: {what}."
-        report(message) if report else warnings.warn(message, UserWarning, stacklevel=3)
+        report(message) if report is not None else warnings.warn(message, UserWarning, stacklevel=3)
 
     return lose
 
@@ -113,6 +122,38 @@ def typed(value: Any, name: str, *types: type) -> Any:
 def refuse_constant(name: str) -> NoReturn:
     """Raises `ValueError` for `NaN` and infinities, as `parse_constant` of `json.loads`."""
     raise ValueError(f"{name} is not a valid JSON number")
+
+
+def parse_body(raw: bytes) -> Any:
+    r"""Parses the JSON body of a request.
+
+    Replaces unpaired surrogates (such as `\ud83d`), which occur where a client has cut a string, with U+FFFD.
+
+    Raises:
+        WireFormatError: The body is not JSON, is nested too deeply, or contains invalid numbers.
+    """
+    try:
+        body = json.loads(raw, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise WireFormatError(f"Expected a JSON body, got {shorten(raw[:80])}: {error}") from None
+    return _checked(body, bool(_SURROGATE.search(raw)))
+
+
+def _checked(value: Any, mend: bool, depth: int = 0) -> Any:
+    """Returns `value` after checking its depth and numbers. If `mend` is set, replaces unpaired surrogates."""
+    if depth > MAX_DEPTH:
+        raise WireFormatError(f"Expected JSON with at most {MAX_DEPTH} levels of nesting, got more levels")
+    if isinstance(value, dict):
+        return {_whole(key) if mend else key: _checked(item, mend, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_checked(item, mend, depth + 1) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise WireFormatError(f"Expected numbers that fit into a 64-bit float, got {value}")
+    return _whole(value) if mend and isinstance(value, str) else value
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def shorten(value: Any) -> str:

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from ares_exp.errors import ConfigError, MalformedResponseError, PolicyError, PreflightError, WireFormatError
-from ares_exp.llms.openai_chat import MaxTokensField, response_from_body
-from ares_exp.llms.openai_chat_stream import StreamedCompletion
+from ares_exp.llms.openai_chat import MaxTokensField, StreamedCompletion, response_from_body
 from ares_exp.llms.reasoning import ReasoningField
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage

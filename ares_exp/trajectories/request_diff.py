@@ -243,10 +243,10 @@ class RequestComparison:
         """Returns whether two requests that came over HTTP have equal canonical forms after normalising."""
         if "origin" not in recorded or "origin" not in asked:
             return False
-        from ares_exp.llms.canonical import fingerprint
+        from ares_exp.llms.canonical import canonical
 
         plain = functools.partial(normalise, normalisers=self._normalisers, used=set())
-        old, new = (fingerprint(deserialize_llm_request(one), plain) for one in (recorded, asked))
+        old, new = (canonical(deserialize_llm_request(one), plain).fingerprint for one in (recorded, asked))
         return old == new
 
 

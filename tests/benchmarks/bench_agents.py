@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.agents.installed.installed_agent import InstalledAgentFactory
-from ares_exp.agents.installed.recipe import AGENT_DIR, MCP_FILE, NO_SKILLS, Launch, mcp_json
+from ares_exp.agents.installed.launch import AGENT_DIR, MCP_FILE, NO_SKILLS, Launch, mcp_json
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.targets import instantiate_group
 from ares_exp.containers.container import ExecResult
@@ -92,9 +92,9 @@ def plain_container(image: str, factory: InstalledAgentFactory) -> Iterator[Plai
 
 def by_hand(agent: str, image: str, factory: InstalledAgentFactory) -> float:
     with ScriptedServer(agent) as server, plain_container(image, factory) as container:
-        program = asyncio.run(factory.recipe.find_program(container))  # type: ignore[arg-type]
+        program = asyncio.run(factory.find_program(container))  # type: ignore[arg-type]
         launch = Launch(server.url, "key", "model", INSTRUCTION, program=program)
-        launched = factory.recipe.command(launch)
+        launched = factory.command(launch)
         files = {path: file.text for path, file in launched.files.items()}
         instruction = (TASK / "instruction.md").read_text()
         for path, text in {**files, INSTRUCTION: instruction, MCP_FILE: mcp_json(())}.items():

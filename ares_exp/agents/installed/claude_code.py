@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 import uuid
 
-from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, PackagedAgentFactory, PackagedRecipe
-from ares_exp.agents.installed.recipe import MCP_FILE, Launch, LaunchedCommand
+from ares_exp.agents.installed.launch import AGENT_DIR, MCP_FILE, Launch, LaunchedCommand
+from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, PackagedAgentFactory
 from ares_exp.agents.toolbox.placing import Placed
 
 _SESSION = str(uuid.uuid5(uuid.NAMESPACE_URL, "https://github.com/ares-exp/ares_exp"))
@@ -33,8 +33,8 @@ _SWITCHED_OFF = (
 )
 
 
-class ClaudeCodeRecipe(PackagedRecipe):
-    """Recipe that starts Claude Code in its print mode."""
+class ClaudeCodeFactory(PackagedAgentFactory):
+    """Creates Claude Code agents, which start Claude Code in its print mode."""
 
     name = "claude_code"
     conversation_headers = ("x-claude-code-agent-id",)
@@ -54,7 +54,7 @@ class ClaudeCodeRecipe(PackagedRecipe):
             *(("--mcp-config", MCP_FILE) if launch.context.mcp_servers else ()),
             *self.extra_args,
         ]
-        home = f"{launch.directory}/claude"
+        home = f"{AGENT_DIR}/claude"
         env = {
             "ANTHROPIC_BASE_URL": launch.url,
             "ANTHROPIC_API_KEY": launch.key,
@@ -68,9 +68,3 @@ class ClaudeCodeRecipe(PackagedRecipe):
         }
         skills = launch.copy_skills(f"{home}/skills")
         return LaunchedCommand(f"{skills}{launch.program} {shlex.join(arguments)}", env=env)
-
-
-class ClaudeCodeFactory(PackagedAgentFactory):
-    """Creates Claude Code agents."""
-
-    recipe_type = ClaudeCodeRecipe

@@ -9,9 +9,8 @@ from typing import Annotated
 
 from pydantic import Field, validate_call
 
-from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, InstalledAgentFactory
-from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, PackagedRecipe
-from ares_exp.agents.installed.recipe import AgentFile, Launch, LaunchedCommand, mcp_entry
+from ares_exp.agents.installed.launch import AGENT_DIR, AgentFile, Launch, LaunchedCommand, mcp_entry
+from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, PackagedAgentFactory
 from ares_exp.agents.interception.line import KEEPALIVE_SEC
 from ares_exp.agents.toolbox.package import GNU_MACHINES
 from ares_exp.agents.toolbox.placing import Placed
@@ -54,8 +53,8 @@ _STATE = "/tmp/ares_exp-codex"
 """Directory in the container for Codex's databases. They are not saved, because they are unused after the episode."""
 
 
-class CodexRecipe(PackagedRecipe):
-    """Recipe that starts `codex exec`."""
+class CodexFactory(PackagedAgentFactory):
+    """Creates Codex agents, which start `codex exec`."""
 
     name = "codex"
     variables = ("model_providers.ares.base_url in $CODEX_HOME/config.toml",)
@@ -64,25 +63,55 @@ class CodexRecipe(PackagedRecipe):
         "codex_wall_times": (r"Wall time: [0-9.]+ seconds", "Wall time: <time>"),
     }
     supports = frozenset({"mcp_servers", "skills_dir"})
-    subagents = False
-    idle_timeout_ms = LONGEST_WAIT_MS
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        model_name: str | None = None,
+        subagents: bool = False,
+        idle_timeout_ms: Annotated[int, Field(gt=0)] = LONGEST_WAIT_MS,
+        extra_args: list[str] | None = None,
+        env: dict[str, str] | None = None,
+        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT,
+        keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
+        forward_sampling: bool = False,
+    ) -> None:
+        """Validates the options.
+
+        Args:
+            model_name: Model name that Codex sends in its requests. Any name works, but Codex selects its prompts and
+                tools by the name. With `None`, the name is `policy`.
+            subagents: Whether Codex may start subagents (`agents.enabled`). Each subagent has its own conversation.
+            idle_timeout_ms: Number of milliseconds that Codex waits for an event in a response before it repeats the
+                request (`stream_idle_timeout_ms`). Keepalives count as events.
+            extra_args: Additional arguments of `codex exec`, such as `-c key=value`.
+            env: Additional environment variables of Codex.
+            port: Port on the container's loopback for requests to the LLM. If it is in use, the next ports are tried.
+            keepalive_sec: Interval in seconds between keepalives while Codex waits for a response.
+            forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
+        """
+        super().__init__(
+            model_name=model_name,
+            subagents=subagents,
+            extra_args=extra_args,
+            env=env,
+            port=port,
+            keepalive_sec=keepalive_sec,
+            forward_sampling=forward_sampling,
+        )
+        self.idle_timeout_ms = idle_timeout_ms
+        # By the id of its thread, requests of subagents are recognised. Without subagents, Codex has only one thread.
+        self.conversation_headers = ("thread-id",) if subagents else ()
 
     def program(self, placed: Placed) -> str:
         """Returns the path of the executable, whose folder is named after the platform."""
         machine = GNU_MACHINES[placed.build.machine]
         return placed.path("vendor", f"{machine}-unknown-linux-musl", "bin", "codex")
 
-    @property
-    def conversation_headers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Header with the id of the Codex thread, by which requests of subagents are recognised.
-
-        Empty if subagents are disabled, because Codex then has only one thread.
-        """
-        return ("thread-id",) if self.subagents else ()
-
     def command(self, launch: Launch) -> LaunchedCommand:
         """Returns the command of one episode with its configuration. The instruction is passed via stdin."""
-        home = f"{launch.directory}/codex"
+        home = f"{AGENT_DIR}/codex"
         arguments = [
             *("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--json"),
             *(*self.extra_args, "-"),
@@ -122,39 +151,3 @@ def _mcp_table(server: McpServer) -> str:
 def _toml(value: object) -> str:
     """Formats a string or a list of strings as TOML, which uses the same escapes as JSON."""
     return json.dumps(value, ensure_ascii=False)
-
-
-class CodexFactory(InstalledAgentFactory):
-    """Creates Codex agents."""
-
-    @validate_call
-    def __init__(
-        self,
-        *,
-        model_name: str | None = None,
-        subagents: bool = False,
-        idle_timeout_ms: Annotated[int, Field(gt=0)] = LONGEST_WAIT_MS,
-        extra_args: list[str] | None = None,
-        env: dict[str, str] | None = None,
-        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT,
-        keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
-        forward_sampling: bool = False,
-    ) -> None:
-        """Validates the options.
-
-        Args:
-            model_name: Model name that Codex sends in its requests. Any name works, but Codex selects its prompts and
-                tools by the name. With `None`, the name is `policy`.
-            subagents: Whether Codex may start subagents (`agents.enabled`). Each subagent has its own conversation.
-            idle_timeout_ms: Number of milliseconds that Codex waits for an event in a response before it repeats the
-                request (`stream_idle_timeout_ms`). Keepalives count as events.
-            extra_args: Additional arguments of `codex exec`, such as `-c key=value`.
-            env: Additional environment variables of Codex.
-            port: Port on the container's loopback for requests to the LLM. If it is in use, the next ports are tried.
-            keepalive_sec: Interval in seconds between keepalives while Codex waits for a response.
-            forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
-        """
-        recipe = CodexRecipe(extra_args=extra_args or (), env=env)
-        recipe.subagents = subagents
-        recipe.idle_timeout_ms = idle_timeout_ms
-        super().__init__(recipe, EndpointOptions(model_name or POLICY, port, keepalive_sec, forward_sampling))

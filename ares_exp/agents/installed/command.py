@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, model_validator, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, InstalledAgentFactory
-from ares_exp.agents.installed.recipe import AgentFile, AgentRecipe, Launch, LaunchedCommand
+from ares_exp.agents.installed.installed_agent import InstalledAgentFactory
+from ares_exp.agents.installed.launch import AgentFile, Launch, LaunchedCommand
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
 from ares_exp.agents.toolbox.package import PACKAGE_NAME
-from ares_exp.agents.toolbox.package_store import digest_and_size
-from ares_exp.agents.toolbox.placing import PackageMount
+from ares_exp.agents.toolbox.package_store import Installed, digest_and_size
+from ares_exp.agents.toolbox.placing import find_pack, ready_pack
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import Mount
 from ares_exp.containers.forwarded_port import FORWARDED_PORT
@@ -54,8 +55,8 @@ class FileOption(BaseModel, extra="forbid", frozen=True):
         return self
 
 
-class CommandRecipe(AgentRecipe):
-    """A recipe that runs a user-defined command. `CommandAgentFactory` describes the options.
+class CommandAgentFactory(InstalledAgentFactory):
+    """Creates agents that run a user-defined command.
 
     Attributes:
         version: Name, version and digest of the package, and a digest of the files and the mounted directory; `None` if
@@ -65,98 +66,6 @@ class CommandRecipe(AgentRecipe):
     """
 
     variables = ("ARES_LLM_URL", "ARES_LLM_KEY")
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        mount: Path | None,
-        package: str | None,
-        normalisers: Mapping[str, tuple[str, str]],
-        command: str = "",
-        env: Mapping[str, str] | None = None,
-        files: Mapping[str, FileOption] | None = None,
-        conversation_headers: tuple[str, ...] = (),
-        ok_exit_codes: Collection[int] = (0,),
-    ) -> None:
-        self.name = name
-        self.described = f"The command of the agent {name}"
-        self.normalisers = normalisers
-        self.conversation_headers = conversation_headers
-        self._command = command
-        self._env = dict(env or {})
-        self._files = dict(files or {})
-        self._mount = mount
-        self._package = PackageMount(package) if package is not None else None
-        self.ok_exit_codes = ok_exit_codes
-        texts = (file.text or "" for file in self._files.values() if file.fill)
-        options = [command, *self._env.values(), *texts]
-        names = {found[1] or found[2] for text in options for found in _VARIABLE.finditer(text)}
-        self.supports = frozenset(part for part, name in _CONTEXT_VARIABLES.items() if name in names)
-        self._texts: dict[str, str] = {}
-
-    async def preflight(self) -> None:
-        """Reads the files of `agent.files`, checks `agent.mount`, and packs the package if it is not installed.
-
-        Raises:
-            PreflightError: A file is missing, is not text or is too large, `agent.mount` is not a directory, or the
-                package cannot be packed.
-            ConfigError: No package has the name in `agent.package`.
-        """
-        await in_thread(self._read)
-        if self._package is not None:
-            await self._package.preflight()
-            self.mounts += self._package.mounts
-            self.version = " ".join(filter(None, (self._package.version, self.version)))
-
-    def _read(self) -> None:
-        self.mounts, self.version = (), None
-        for target, file in self._files.items():
-            try:
-                self._texts[target] = file.path.read_text("utf-8") if file.path is not None else file.text or ""
-            except (OSError, UnicodeError) as error:
-                raise PreflightError(f"Expected `agent.files` to name text files, got {file.path}: {error}") from None
-            if file.fill and (size := len(self._texts[target].encode())) > MAX_FILLED_BYTES:
-                raise PreflightError(
-                    f"The file {target} in `agent.files` has {size} bytes, but with `fill: true` the limit is "
-                    f"{MAX_FILLED_BYTES}. Remove `fill`, or shorten the file."
-                )
-        if self._mount is not None:
-            if not self._mount.is_dir():
-                raise PreflightError(f"Expected `agent.mount` to be a directory, got {self._mount}.")
-            source = self._mount.resolve()
-            self.mounts = (Mount(source, MOUNT_TARGET, digest_and_size(source)[0]),)
-        parts = [f"{path}\0{text}\0{self._files[path].mode}" for path, text in sorted(self._texts.items())]
-        parts += [one.digest for one in self.mounts]
-        if parts:
-            whole = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape"))
-            self.version = f"sha256:{whole.hexdigest()[:16]}"
-
-    async def find_program(self, container: AgentContainer) -> str:
-        """Returns the path of the package in the container, or an empty string if no package is set.
-
-        Raises:
-            AgentInstallError: The package does not run in the container.
-        """
-        return await self._package.find(container) if self._package is not None else ""
-
-    def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command of one episode. Replaces `$ARES_…` variables in the environment variables and files."""
-        known = launch.variables | ({"ARES_AGENT_MOUNT": MOUNT_TARGET} if self._mount is not None else {})
-        path = f'PATH="{launch.program}/bin:$PATH"\n' if launch.program else ""
-        return LaunchedCommand(
-            f"{path}{self._command}",
-            env={name: _filled(text, known) for name, text in self._env.items()}
-            | {name: value for name, value in known.items() if name == "ARES_AGENT_MOUNT"},
-            files={
-                path: AgentFile(_filled(text, known) if file.fill else text, file.mode, is_secret=file.fill)
-                for (path, file), text in zip(self._files.items(), self._texts.values(), strict=True)
-            },
-        )
-
-
-class CommandAgentFactory(InstalledAgentFactory):
-    """Creates agents that run a user-defined command."""
 
     @validate_call
     def __init__(
@@ -211,22 +120,91 @@ class CommandAgentFactory(InstalledAgentFactory):
                 "Expected the keys of `agent.files` to be paths in the container that start with `/` or `~/`, "
                 f"got {wrong}."
             )
-        recipe = CommandRecipe(
-            name=name,
-            command=command,
-            env=env,
-            files={
-                target: file if isinstance(file, FileOption) else FileOption(path=file)
-                for target, file in (files or {}).items()
-            },
-            mount=mount,
-            package=package,
-            conversation_headers=tuple(header.lower() for header in conversation_headers or ()),
-            ok_exit_codes=(0,) if ok_exit_codes is None else ok_exit_codes,
-            normalisers={one.pattern: (one.pattern, one.replacement) for one in normalise or ()},
-        )
         super().__init__(
-            recipe, EndpointOptions(model_name or POLICY, port, keepalive_sec, forward_sampling, background_requests)
+            model_name=model_name,
+            port=port,
+            keepalive_sec=keepalive_sec,
+            forward_sampling=forward_sampling,
+            background_requests=background_requests,
+        )
+        self.name = name
+        self.described = f"The command of the agent {name}"
+        self.conversation_headers = tuple(header.lower() for header in conversation_headers or ())
+        self.normalisers = {one.pattern: (one.pattern, one.replacement) for one in normalise or ()}
+        self.ok_exit_codes = (0,) if ok_exit_codes is None else ok_exit_codes
+        self._command = command
+        self._env = env or {}
+        self._files = {
+            target: file if isinstance(file, FileOption) else FileOption(path=file)
+            for target, file in (files or {}).items()
+        }
+        self._mount = mount
+        self._package = package
+        self._packed: Installed | None = None
+        texts = (file.text or "" for file in self._files.values() if file.fill)
+        options = [command, *self._env.values(), *texts]
+        names = {found[1] or found[2] for text in options for found in _VARIABLE.finditer(text)}
+        self.supports = frozenset(part for part, variable in _CONTEXT_VARIABLES.items() if variable in names)
+        self._texts: dict[str, str] = {}
+
+    async def preflight(self) -> None:
+        """Reads the files of `agent.files`, checks `agent.mount`, and packs the package if it is not installed.
+
+        Raises:
+            PreflightError: A file is missing, is not text or is too large, `agent.mount` is not a directory, or the
+                package cannot be packed.
+            ConfigError: No package has the name in `agent.package`.
+        """
+        await in_thread(self._read)
+        if self._package is not None:
+            self._packed = await ready_pack(self._package)
+            self.mounts += (replace(self._packed.mount, needs_glibc=self._package),)
+            packed = f"{self._package} {self._packed.version} {self._packed.digest}"
+            self.version = f"{packed} {self.version}" if self.version else packed
+
+    def _read(self) -> None:
+        self.mounts, self.version = (), None
+        for target, file in self._files.items():
+            try:
+                self._texts[target] = file.path.read_text("utf-8") if file.path is not None else file.text or ""
+            except (OSError, UnicodeError) as error:
+                raise PreflightError(f"Expected `agent.files` to name text files, got {file.path}: {error}") from None
+            if file.fill and (size := len(self._texts[target].encode())) > MAX_FILLED_BYTES:
+                raise PreflightError(
+                    f"The file {target} in `agent.files` has {size} bytes, but with `fill: true` the limit is "
+                    f"{MAX_FILLED_BYTES}. Remove `fill`, or shorten the file."
+                )
+        if self._mount is not None:
+            if not self._mount.is_dir():
+                raise PreflightError(f"Expected `agent.mount` to be a directory, got {self._mount}.")
+            source = self._mount.resolve()
+            self.mounts = (Mount(source, MOUNT_TARGET, digest_and_size(source)[0]),)
+        parts = [f"{path}\0{text}\0{self._files[path].mode}" for path, text in sorted(self._texts.items())]
+        parts += [one.digest for one in self.mounts]
+        if parts:
+            whole = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape"))
+            self.version = f"sha256:{whole.hexdigest()[:16]}"
+
+    async def find_program(self, container: AgentContainer) -> str:
+        """Returns the path of the package in the container, or an empty string if no package is set.
+
+        Raises:
+            AgentInstallError: The package does not run in the container.
+        """
+        return await find_pack(container, self._packed) if self._packed is not None else ""
+
+    def command(self, launch: Launch) -> LaunchedCommand:
+        """Returns the command of one episode. Replaces `$ARES_…` variables in the environment variables and files."""
+        known = launch.variables | ({"ARES_AGENT_MOUNT": MOUNT_TARGET} if self._mount is not None else {})
+        path = f'PATH="{launch.program}/bin:$PATH"\n' if launch.program else ""
+        return LaunchedCommand(
+            f"{path}{self._command}",
+            env={name: _filled(text, known) for name, text in self._env.items()}
+            | {name: value for name, value in known.items() if name == "ARES_AGENT_MOUNT"},
+            files={
+                path: AgentFile(_filled(text, known) if file.fill else text, file.mode, is_secret=file.fill)
+                for (path, file), text in zip(self._files.items(), self._texts.values(), strict=True)
+            },
         )
 
 

@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
@@ -16,17 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.installed.codex import CodexRecipe
-from ares_exp.agents.installed.command import MOUNT_TARGET, CommandRecipe
+from ares_exp.agents.installed.codex import CodexFactory
+from ares_exp.agents.installed.command import MOUNT_TARGET, CommandAgentFactory
 from ares_exp.agents.installed.installed_agent import (
     INSTRUCTION_FILE,
     POLICY,
-    EndpointOptions,
     InstalledAgent,
-    InstalledAgentFactory,
     Result,
 )
-from ares_exp.agents.installed.recipe import AGENT_DIR, AgentFile
+from ares_exp.agents.installed.launch import AGENT_DIR, AgentFile
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
 from ares_exp.agents.toolbox.package import PACKAGE_NAME
 from ares_exp.agents.toolbox.packing import PYTHON
@@ -208,53 +205,18 @@ class HarborEnvironment:
             raise
 
 
-@dataclass(frozen=True)
-class HarborOptions:
-    """Options from which `create` makes Harbor's `AgentConfig`. The model name includes the provider: `openai/NAME`."""
-
-    name: str
-    model_name: str
-    api_format: ApiFormat
-    env: dict[str, str] = field(default_factory=dict)
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-    def create(self, logs: Path, url: str, key: str, context: AgentContext) -> BaseAgent:
-        """Creates the instance of the Harbor class for one episode, which sends its LLM requests to `url`."""
-        from harbor.agents.factory import AgentFactory
-        from harbor.models.task.config import MCPServerConfig
-        from harbor.models.trial.config import AgentConfig
-
-        config = AgentConfig(
-            name=self.name,
-            model_name=self.model_name,
-            base_url=f"{url}/v1" if self.api_format.startswith("openai") else url,
-            model_api_format=self.api_format,
-            model_api_key_name=_KEY_VARIABLE,
-            env={_KEY_VARIABLE: key, _PRICES: "True", **self.env},
-            kwargs=self.kwargs,
-        )
-        more: dict[str, Any] = {}
-        if context.mcp_servers:
-            more["mcp_servers"] = [MCPServerConfig(**server.model_dump()) for server in context.mcp_servers]
-        if context.skills_dir:
-            more["skills_dir"] = context.skills_dir
-        return AgentFactory.create_agent_from_config(config, logs_dir=logs, **more)
-
-
 class HarborAgent(InstalledAgent):
     """An agent that runs an instance of a Harbor class and serves the LLM requests of its program."""
 
-    def __init__(self, *args: Any, harbor: HarborOptions, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._harbor = harbor
+    _factory: HarborAgentFactory
 
     async def run(self, task: str) -> None:
         """Runs Harbor's class on `task`; see `InstalledAgent.run`."""
-        mount = MOUNT_TARGET if self._recipe.mounts else ""
-        root = await self._recipe.find_program(self._container) or mount
+        mount = MOUNT_TARGET if self._factory.mounts else ""
+        root = await self._factory.find_program(self._container) or mount
         async with working_directory("agent") as folder, self._served() as (line, port):
             await self._make_files({INSTRUCTION_FILE: AgentFile(task)})
-            agent = self._harbor.create(folder, port.url, line.key, self._context)
+            agent = self._factory.create(folder, port.url, line.key, self._context)
             error = await self._until_lost(self._run(agent, task, root, folder), port)
         self._judge(ExecResult(error, 1 if error else 0, 0.0))
 
@@ -267,7 +229,7 @@ class HarborAgent(InstalledAgent):
 
         context, error = HarborContext(), ""
         environment = HarborEnvironment(self._container, logs)
-        await environment.link_programs(root, _LINKS.get(self._harbor.name))
+        await environment.link_programs(root, self._factory.link)
         environment.env.update(agent.extra_env)
         try:
             async with asyncio.timeout(_SETUP_SEC):
@@ -285,8 +247,14 @@ class HarborAgent(InstalledAgent):
         return error
 
 
-class HarborAgentFactory(InstalledAgentFactory):
-    """Creates agents that run one of Harbor's agent classes."""
+class HarborAgentFactory(CommandAgentFactory):
+    """Creates agents that run one of Harbor's agent classes.
+
+    Attributes:
+        link: Directory in which the class looks for its program; see `_LINKS`.
+    """
+
+    variables = ("agent.api_format", "agent.kwargs")
 
     @validate_call
     def __init__(
@@ -328,46 +296,67 @@ class HarborAgentFactory(InstalledAgentFactory):
                 makes each request an ordinary observation. `answer` sends each request to the policy without a step.
         """
         found = _class_of(name)
-        api_format = api_format or _api_format(name, found)
-        recipe = CommandRecipe(
-            name="harbor-" + name.rpartition(":")[2],
+        super().__init__(
+            command="exit 1",  # unused: Harbor's class starts the program
             mount=mount,
             package=package or (_PACKAGES.get(name) if mount is None else None),
-            normalisers={
-                **(CodexRecipe.normalisers if name == "codex" else {}),
-                **{one.pattern: (one.pattern, one.replacement) for one in normalise or ()},
-            },
+            model_name=model_name,
+            normalise=normalise,
+            port=port,
+            keepalive_sec=keepalive_sec,
+            forward_sampling=forward_sampling,
+            background_requests=background_requests,
         )
-        recipe.variables = ("agent.api_format", "agent.kwargs")
+        self.name = "harbor-" + name.rpartition(":")[2]
+        self.described = f"The command of the agent {self.name}"
+        if name == CodexFactory.name:
+            self.normalisers = {**CodexFactory.normalisers, **self.normalisers}
         parts = {"mcp_servers": found.capabilities.mcp_servers, "skills_dir": found.capabilities.skills}
-        recipe.supports = frozenset(part for part, is_supported in parts.items() if is_supported)
-        super().__init__(
-            recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling, background_requests)
-        )
-        self._harbor = HarborOptions(
-            name=name,
-            model_name=model_name if "/" in model_name else f"{_PROVIDERS[api_format]}/{model_name}",
-            api_format=api_format,
-            env=env or {},
-            kwargs={"skip_install": True, "version": version, **(kwargs or {})},
-        )
+        self.supports = frozenset(part for part, is_supported in parts.items() if is_supported)
+        self.link = _LINKS.get(name)
+        self._class_name = name
+        self._api_format = api_format or _api_format(name, found)
+        provider = _PROVIDERS[self._api_format]
+        self._model_name = model_name if "/" in model_name else f"{provider}/{model_name}"
+        self._env = env or {}
+        self._kwargs = {"skip_install": True, "version": version, **(kwargs or {})}
 
     async def preflight(self) -> None:
         """Packs the package if it is missing. Raises `ConfigError` if the Harbor class rejects its `kwargs`."""
         await super().preflight()
         async with working_directory("agent") as folder:
             try:
-                await in_thread(lambda: self._harbor.create(folder, "http://127.0.0.1:1", "-", AgentContext()))
+                await in_thread(lambda: self.create(folder, "http://127.0.0.1:1", "-", AgentContext()))
             except (ValueError, TypeError, OSError) as error:
                 raise ConfigError(
-                    f"Harbor's agent `{self._harbor.name}` rejects the options in `agent.kwargs`: {error}"
+                    f"Harbor's agent `{self._class_name}` rejects the options in `agent.kwargs`: {error}"
                 ) from None
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> HarborAgent:
         """Creates an agent."""
-        return HarborAgent(
-            self.recipe, self._endpoint_options, container=container, llm_client=llm_client, harbor=self._harbor
+        return HarborAgent(self, container=container, llm_client=llm_client)
+
+    def create(self, logs: Path, url: str, key: str, context: AgentContext) -> BaseAgent:
+        """Creates the instance of the Harbor class for one episode, which sends its LLM requests to `url`."""
+        from harbor.agents.factory import AgentFactory
+        from harbor.models.task.config import MCPServerConfig
+        from harbor.models.trial.config import AgentConfig
+
+        config = AgentConfig(
+            name=self._class_name,
+            model_name=self._model_name,
+            base_url=f"{url}/v1" if self._api_format.startswith("openai") else url,
+            model_api_format=self._api_format,
+            model_api_key_name=_KEY_VARIABLE,
+            env={_KEY_VARIABLE: key, _PRICES: "True", **self._env},
+            kwargs=self._kwargs,
         )
+        more: dict[str, Any] = {}
+        if context.mcp_servers:
+            more["mcp_servers"] = [MCPServerConfig(**server.model_dump()) for server in context.mcp_servers]
+        if context.skills_dir:
+            more["skills_dir"] = context.skills_dir
+        return AgentFactory.create_agent_from_config(config, logs_dir=logs, **more)
 
 
 def _class_of(name: str) -> type[BaseAgent]:

@@ -7,26 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
-from ares_exp.agents.installed.recipe import (
+from ares_exp.agents.installed.launch import (
     AGENT_DIR,
     MCP_FILE,
     NO_SKILLS,
     AgentFile,
-    AgentRecipe,
     Launch,
+    LaunchedCommand,
     mcp_json,
 )
-from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests, Line
+from ares_exp.agents.interception.line import BackgroundRequests, Line
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.container import ExecResult, Mount
-from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, ServingContainer
+from ares_exp.containers.forwarded_port import ForwardedPort, ServingContainer
 from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import AgentError, AgentExitError, EndpointLostError, NoRequestError, PortForwardingError
 from ares_exp.llms.request import LLMClient
@@ -47,80 +48,83 @@ _SETUP_SEC = 120.0
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointOptions:
-    """Options of the LLM endpoint of an installed agent. `PackagedAgentFactory` describes them."""
-
-    model_name: str = POLICY
-    port: int = FORWARDED_PORT
-    keepalive_sec: float = KEEPALIVE_SEC
-    forward_sampling: bool = False
-    background_requests: BackgroundRequests = "observe"
-
-
 class InstalledAgentFactory(AgentFactoryBase):
-    """Creates agents that run the program of a recipe.
+    """The base of the factories of third-party agents. A subclass finds the agent's program and builds its command.
 
-    A program is not deterministic, so these agents cannot be replayed from a journal.
+    A program is not deterministic, so these agents cannot be replayed from a journal. The methods may be called for
+    several episodes at the same time.
+
+    Attributes:
+        conversation_headers: Lower-case names of request headers whose values identify the conversations of one agent
+            run. A request without these headers belongs to the main conversation.
+        variables: Names of the variables or options that set the URL and key of the program's LLM, for error messages.
+        ok_exit_codes: Exit codes that count as success.
+        described: Description of the program at the start of an error message.
+        mounts: Host directories with the program, mounted read-only into the container. Known after `preflight`. All
+            containers get the same mounts. If several builds are mounted, `find_program` selects the one that fits.
     """
 
     deterministic = False
     can_be_restored = False
     needs_forwarded_port = True
     files_dir = AGENT_DIR
+    name: str = ""
+    described: str
+    version: str | None = None
+    conversation_headers: tuple[str, ...] = ()
+    normalisers: Mapping[str, tuple[str, str]] = {}
+    variables: tuple[str, ...] = ()
+    supports: frozenset[str] = frozenset()
+    ok_exit_codes: Collection[int] = (0,)
+    mounts: tuple[Mount, ...] = ()
 
-    def __init__(self, recipe: AgentRecipe, options: EndpointOptions | None = None) -> None:
-        """Stores the recipe, which starts the program, and the options of the LLM endpoint."""
-        self.recipe = recipe
-        self._endpoint_options = options or EndpointOptions()
+    def __init__(
+        self,
+        *,
+        model_name: str | None,
+        port: int,
+        keepalive_sec: float,
+        forward_sampling: bool,
+        background_requests: BackgroundRequests = "observe",
+    ) -> None:
+        """Stores the options of the LLM endpoint, which `PackagedAgentFactory` describes."""
+        self.model_name = model_name or POLICY
+        self.port = port
+        self.keepalive_sec = keepalive_sec
+        self.forward_sampling = forward_sampling
+        self.background_requests: BackgroundRequests = background_requests
 
     def __call__(self, *, container: AgentContainer, llm_client: LLMClient) -> InstalledAgent:
         """Creates an agent."""
-        return InstalledAgent(self.recipe, self._endpoint_options, container=container, llm_client=llm_client)
-
-    @property
-    def name(self) -> str:
-        """Name of the recipe."""
-        return self.recipe.name
-
-    @property
-    def version(self) -> str | None:
-        """Version of the recipe."""
-        return self.recipe.version
-
-    @property
-    def supports(self) -> frozenset[str]:
-        """Parts of `AgentContext` that the recipe supports."""
-        return self.recipe.supports
+        return InstalledAgent(self, container=container, llm_client=llm_client)
 
     @property
     def responds_in_background(self) -> bool:
         """Whether the option `background_requests` is `answer`."""
-        return self._endpoint_options.background_requests == "answer"
+        return self.background_requests == "answer"
 
-    @property
-    def normalisers(self) -> Mapping[str, tuple[str, str]]:
-        """Normalisers of the recipe."""
-        return self.recipe.normalisers
+    @abstractmethod
+    async def find_program(self, container: AgentContainer) -> str:
+        """Finds the program in this container, and checks that it runs there.
 
-    @property
-    def mounts(self) -> tuple[Mount, ...]:
-        """Mounts of the recipe."""
-        return self.recipe.mounts
+        Returns the value for `Launch.program`: the path of the program, the shell words that start it, or an empty
+        string if the agent does not need a program.
 
-    async def preflight(self) -> None:
-        """Runs the preflight of the recipe."""
-        await self.recipe.preflight()
+        Raises:
+            AgentInstallError: The program does not run in the container. The message names the missing part.
+            ContainerError: The container failed.
+        """
+
+    @abstractmethod
+    def command(self, launch: Launch) -> LaunchedCommand:
+        """Returns the command of one episode."""
 
 
 class InstalledAgent:
-    """An agent that starts the program of a recipe, serves its LLM requests, and checks its exit code."""
+    """An agent that starts the program of its factory, serves its LLM requests, and checks its exit code."""
 
-    def __init__(
-        self, recipe: AgentRecipe, options: EndpointOptions, *, container: AgentContainer, llm_client: LLMClient
-    ) -> None:
-        self._recipe = recipe
-        self._options = options
+    def __init__(self, factory: InstalledAgentFactory, *, container: AgentContainer, llm_client: LLMClient) -> None:
+        self._factory = factory
         self._container = container
         self._context = AgentContext()
         self._llm_client = llm_client
@@ -128,14 +132,14 @@ class InstalledAgent:
         self._version: str | None = None
 
     def set_context(self, context: AgentContext) -> None:
-        """Stores the task's context, such as skills and MCP servers, which `run` passes to the recipe."""
+        """Stores the task's context, such as skills and MCP servers, which `run` passes to the program."""
         self._context = context
 
     @property
     def facts(self) -> AgentFacts:
         """Facts so far, such as the program's version and its number of requests."""
         report = self._line.report if self._line is not None else AgentFacts("")
-        return replace(report, name=self._recipe.name, version=self._version or self._recipe.version)
+        return replace(report, name=self._factory.name, version=self._version or self._factory.version)
 
     async def run(self, task: str) -> None:
         """Runs the program on `task` until it exits.
@@ -148,19 +152,19 @@ class InstalledAgent:
             EndpointLostError: The forwarded port was lost, so the program could not reach the LLM.
             ContainerError: The container failed.
         """
-        program = await self._recipe.find_program(self._container)
+        program = await self._factory.find_program(self._container)
         async with self._served() as (line, forwarded_port):
             launch = Launch(
                 url=forwarded_port.url,
                 key=line.key,
-                model=self._options.model_name,
+                model=self._factory.model_name,
                 instruction_file=INSTRUCTION_FILE,
                 program=program,
                 context=self._context,
             )
-            launched = self._recipe.command(launch)
+            launched = self._factory.command(launch)
             files = {INSTRUCTION_FILE: AgentFile(task), **launched.files}
-            if "mcp_servers" in self._recipe.supports:
+            if "mcp_servers" in self._factory.supports:
                 files[MCP_FILE] = AgentFile(mcp_json(self._context.mcp_servers))
             await self._make_files(files)
             command = (
@@ -181,16 +185,16 @@ class InstalledAgent:
                 f"The agent needs a forwarded port to reach its LLM, but {type(self._container).__name__} cannot open "
                 "one. Use container=local, container=docker or container=daytona."
             )
-        options, endpoint = self._options, Endpoint.of_loop()
+        factory, endpoint = self._factory, Endpoint.of_loop()
         line = self._line = Line(
             self._llm_client,
-            conversation_headers=self._recipe.conversation_headers,
-            forward_sampling=options.forward_sampling,
-            keepalive_sec=options.keepalive_sec,
-            background_requests=options.background_requests,
+            conversation_headers=factory.conversation_headers,
+            forward_sampling=factory.forward_sampling,
+            keepalive_sec=factory.keepalive_sec,
+            background_requests=factory.background_requests,
         )
         forwarded_port = await self._container.forward_port(
-            lambda client: endpoint.serve(line, client), port=options.port
+            lambda client: endpoint.serve(line, client), port=factory.port
         )
         try:
             yield line, forwarded_port
@@ -200,7 +204,7 @@ class InstalledAgent:
     async def _make_files(self, files: Mapping[str, AgentFile]) -> None:
         """Creates files in the container, owned by the agent's user. No recorded command contains their contents."""
         staging = f"{AGENT_DIR}/.files"
-        folders = " ".join([AGENT_DIR, staging, *([NO_SKILLS] if "skills_dir" in self._recipe.supports else [])])
+        folders = " ".join([AGENT_DIR, staging, *([NO_SKILLS] if "skills_dir" in self._factory.supports else [])])
         await self._succeed(f"mkdir -p {folders} && chmod 777 {folders}", user="root")
         async with working_directory("agent") as folder:
             shown = ["" if file.is_secret else file.text for file in files.values()]
@@ -240,7 +244,7 @@ class InstalledAgent:
         facts = self.facts
         if facts.requests == 0:
             cause = (
-                f"without a request to its LLM. Pass it the endpoint with {', '.join(self._recipe.variables)}."
+                f"without a request to its LLM. Pass it the endpoint with {', '.join(self._factory.variables)}."
                 if not facts.refused
                 else f"after all its requests to its LLM were rejected ({facts.refused}). The last error: "
                 f"{facts.last_refusal}"
@@ -248,9 +252,9 @@ class InstalledAgent:
             raise NoRequestError(
                 f"The agent {facts.name} ended with exit code {result.exit_code} {cause} {last_lines(result)}"
             )
-        if result.exit_code not in self._recipe.ok_exit_codes:
+        if result.exit_code not in self._factory.ok_exit_codes:
             raise AgentExitError(
-                f"{self._recipe.described} ended with exit code {result.exit_code}. {last_lines(result)}"
+                f"{self._factory.described} ended with exit code {result.exit_code}. {last_lines(result)}"
             )
 
 

@@ -7,9 +7,8 @@ from typing import Annotated
 
 from pydantic import Field, validate_call
 
-from ares_exp.agents.installed.installed_agent import EndpointOptions, InstalledAgentFactory
-from ares_exp.agents.installed.packaged import LibcChoice, PackagedRecipe
-from ares_exp.agents.installed.recipe import Launch, LaunchedCommand
+from ares_exp.agents.installed.launch import AGENT_DIR, Launch, LaunchedCommand
+from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, LibcChoice, PackagedAgentFactory
 from ares_exp.agents.interception.line import KEEPALIVE_SEC
 from ares_exp.agents.toolbox.placing import Placed
 from ares_exp.containers.forwarded_port import FORWARDED_PORT
@@ -36,50 +35,13 @@ else:
 
 `PYTHONPATH` is not set, because it would also affect the Python programs that the agent runs.
 """
-_WAIT_SEC = 24 * 3600
 
 
-class MiniSweAgentRecipe(PackagedRecipe):
-    """Recipe that starts `mini`."""
+class MiniSweAgentFactory(PackagedAgentFactory):
+    """Creates mini-swe-agent agents, which start `mini`."""
 
     name = "mini_swe_agent"
     variables = ("model.model_kwargs.api_base", "OPENAI_API_KEY")
-
-    def program(self, placed: Placed) -> str:
-        """Returns the shell words that start `mini`: the container's Python, `_LAUNCH`, and the packages' directory."""
-        return shlex.join([placed.python, "-I", "-c", _LAUNCH, placed.path("site")])
-
-    def check(self, placed: Placed) -> str:
-        """Returns a command that prints the version.
-
-        Even `--version` creates a settings directory, so the command uses a temporary one.
-        """
-        quiet = "MSWEA_SILENT_STARTUP=1 MSWEA_GLOBAL_CONFIG_DIR=/tmp/ares_exp-mini"
-        return f"{quiet} {self.program(placed)} --version"
-
-    def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command of one episode. `_LAUNCH` reads the instruction from `$ARES_INSTRUCTION_FILE`."""
-        arguments = [
-            *("--model", f"openai/{launch.model}", "--yolo", "--exit-immediately", "--cost-limit", "0"),
-            *("--output", f"{launch.directory}/mini.traj.json", "-c", "mini"),
-            *("-c", f"model.model_kwargs.api_base={launch.url}/v1", "-c", f"model.model_kwargs.timeout={_WAIT_SEC}"),
-            *self.extra_args,
-        ]
-        env = {
-            "OPENAI_API_KEY": launch.key,
-            "MSWEA_CONFIGURED": "true",
-            "MSWEA_SILENT_STARTUP": "true",
-            "MSWEA_COST_TRACKING": "ignore_errors",
-            "MSWEA_GLOBAL_CONFIG_DIR": "/tmp/ares_exp-mini",
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "LITELLM_TELEMETRY": "False",
-            **self.env,
-        }
-        return LaunchedCommand(f"{launch.program} {shlex.join(arguments)}", env=env)
-
-
-class MiniSweAgentFactory(InstalledAgentFactory):
-    """Creates mini-swe-agent agents."""
 
     @validate_call
     def __init__(
@@ -108,5 +70,50 @@ class MiniSweAgentFactory(InstalledAgentFactory):
             keepalive_sec: Interval in seconds between keepalives while `mini` waits for a response.
             forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
         """
-        recipe = MiniSweAgentRecipe(extra_args=extra_args or (), env=env, libc=libc, pythons=pythons or ())
-        super().__init__(recipe, EndpointOptions(model_name, port, keepalive_sec, forward_sampling))
+        super().__init__(
+            model_name=model_name,
+            extra_args=extra_args,
+            env=env,
+            libc=libc,
+            port=port,
+            keepalive_sec=keepalive_sec,
+            forward_sampling=forward_sampling,
+        )
+        self.pythons = pythons or ()
+
+    def program(self, placed: Placed) -> str:
+        """Returns the shell words that start `mini`: the container's Python, `_LAUNCH`, and the packages' directory."""
+        return shlex.join([placed.python, "-I", "-c", _LAUNCH, placed.path("site")])
+
+    def check(self, placed: Placed) -> str:
+        """Returns a command that prints the version.
+
+        Even `--version` creates a settings directory, so the command uses a temporary one.
+        """
+        quiet = "MSWEA_SILENT_STARTUP=1 MSWEA_GLOBAL_CONFIG_DIR=/tmp/ares_exp-mini"
+        return f"{quiet} {self.program(placed)} --version"
+
+    def command(self, launch: Launch) -> LaunchedCommand:
+        """Returns the command of one episode. `_LAUNCH` reads the instruction from `$ARES_INSTRUCTION_FILE`."""
+        arguments = [
+            *("--model", f"openai/{launch.model}", "--yolo", "--exit-immediately", "--cost-limit", "0"),
+            *("--output", f"{AGENT_DIR}/mini.traj.json", "-c", "mini"),
+            *(
+                "-c",
+                f"model.model_kwargs.api_base={launch.url}/v1",
+                "-c",
+                f"model.model_kwargs.timeout={LONGEST_WAIT_MS // 1000}",
+            ),
+            *self.extra_args,
+        ]
+        env = {
+            "OPENAI_API_KEY": launch.key,
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_SILENT_STARTUP": "true",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_GLOBAL_CONFIG_DIR": "/tmp/ares_exp-mini",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "LITELLM_TELEMETRY": "False",
+            **self.env,
+        }
+        return LaunchedCommand(f"{launch.program} {shlex.join(arguments)}", env=env)

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ares_exp.agents.installed.packaged import PackagedAgentFactory, PackagedRecipe
-from ares_exp.agents.installed.recipe import Launch, LaunchedCommand, mcp_entry
+from ares_exp.agents.installed.launch import AGENT_DIR, Launch, LaunchedCommand, mcp_entry
+from ares_exp.agents.installed.packaged import PackagedAgentFactory
 from ares_exp.agents.toolbox.placing import Placed
 
 _SWITCHED_OFF = (
@@ -21,8 +21,8 @@ _SWITCHED_OFF = (
 _OF_THE_PROVIDER = ("webfetch", "websearch")
 
 
-class OpencodeRecipe(PackagedRecipe):
-    """Recipe that starts `opencode run`."""
+class OpencodeFactory(PackagedAgentFactory):
+    """Creates opencode agents, which start `opencode run`."""
 
     name = "opencode"
     conversation_headers = ("x-session-id",)
@@ -36,7 +36,7 @@ class OpencodeRecipe(PackagedRecipe):
     def command(self, launch: Launch) -> LaunchedCommand:
         """Returns the command of one episode. The instruction is passed via stdin."""
         arguments = ["run", "--format=json", "--dangerously-skip-permissions", *self.extra_args]
-        home = f"{launch.directory}/opencode"
+        home = f"{AGENT_DIR}/opencode"
         env = {
             "OPENCODE_CONFIG_CONTENT": json.dumps(self._config(launch)),
             "OPENCODE_FAKE_VCS": "git",
@@ -76,9 +76,3 @@ def _mcp(entry: Mapping[str, Any]) -> dict[str, object]:
 
 
 _XDG = ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
-
-
-class OpencodeFactory(PackagedAgentFactory):
-    """Creates opencode agents."""
-
-    recipe_type = OpencodeRecipe

@@ -1,16 +1,15 @@
-"""Base classes of the agents whose program is a pinned package of the toolbox: their recipes and factories."""
+"""The base of the factories of agents whose program is a pinned package of the toolbox."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.installed.installed_agent import POLICY, EndpointOptions, InstalledAgentFactory
-from ares_exp.agents.installed.recipe import AgentRecipe
+from ares_exp.agents.installed.installed_agent import InstalledAgentFactory
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
 from ares_exp.agents.toolbox.package import PACKAGES, Build
 from ares_exp.agents.toolbox.placing import Placed, check_runs, fitting_build, ready_builds
@@ -22,37 +21,63 @@ LONGEST_WAIT_MS = 24 * 3600 * 1000
 """Time limit of one day, in milliseconds, for the agents' HTTP clients, so that the limits of the run apply first."""
 
 
-class PackagedRecipe(AgentRecipe):
-    """A recipe of the pinned package `name`. Subclasses define how the program is started.
+class PackagedAgentFactory(InstalledAgentFactory):
+    """The base of the factories whose program is the pinned package `name`. Subclasses define how it is started.
 
     Attributes:
         package: The pinned package.
-        subagents: Whether the agent may start subagents. It has no effect on agents without subagents.
     """
 
-    subagents: bool = True
-
+    @validate_call
     def __init__(
         self,
         *,
-        extra_args: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
+        model_name: str | None = None,
+        subagents: bool = True,
+        extra_args: list[str] | None = None,
+        env: dict[str, str] | None = None,
         libc: LibcChoice = "auto",
-        pythons: Sequence[str] = (),
+        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT,
+        keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
+        forward_sampling: bool = False,
+        background_requests: BackgroundRequests = "observe",
     ) -> None:
-        """Stores the options, which `PackagedAgentFactory` describes. Only `preflight` accesses the disk."""
+        """Validates the options. Only `preflight` accesses the disk.
+
+        Args:
+            model_name: Model name that the agent sends in its requests. Any name works, but the agent may select its
+                prompts and tools by the name, and show the name to the model. With `None`, the name is `policy`.
+            subagents: Whether the agent may start subagents. Each subagent has its own conversation.
+            extra_args: Additional arguments of the program.
+            env: Additional environment variables of the program.
+            libc: Build to install: `glibc`, `musl` (for images without glibc, if available), or `auto`, which uses the
+                installed builds, or installs the glibc build if there are none.
+            port: Port on the container's loopback for requests to the LLM. If it is in use, the next ports are tried.
+            keepalive_sec: Interval in seconds between keepalives while the agent waits for a response.
+            forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
+            background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
+                makes each request an ordinary observation. `answer` sends each request to the policy without a step.
+        """
+        super().__init__(
+            model_name=model_name,
+            port=port,
+            keepalive_sec=keepalive_sec,
+            forward_sampling=forward_sampling,
+            background_requests=background_requests,
+        )
         self.package = PACKAGES[self.name]
         self.version = self.package.version
         self.described = f"{self.package.title} {self.version}"
-        self.extra_args = tuple(extra_args)
+        self.subagents = subagents
+        self.extra_args = tuple(extra_args or ())
         self.env = dict(env or {})
+        self.pythons: Sequence[str] = ()
         self._libc = None if libc == "auto" else libc
-        self._pythons = tuple(pythons)
         self._builds: tuple[Build, ...] = ()
 
     async def preflight(self) -> None:
         """Installs the package if it is missing. Raises `ToolboxError`, with a command to try again, if this fails."""
-        installed = await ready_builds(self.package, libc=self._libc, pythons=self._pythons)
+        installed = await ready_builds(self.package, libc=self._libc, pythons=self.pythons)
         self._builds = tuple(one.build for one in installed)
         self.mounts = tuple(one.mount for one in installed)
 
@@ -76,45 +101,3 @@ class PackagedRecipe(AgentRecipe):
         Starting a program with `--version` would take up to 0.5 seconds in each episode.
         """
         return f"[ -x {self.program(placed)} ] && echo {self.version}"
-
-
-class PackagedAgentFactory(InstalledAgentFactory):
-    """Creates agents of one pinned package. A subclass sets `recipe_type`, and may have other options."""
-
-    recipe_type: ClassVar[type[PackagedRecipe]]
-
-    @validate_call
-    def __init__(
-        self,
-        *,
-        model_name: str | None = None,
-        subagents: bool = True,
-        extra_args: list[str] | None = None,
-        env: dict[str, str] | None = None,
-        libc: LibcChoice = "auto",
-        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT,
-        keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
-        forward_sampling: bool = False,
-        background_requests: BackgroundRequests = "observe",
-    ) -> None:
-        """Validates the options.
-
-        Args:
-            model_name: Model name that the agent sends in its requests. Any name works, but the agent may select its
-                prompts and tools by the name, and show the name to the model. With `None`, the name is `policy`.
-            subagents: Whether the agent may start subagents. Each subagent has its own conversation.
-            extra_args: Additional arguments of the program.
-            env: Additional environment variables of the program.
-            libc: Build to install: `glibc`, `musl` (for images without glibc, if available), or `auto`, which uses the
-                installed builds, or installs the glibc build if there are none.
-            port: Port on the container's loopback for requests to the LLM. If it is in use, the next ports are tried.
-            keepalive_sec: Interval in seconds between keepalives while the agent waits for a response.
-            forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
-            background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
-                makes each request an ordinary observation. `answer` sends each request to the policy without a step.
-        """
-        recipe = self.recipe_type(extra_args=extra_args or (), env=env, libc=libc)
-        recipe.subagents = subagents
-        super().__init__(
-            recipe, EndpointOptions(model_name or POLICY, port, keepalive_sec, forward_sampling, background_requests)
-        )

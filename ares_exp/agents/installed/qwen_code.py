@@ -6,8 +6,8 @@ import json
 import shlex
 from typing import Any
 
-from ares_exp.agents.installed.packaged import PackagedAgentFactory, PackagedRecipe
-from ares_exp.agents.installed.recipe import AgentFile, Launch, LaunchedCommand, mcp_entry
+from ares_exp.agents.installed.launch import AGENT_DIR, AgentFile, Launch, LaunchedCommand, mcp_entry
+from ares_exp.agents.installed.packaged import PackagedAgentFactory
 from ares_exp.agents.toolbox.placing import Placed
 
 _SETTINGS = {
@@ -21,8 +21,8 @@ _OF_THE_PROVIDER = ("web_fetch", "web_search")
 _SUBAGENTS = ("agent", "task")
 
 
-class QwenCodeRecipe(PackagedRecipe):
-    """Recipe that starts qwen-code with the Node.js from the same package."""
+class QwenCodeFactory(PackagedAgentFactory):
+    """Creates qwen-code agents, which start qwen-code with the Node.js from the same package."""
 
     name = "qwen_code"
     variables = ("--openai-base-url", "OPENAI_API_KEY")
@@ -38,7 +38,7 @@ class QwenCodeRecipe(PackagedRecipe):
 
     def command(self, launch: Launch) -> LaunchedCommand:
         """Returns the command of one episode with its settings. The instruction is passed via stdin."""
-        home = f"{launch.directory}/qwen"
+        home = f"{AGENT_DIR}/qwen"
         arguments = [
             *("--yolo", "--output-format", "stream-json", "--auth-type", "openai", "--model", launch.model),
             *("--openai-base-url", f"{launch.url}/v1", *self.extra_args),
@@ -72,9 +72,3 @@ def _mcp(entry: dict[str, Any]) -> dict[str, Any]:
     if entry.pop("type") == "http":
         entry["httpUrl"] = entry.pop("url")
     return entry
-
-
-class QwenCodeFactory(PackagedAgentFactory):
-    """Creates qwen-code agents."""
-
-    recipe_type = QwenCodeRecipe

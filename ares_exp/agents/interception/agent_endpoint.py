@@ -25,14 +25,13 @@ from weakref import WeakKeyDictionary
 from aiohttp import web
 
 from ares_exp.agents.interception.line import Line, LineClosedError, Turn
-from ares_exp.agents.interception.request_reading import parse_body
 from ares_exp.agents.interception.served_chat import ChatCompletionsWire
 from ares_exp.agents.interception.served_generate_content import GenerateContentWire, split_path
 from ares_exp.agents.interception.served_messages import MessagesWire
 from ares_exp.agents.interception.served_responses import ResponsesWire
 from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.errors import WireFormatError
-from ares_exp.llms.openai_errors import bearer
+from ares_exp.llms.wire import parse_body
 
 WIRES: tuple[Wire, ...] = (ChatCompletionsWire(), ResponsesWire(), MessagesWire(), GenerateContentWire())
 """All supported wire formats. The first one is the format of errors for requests to unknown paths."""
@@ -246,16 +245,6 @@ class Endpoint:
         """Responds to one HTTP request. Closes the connection if it cannot be used for another request."""
         connection = request.protocol
         assert isinstance(connection, Connection)
-        response = await self._answer(request, connection)
-        connection.request = None
-        is_broken = request.content.exception() is not None
-        if is_broken:
-            request.content.feed_eof()  # otherwise, aiohttp reads the rest and logs a traceback
-        if is_broken or connection.is_half_closed:
-            response.force_close()
-        return response
-
-    async def _answer(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
         connection.served = None
         path = request.path.rstrip("/") or "/"
         if path != "/" and not path.startswith("/v1"):
@@ -263,17 +252,24 @@ class Endpoint:
         path, fields = split_path(path, request.query.get("alt", "json"))
         wire = wire_at(path)
         try:
-            return await self._respond(request, connection, path, fields, wire)
+            response = await self._respond(request, connection, path, fields, wire)
         except _RefusedError as refused:
             if refused.status != 426 and request.method != "HEAD":  # clients expect these to fail
                 connection.line.refuse(f"{request.method:.20} {request.path:.100}: {refused.status}, {refused!s:.300}")
             shown = wire or WIRES[0]
-            return _json(shown.error(refused.status, str(refused)), status=refused.status)
+            response = _json(shown.error(refused.status, str(refused)), status=refused.status)
         except (LineClosedError, ConnectionError):
             # The connection is closed without a response, so that the agent does not see an artificial error.
             if request.transport is not None:
                 request.transport.abort()
-            return web.Response()
+            response = web.Response()
+        connection.request = None
+        is_broken = request.content.exception() is not None
+        if is_broken:
+            request.content.feed_eof()  # otherwise, aiohttp reads the rest and logs a traceback
+        if is_broken or connection.is_half_closed:
+            response.force_close()
+        return response
 
     async def _respond(
         self,
@@ -328,8 +324,9 @@ class _RefusedError(Exception):
 
 def client_keys(headers: Mapping[str, str], query: Mapping[str, str]) -> list[str]:
     """Returns the API keys in a request: from all headers that LLM clients use, and from the query parameter `key`."""
+    scheme, _, bearer = headers.get("Authorization", "").partition(" ")
     named = [headers.get(name) for name in ("x-api-key", "x-goog-api-key", "api-key")]
-    keys = [bearer(headers), *named, query.get("key")]
+    keys = [bearer.strip() if scheme.lower() == "bearer" else None, *named, query.get("key")]
     return [key for key in keys if key]
 
 

@@ -179,13 +179,8 @@ class Line:
         self._conversation_headers = tuple(conversation_headers)
         self._forward_sampling = forward_sampling
         self._marks_background_requests = background_requests == "answer"
-        self._background_requests = 0
         self._conversations: list[Conversation] = []
-        self._requests = 0
-        self._retries = 0
-        self._dropped: set[str] = set()
-        self._refused = 0
-        self._last_refusal: str | None = None
+        self._facts = AgentFacts("")
         self._calls: set[asyncio.Task[LLMResponse]] = set()
         self._is_closed = False
 
@@ -195,16 +190,7 @@ class Line:
         conversations = tuple(conversation.name for conversation in self._conversations)
         if MAIN_CONVERSATION not in conversations:  # no request offers tools, so the first conversation is the main one
             conversations = (MAIN_CONVERSATION,)[: len(conversations)] + conversations[1:]
-        return AgentFacts(
-            "",
-            requests=self._requests,
-            retries=self._retries,
-            conversations=conversations,
-            dropped=tuple(sorted(self._dropped)),
-            background_requests=self._background_requests,
-            refused=self._refused,
-            last_refusal=self._last_refusal,
-        )
+        return replace(self._facts, conversations=conversations)
 
     def opens_for(self, key: str | None) -> bool:
         """Returns whether `key` is the line's key. The duration of the comparison reveals nothing about the key."""
@@ -212,10 +198,9 @@ class Line:
 
     def refuse(self, reason: str) -> None:
         """Counts a rejected HTTP request, and logs the first rejection. `reason` must not contain the key."""
-        if not self._refused:
+        if not self._facts.refused:
             _logger.warning("Rejected a request of the agent: %s", reason)
-        self._refused += 1
-        self._last_refusal = reason
+        self._facts += AgentFacts("", refused=1, last_refusal=reason)
 
     def ask(self, request: LLMRequest, headers: Mapping[str, str]) -> Turn:
         """Starts a call for a request, or returns the existing call if the request is a retry.
@@ -227,7 +212,7 @@ class Line:
         """
         if self._is_closed:
             raise LineClosedError
-        self._requests += 1
+        self._facts += AgentFacts("", requests=1)
         asked = canonical(request)
         key = next((value for name in self._conversation_headers if (value := headers.get(name))), MAIN_KEY)
         key = key if self._conversation_headers else ""
@@ -235,7 +220,7 @@ class Line:
         for conversation in self._conversations:
             turn = conversation.turns.get(asked.fingerprint) if conversation.key == key else None
             if turn is not None and (is_retry or not turn.is_delivered):
-                self._retries += 1
+                self._facts += AgentFacts("", retries=1)
                 return turn
         conversation = self._conversation_of(request, key, asked)
         for digest, turn in list(conversation.turns.items()):
@@ -243,8 +228,8 @@ class Line:
                 turn.call.cancel()
                 del conversation.turns[digest]
         origin = request.origin
-        if origin is not None and (new := set(origin.dropped) - self._dropped):
-            self._dropped |= new
+        if origin is not None and (new := set(origin.dropped).difference(self._facts.dropped)):
+            self._facts += AgentFacts("", dropped=tuple(new))
             _logger.info("Left out of the agent's requests (API format %s): %s.", origin.wire, ", ".join(sorted(new)))
         turn = conversation.turns[asked.fingerprint] = self._call(request, conversation)
         return turn
@@ -278,7 +263,7 @@ class Line:
     def _call(self, request: LLMRequest, conversation: Conversation) -> Turn:
         is_side = conversation.name.startswith(BACKGROUND_PREFIX) and not request.tools
         is_background = self._marks_background_requests and is_side
-        self._background_requests += is_background
+        self._facts += AgentFacts("", background_requests=int(is_background))
         origin = replace(request.origin or Origin(""), conversation=conversation.name, is_background=is_background)
         asked = origin.sampling if self._forward_sampling else {}
         sampling = {

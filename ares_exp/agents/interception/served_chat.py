@@ -20,12 +20,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ares_exp.agents.interception.request_reading import Losses, make_asked, take
-from ares_exp.agents.interception.served_wire import Asked, Wire, event, slices, to_json, with_call_ids
+from ares_exp.agents.interception.served_wire import (
+    Asked,
+    Losses,
+    Wire,
+    event,
+    make_asked,
+    openai_error,
+    slices,
+    take,
+    to_json,
+    with_call_ids,
+)
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.chat_messages import check_message
 from ares_exp.llms.openai_chat import request_from_body, response_to_body
-from ares_exp.llms.openai_errors import error_object
 from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.wire import optional, required, shorten, typed
 
@@ -124,7 +133,7 @@ class ChatCompletionsWire(Wire):
 
     def error(self, status: int, message: str) -> bytes:
         """Returns the JSON body of an error."""
-        return to_json({"error": error_object(status, message)})
+        return to_json({"error": openai_error(status, message)})
 
 
 def _tools(body: Mapping[str, Any], losses: Losses) -> dict[str, Any]:

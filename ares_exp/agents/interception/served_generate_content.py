@@ -22,13 +22,21 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import b64encode, urlsafe_b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ares_exp.agents.interception.request_reading import Losses, estimate_tokens, make_asked, parse_body, take
-from ares_exp.agents.interception.served_wire import Asked, event, slices, to_json, with_call_ids
+from ares_exp.agents.interception.served_wire import (
+    Asked,
+    Losses,
+    estimate_tokens,
+    event,
+    make_asked,
+    slices,
+    take,
+    to_json,
+    with_call_ids,
+)
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.chat_messages import (
     arguments_of_input,
@@ -40,6 +48,7 @@ from ares_exp.llms.chat_messages import (
     input_of_arguments,
     text_part,
 )
+from ares_exp.llms.reasoning import seal, unsealed
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import (
     LLMResponse,
@@ -48,8 +57,6 @@ from ares_exp.llms.response import (
     ThinkingData,
     ToolCallData,
     Usage,
-    piece_from_dict,
-    piece_to_dict,
 )
 from ares_exp.llms.wire import Report, check_keys, list_of, on_loss, optional, required, shorten, typed
 
@@ -222,7 +229,7 @@ def _pieces(parts: Sequence[Mapping[str, Any]], lose: Report) -> Iterator[Piece]
     thoughts: list[ThinkingData] = []
     for part in parts:
         signature = optional(part, "thoughtSignature", str)
-        if (sealed := _unsealed(signature or "")) is not None:
+        if (sealed := unsealed(signature or "")) is not None:
             thoughts = sealed
         elif signature:
             lose("`thoughtSignature` of another provider")
@@ -362,10 +369,10 @@ def _parts(asked: Asked, response: LLMResponse) -> list[dict[str, Any]]:
             part = {"text": piece.content}
         else:
             continue
-        parts.append(part | ({"thoughtSignature": _sealed(thoughts)} if thoughts else {}))
+        parts.append(part | ({"thoughtSignature": seal(*thoughts)} if thoughts else {}))
         thoughts = []
     if thoughts:
-        parts.append({"text": "", "thought": True, "thoughtSignature": _sealed(thoughts)})
+        parts.append({"text": "", "thought": True, "thoughtSignature": seal(*thoughts)})
     return parts
 
 
@@ -399,25 +406,3 @@ def _usage(usage: Usage) -> dict[str, int]:
         "thoughtsTokenCount": usage.reasoning_tokens,
         "totalTokenCount": usage.total_tokens,
     }
-
-
-_SEAL = "ares-exp"
-
-
-def _sealed(thoughts: Sequence[ThinkingData]) -> str:
-    """Encodes the thoughts as a signature. Signatures of this API have to be base64."""
-    return b64encode(json.dumps([_SEAL, *map(piece_to_dict, thoughts)]).encode()).decode()
-
-
-def _unsealed(signature: str) -> list[ThinkingData] | None:
-    """Decodes the thoughts from a signature. Returns `None` if ares_exp did not create the signature."""
-    try:
-        seal, *pieces = parse_body(urlsafe_b64decode(signature.replace("+", "-").replace("/", "_")))
-        thoughts = [piece_from_dict(piece) for piece in pieces]
-    except (ValueError, TypeError, WireFormatError):
-        return None
-    are_texts = all(
-        isinstance(one, ThinkingData) and isinstance(one.content, str) and isinstance(one.signature, str | None)
-        for one in thoughts
-    )
-    return [one for one in thoughts if isinstance(one, ThinkingData)] if seal == _SEAL and are_texts else None

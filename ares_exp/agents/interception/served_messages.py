@@ -19,8 +19,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ares_exp.agents.interception.request_reading import Losses, estimate_tokens, make_asked, take
-from ares_exp.agents.interception.served_wire import Asked, event, slices, to_json, with_call_ids
+from ares_exp.agents.interception.served_wire import (
+    Asked,
+    Losses,
+    estimate_tokens,
+    event,
+    make_asked,
+    slices,
+    take,
+    to_json,
+    with_call_ids,
+)
 from ares_exp.llms.anthropic_messages import request_from_body, response_to_body
 from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.wire import optional, typed

@@ -25,10 +25,19 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from ares_exp.agents.interception.request_reading import Losses, estimate_tokens, make_asked, take
-from ares_exp.agents.interception.served_wire import Asked, event, slices, to_json, with_call_ids
+from ares_exp.agents.interception.served_wire import (
+    Asked,
+    Losses,
+    estimate_tokens,
+    event,
+    make_asked,
+    openai_error,
+    slices,
+    take,
+    to_json,
+    with_call_ids,
+)
 from ares_exp.errors import WireFormatError
-from ares_exp.llms.openai_errors import error_object
 from ares_exp.llms.openai_responses import empty_response, request_from_body, response_to_body
 from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.responses_tools import tool_forms
@@ -67,7 +76,8 @@ class ResponsesWire:
         rest, options = take(rest, ["stream_options", "background"])
         if optional(options, "background", bool):
             raise WireFormatError("`background` is not supported. Leave it out.")
-        if (_mapping(_mapping(sampling, "text"), "format")).get("type", "text") != "text":
+        text = optional(sampling, "text", Mapping) or {}
+        if (optional(text, "format", Mapping) or {}).get("type", "text") != "text":
             losses.add("text.format")
         return make_asked(
             request_from_body(rest, strict=False, report=losses),
@@ -106,11 +116,7 @@ class ResponsesWire:
 
     def error(self, status: int, message: str) -> bytes:
         """Returns the JSON body of an error."""
-        return to_json({"error": error_object(status, message)})
-
-
-def _mapping(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return optional(of, name, Mapping) or {}
+        return to_json({"error": openai_error(status, message)})
 
 
 def _response(asked: Asked, response: LLMResponse) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
 
+from ares_exp.agents.runtime.virtual_clock import VirtualClockAndRandom
 from ares_exp.errors import EpisodeStateError, NondeterministicCallError
 
 if TYPE_CHECKING:
@@ -34,25 +34,24 @@ class AgentLoop(asyncio.AbstractEventLoop):
     """An event loop that supports only tasks, futures, timers and threads. It rejects all other operations.
 
     Attributes:
-        now: Current value of `time()`, in seconds since the agent started. The owner sets it.
-        is_pumping: Whether agent code is running.
+        clock: Clock and random generators of the agent. The owner sets its time, which is the time of the loop.
+        owner: Performs timers, threads and error reports. `None` after the agent has ended; they then have no effect.
         ran_away: Whether the agent was stopped because it used up `MAX_CALLBACKS` without waiting for a call.
         tasks: Tasks of the agent that have not been garbage-collected.
     """
 
-    def __init__(self, owner: AgentRuntime) -> None:
+    def __init__(self, owner: AgentRuntime, clock: VirtualClockAndRandom) -> None:
         """Creates a loop. `owner` performs operations outside of the loop, such as timers and threads."""
-        self.now = 0.0
-        self.is_pumping = False
+        self.clock = clock
         self.ran_away = False
-        self._owner: AgentRuntime | None = owner
+        self.owner: AgentRuntime | None = owner
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._ready: deque[asyncio.Handle] = deque()
 
-    def pump(self, clock_and_random: AbstractContextManager[object]) -> None:
+    def pump(self) -> None:
         """Runs callbacks until none is ready. After `MAX_CALLBACKS`, drops the remaining ones and sets `ran_away`.
 
-        The callbacks run inside of the context manager `clock_and_random`.
+        While the callbacks run, functions such as `time.time` use the agent's clock and random generators.
         """
         ready, left = self._ready, MAX_CALLBACKS
         outer = asyncio.events._get_running_loop()
@@ -64,9 +63,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
             asyncio._leave_task(outer, outer_task)
         asyncio.events._set_running_loop(self)
         sys.set_asyncgen_hooks(firstiter=None, finalizer=self._close_generator)
-        self.is_pumping = True
         try:
-            with clock_and_random:
+            with self.clock:
                 while ready:
                     if not left:
                         ready.clear()
@@ -80,15 +78,10 @@ class AgentLoop(asyncio.AbstractEventLoop):
                         except SystemExit:
                             continue  # the task stores the exception
         finally:
-            self.is_pumping = False
             sys.set_asyncgen_hooks(*generators)
             asyncio.events._set_running_loop(outer)
             if outer is not None and outer_task is not None:
                 asyncio._enter_task(outer, outer_task)
-
-    def let_go(self) -> None:
-        """Drops the owner after the agent has ended, to free memory. Later timers and error reports have no effect."""
-        self._owner = None
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Closes an unfinished asynchronous generator on this loop. By default, asyncio would use the outer loop."""
@@ -114,7 +107,7 @@ class AgentLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         """Schedules a callback after a delay, as in any event loop."""
-        return self.call_at(self.now + delay, callback, *args, context=context)
+        return self.call_at(self.clock.now + delay, callback, *args, context=context)
 
     def call_at(
         self,
@@ -125,17 +118,17 @@ class AgentLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         """Schedules a callback for a point in time, as in any event loop."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        if self._owner is not None:
-            self._owner.set_timer(handle)
+        if self.owner is not None:
+            self.owner.set_timer(handle, when - self.clock.now)
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        if self._owner is not None:
-            self._owner.drop_timer(handle)
+        if self.owner is not None:
+            self.owner.drop_timer(handle)
 
     def time(self) -> float:
         """Returns the seconds from the start of the agent to the last delivered result."""
-        return self.now
+        return self.clock.now
 
     def create_future(self) -> asyncio.Future[Any]:
         """Creates a future, as in any event loop."""
@@ -149,13 +142,13 @@ class AgentLoop(asyncio.AbstractEventLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
         """Runs `func` in a thread. A replay calls `func` again, so it must have no side effects. Ignores `executor`."""
-        if self._owner is None:
+        if self.owner is None:
             raise EpisodeStateError("The agent's part of the episode has ended, so no more threads can start.")
-        return self._owner.run_in_thread(func, args)
+        return self.owner.run_in_thread(func, args)
 
     def is_running(self) -> bool:
         """Returns whether agent code is running."""
-        return self.is_pumping
+        return asyncio.events._get_running_loop() is self
 
     def is_closed(self) -> bool:
         """Returns `False`, because the loop is never closed."""
@@ -176,8 +169,8 @@ class AgentLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Passes the context of an exception to the owner."""
-        if self._owner is not None:
-            self._owner.report(context)
+        if self.owner is not None:
+            self.owner.report(context)
 
     default_exception_handler = call_exception_handler
 
@@ -196,8 +189,8 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
             "input, set `deterministic = False` on its factory. Its episodes can then only be restored from a state "
             "that the agent exports (`StatefulAgent`)."
         )
-        if self._owner is not None:
-            self._owner.note_refusal(error)
+        if self.owner is not None:
+            self.owner.note_refusal(error)
         raise error
 
     return refuse

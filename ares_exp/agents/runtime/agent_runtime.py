@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,13 +56,9 @@ class AgentRuntime:
         self.refused: NondeterministicCallError | None = None
         self._outer = asyncio.get_running_loop()
         self._agent_loop: AgentLoop | None = None
-        self._loop: asyncio.AbstractEventLoop = self._outer
-        self._clock_and_random: VirtualClockAndRandom | nullcontext[None] = nullcontext()
         if journal is not None:
-            loop = self._loop = self._agent_loop = AgentLoop(self)  # type: ignore[abstract]  # the rest is rejected
-            self._clock_and_random = VirtualClockAndRandom(
-                seed=journal.seed, started_at=journal.started_at, now=loop.time
-            )
+            clock = VirtualClockAndRandom(seed=journal.seed, started_at=journal.started_at)
+            self._agent_loop = AgentLoop(self, clock)  # type: ignore[abstract]  # the rest is rejected
         self._on_llm = on_llm
         self._on_change = on_change
         self._open: dict[int, Call] = {}
@@ -140,9 +135,9 @@ class AgentRuntime:
 
     def reseed(self, seed: int) -> None:
         """Reseeds the random generators of the agent, and records the new seed in the journal."""
-        if self.journal is not None and isinstance(self._clock_and_random, VirtualClockAndRandom):
+        if self.journal is not None and self._agent_loop is not None:
             self.journal.entries.append(SeedEntry(seed))
-            self._clock_and_random.reseed(seed)
+            self._agent_loop.clock.reseed(seed)
 
     def hold(self) -> None:
         """Defers results and new calls until `release`, so that the agent and the journal do not change meanwhile."""
@@ -181,7 +176,7 @@ class AgentRuntime:
             # Breaks reference cycles, so that the episode is freed without the garbage collector.
             self._on_llm, self._on_change = lambda _: None, lambda: None
             if self._agent_loop is not None:
-                self._agent_loop.let_go()
+                self._agent_loop.owner = None
 
     def replay(
         self, agent: AgentStart, *, elapsed_sec: float, originals: Mapping[int, LLMRequest] | None = None
@@ -230,13 +225,12 @@ class AgentRuntime:
         self._pump()
         while (entry := replay.next_event(finished=self.has_ended)) is not None:
             if isinstance(entry, SeedEntry):
-                assert isinstance(self._clock_and_random, VirtualClockAndRandom)
-                self._clock_and_random.reseed(entry.seed)
+                self._agent_loop.clock.reseed(entry.seed)
                 continue
             if (call := self._open.pop(entry.call_id, None)) is None:
                 raise replay.given_up(entry)
             call.is_open = False
-            self._agent_loop.now = entry.at
+            self._agent_loop.clock.now = entry.at
             self._complete(call, *_recorded_outcome(call, entry))
             self._pump()
         for place, made in enumerate(self.journal.entries):
@@ -253,7 +247,7 @@ class AgentRuntime:
             self._make_task(agent)
 
     def _make_task(self, agent: AgentStart) -> None:
-        self.task = self._loop.create_task(agent(), name="code agent")
+        self.task = (self._agent_loop or self._outer).create_task(agent(), name="code agent")
         self.task.add_done_callback(self._ended)
 
     def _ended(self, _: object) -> None:
@@ -262,9 +256,8 @@ class AgentRuntime:
 
     def _pump(self) -> None:
         if self._agent_loop is not None:
-            self._agent_loop.pump(self._clock_and_random)
-        if self._ran is not None:
-            self._has_run()
+            self._agent_loop.pump()
+        self._has_run()
 
     def _has_run(self) -> None:
         """Wakes `cancel`, which waits until the agent has run or ended."""
@@ -283,20 +276,19 @@ class AgentRuntime:
         If a replayed agent makes a call that is not in the journal, the call never completes, so the agent cannot
         continue.
         """
-        future = None if kind == "timer" else self._loop.create_future()
-        if self._replay is None:
-            call = Call(self._next_id, kind, arguments, perform, again, future)
+        future = None if kind == "timer" else (self._agent_loop or self._outer).create_future()
+        call_id = self._next_id if self._replay is None else self._replay.match(kind, arguments)
+        call = Call(-1 if call_id is None else call_id, kind, arguments, perform, again, future)
+        if call_id is None:
+            return call
+        if self._replay is not None:
+            self._made_again[call_id] = arguments
+        else:
             self._next_id += 1
             if self.journal is not None:
-                self.journal.entries.append(CallEntry(call.call_id, kind, arguments))
+                self.journal.entries.append(CallEntry(call_id, kind, arguments))
             else:
                 self._outer.call_soon(self._dispatch)
-        else:
-            call_id = self._replay.match(kind, arguments)
-            if call_id is None:
-                return Call(-1, kind, arguments, perform, again, future)
-            self._made_again[call_id] = arguments
-            call = Call(call_id, kind, arguments, perform, again, future)
         call.is_open = True
         self._open[call.call_id] = call
         self._new.append(call)
@@ -342,13 +334,12 @@ class AgentRuntime:
         if self._open.pop(call.call_id, None) is None:
             return
         call.is_open = False
-        if self.journal is not None:
-            assert self._agent_loop is not None
-            now = self._agent_loop.now = round(max(self._agent_loop.now, self._outer.time() - self._started), 6)
-            if call.kind == "thread":  # replays run the function again, so its result need not be JSON-ready
-                self.journal.entries.append(DoneEntry(call.call_id, now))
-            else:
-                self.journal.entries.append(DoneEntry(call.call_id, now, value, error))
+        if self.journal is not None and self._agent_loop is not None:
+            clock = self._agent_loop.clock
+            clock.now = round(max(clock.now, self.elapsed_sec), 6)
+            # Replays run the function of a thread again, so its result need not be JSON-ready.
+            outcome = () if call.kind == "thread" else (value, error)
+            self.journal.entries.append(DoneEntry(call.call_id, clock.now, *outcome))
         self._complete(call, value, error)
         self._pump()
         self._dispatch()
@@ -374,10 +365,9 @@ class AgentRuntime:
         if call.work is not None:
             call.work.cancel()
 
-    def set_timer(self, handle: asyncio.TimerHandle) -> None:
-        """Records a timer as a call. When its time comes, the agent loop runs `handle`."""
-        assert self._agent_loop is not None
-        call = self._ask("timer", round(handle.when() - self._agent_loop.now, 6))
+    def set_timer(self, handle: asyncio.TimerHandle, delay: float) -> None:
+        """Records a timer as a call. After `delay` seconds, the agent loop runs `handle`."""
+        call = self._ask("timer", round(delay, 6))
         call.handle = handle
         self._timers[id(handle)] = call
 

@@ -30,12 +30,12 @@ class VirtualClockAndRandom:
 
     Attributes:
         started_at: Start time of the agent in epoch seconds.
-        now: Function that returns the seconds since the start on the agent's clock.
+        now: Time on the agent's clock, in seconds since the start. The owner sets it.
     """
 
     __slots__ = ("_around", "_generators", "_seed", "now", "started_at")
 
-    def __init__(self, *, seed: int, started_at: float, now: Callable[[], float]) -> None:
+    def __init__(self, *, seed: int, started_at: float, now: float = 0.0) -> None:
         self.started_at, self.now = started_at, now
         self._around: VirtualClockAndRandom | None = None
         self.reseed(seed)
@@ -105,7 +105,7 @@ def _clock_functions() -> Mapping[str, Callable[..., Any]]:
     local, utc, text, shown, formatted = time.localtime, time.gmtime, time.ctime, time.asctime, time.strftime
 
     def epoch(there: VirtualClockAndRandom) -> float:
-        return there.started_at + there.now()
+        return there.started_at + there.now
 
     def of_moment(convert: Callable[[float], Any]) -> Callable[..., Any]:
         return lambda there, moment=None: convert(epoch(there) if moment is None else moment)
@@ -113,10 +113,10 @@ def _clock_functions() -> Mapping[str, Callable[..., Any]]:
     return {
         "time": epoch,
         "time_ns": lambda there: int(epoch(there) * 1e9),
-        "monotonic": lambda there: there.now(),
-        "monotonic_ns": lambda there: int(there.now() * 1e9),
-        "perf_counter": lambda there: there.now(),
-        "perf_counter_ns": lambda there: int(there.now() * 1e9),
+        "monotonic": lambda there: there.now,
+        "monotonic_ns": lambda there: int(there.now * 1e9),
+        "perf_counter": lambda there: there.now,
+        "perf_counter_ns": lambda there: int(there.now * 1e9),
         "localtime": of_moment(local),
         "gmtime": of_moment(utc),
         "ctime": of_moment(text),
@@ -135,15 +135,12 @@ def _draw_functions() -> Mapping[str, Callable[..., Any]]:
     return {name: draw(name) for name in random.__all__ if getattr(getattr(random, name), "__self__", None) is shared}
 
 
-def _id_functions() -> Mapping[str, Callable[..., Any]]:
-    def draw(version: int) -> Callable[..., uuid.UUID]:
-        return lambda there, *_, **__: uuid.UUID(int=there.generators[1].getrandbits(128), version=version)
-
-    return {"uuid1": draw(1), "uuid4": draw(4)}
+def _id_function(version: int) -> Callable[..., uuid.UUID]:
+    return lambda there, *_, **__: uuid.UUID(int=there.generators[1].getrandbits(128), version=version)
 
 
 _exchanges = (
     _Exchange(vars(time), _clock_functions()),
     _Exchange(vars(random), _draw_functions()),
-    _Exchange(vars(uuid), _id_functions()),
+    _Exchange(vars(uuid), {"uuid1": _id_function(1), "uuid4": _id_function(4)}),
 )

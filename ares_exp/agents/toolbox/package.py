@@ -79,13 +79,11 @@ class Pack:
         specs: Requested packages, such as `npm:@github/copilot@1.0.102` and `pip:aider-chat==0.86.2`.
         node: Version of Node.js for npm packages.
         python: Minor version of Python for Python packages, or the path of an interpreter to copy.
-        size: Approximate download size in bytes; 0 if unknown.
     """
 
     specs: tuple[str, ...]
     node: str = "22"
     python: str = "3.12"
-    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +125,8 @@ class Build:
 
     @property
     def size(self) -> int:
-        """Approximate size of the downloads in bytes."""
-        return sum(part.size for part in self.parts)
+        """Approximate size of the downloads in bytes, without packs, whose size is unknown."""
+        return sum(part.size for part in self.parts if not isinstance(part, Pack))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +226,7 @@ def _qwen_code(machine: str, libc: Libc, size: int, node: str) -> Build:
     return Build("qwen_code", _QWEN_CODE, machine, libc, (tarball, wheel))
 
 
-def _mini_swe_agent(machine: str, libc: Libc, python: str) -> Build:
-    wheels = Wheels("mini_swe_agent.lock", 45 * _MB, "site", left_out=("bin",))
-    return Build("mini_swe_agent", _MINI, machine, libc, (wheels,), python=python)
+_MINI_WHEELS = Wheels("mini_swe_agent.lock", 45 * _MB, "site", left_out=("bin",))
 
 
 def _packed(
@@ -345,7 +341,7 @@ PACKAGES = {
             "MIT",
             ("chat_completions",),
             tuple(
-                _mini_swe_agent(machine, libc, python)
+                Build("mini_swe_agent", _MINI, machine, libc, (_MINI_WHEELS,), python=python)
                 for machine in ("x64", "arm64")
                 for libc in ("glibc", "musl")
                 for python in PYTHONS

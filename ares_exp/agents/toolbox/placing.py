@@ -17,7 +17,7 @@ from ares_exp.agents.toolbox.package import PACKAGES, PYTHONS, AgentPackage, Bui
 from ares_exp.agents.toolbox.package_store import AgentStore, Installed
 from ares_exp.agents.toolbox.packing import NODE, PYTHON
 from ares_exp.cancellation import in_thread
-from ares_exp.containers.container import GLIBC_LOADERS, Mount, find_missing_glibc
+from ares_exp.containers.container import GLIBC_LOADERS, find_missing_glibc
 from ares_exp.errors import AgentInstallError, ConfigError, ToolboxError, close_matches
 
 _LOOK_SEC = 60.0
@@ -195,47 +195,30 @@ async def _for_python(container: AgentContainer, package: AgentPackage, by_pytho
     )
 
 
-class PackageMount:
-    """The package that the option `agent.package` names. It is packed once, and mounted into containers.
+async def ready_pack(name: str) -> Installed:
+    """Returns the package that the option `agent.package` names. Packs it if it is not installed.
 
-    Attributes:
-        name: Name of the package.
-        version: Version and digest of the package for records. Known after `preflight`.
-        mounts: Mount of the package. Known after `preflight`.
+    Raises:
+        ConfigError: No package has this name.
+        ToolboxError: The package cannot be packed.
     """
+    (found,) = await ready_builds(await in_thread(lambda: package_for(name)))
+    return found
 
-    def __init__(self, name: str) -> None:
-        """Stores the name. Only `preflight` accesses the disk."""
-        self.name = name
-        self.version: str | None = None
-        self.mounts: tuple[Mount, ...] = ()
-        self._package = user_package(name)
-        self._found: Installed | None = None
 
-    async def preflight(self) -> None:
-        """Packs the package if it is not installed, and sets `version` and `mounts`.
+async def find_pack(container: AgentContainer, pack: Installed) -> str:
+    """Returns the path of a mounted pack in a container.
 
-        Raises:
-            ConfigError: No package has this name.
-            ToolboxError: The package cannot be packed.
-        """
-        self._package = await in_thread(lambda: package_for(self.name))
-        (found,) = await ready_builds(self._package)
-        self._found, self.mounts = found, (replace(found.mount, needs_glibc=self.name),)
-        self.version = f"{self.name} {found.version} {found.digest}"
-
-    async def find(self, container: AgentContainer) -> str:
-        """Returns the path of the package in a container.
-
-        Raises:
-            AgentInstallError: The container has no glibc, or the packed Node.js or Python does not run in it.
-        """
-        assert self._found is not None, "preflight was not called"
-        has_glibc = await _libc(container) == "glibc"
-        if problem := find_missing_glibc(self.mounts, lambda _: has_glibc):
-            raise AgentInstallError(problem)
-        placed = Placed(self._found.build)
-        runtimes = [name for name in (NODE, PYTHON) if name in self._found.programs]
-        checks = " && ".join(f"{placed.path('bin', name)} --version" for name in runtimes)
-        await check_runs(container, self._package, placed.build, checks)
-        return placed.path()
+    Raises:
+        AgentInstallError: The container has no glibc, or the packed Node.js or Python does not run in it.
+    """
+    name = pack.build.name
+    package = PACKAGES[name] if pack.build.version else user_package(name)
+    has_glibc = await _libc(container) == "glibc"
+    if problem := find_missing_glibc([replace(pack.mount, needs_glibc=name)], lambda _: has_glibc):
+        raise AgentInstallError(problem)
+    placed = Placed(pack.build)
+    runtimes = [runtime for runtime in (NODE, PYTHON) if runtime in pack.programs]
+    checks = " && ".join(f"{placed.path('bin', runtime)} --version" for runtime in runtimes)
+    await check_runs(container, package, placed.build, checks)
+    return placed.path()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import ares_exp
-from ares_exp.agents.installed.command import CommandAgentFactory, CommandRecipe
-from ares_exp.agents.installed.recipe import mcp_json
-from ares_exp.agents.toolbox.placing import PackageMount
+from ares_exp.agents.installed.command import CommandAgentFactory
+from ares_exp.agents.installed.launch import mcp_json
+from ares_exp.agents.toolbox.package import user_package
+from ares_exp.agents.toolbox.package_store import Installed
 from ares_exp.commands.cli.main import run_word
-from ares_exp.containers.container import Mount
 from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
@@ -326,12 +326,12 @@ async def test_version_is_the_digest_of_the_files(tmp_path: Path) -> None:
         for options in ({"files": {"/x": tmp_path / "file"}}, {"mount": tmp_path / "mine"}):
             factory = CommandAgentFactory(command="./x", **options)  # type: ignore[arg-type]
             await factory.preflight()
-            versions.append(factory.recipe.version)
+            versions.append(factory.version)
     assert versions[:2] == versions[4:]
     assert len({*versions[:4]}) == 4
     factory = CommandAgentFactory(command="./x")
     await factory.preflight()
-    assert factory.recipe.version is None
+    assert factory.version is None
 
 
 def test_mounted_files_and_variables_reach_the_program(tmp_path: Path) -> None:
@@ -424,11 +424,11 @@ def test_missing_forwarded_ports_are_refused_before_the_start(monkeypatch: pytes
 
 
 async def test_repeated_preflight_keeps_version_and_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def preflight(package: PackageMount) -> None:
-        package.version, package.mounts = "pi 1 sha256:0", (Mount(tmp_path, "/opt/pi", "0"),)
+    async def packed(name: str) -> Installed:
+        return Installed(user_package(name).builds[0], tmp_path, "1", "sha256:0", 0, (), (), 0.0)
 
-    monkeypatch.setattr(PackageMount, "preflight", preflight)
-    recipe = CommandRecipe(name="pi", mount=None, package="pi", normalisers={})
+    monkeypatch.setattr("ares_exp.agents.installed.command.ready_pack", packed)
+    factory = CommandAgentFactory(command="pi", package="pi")
     for _ in range(2):
-        await recipe.preflight()
-        assert (recipe.version, len(recipe.mounts)) == ("pi 1 sha256:0", 1)
+        await factory.preflight()
+        assert (factory.version, len(factory.mounts)) == ("pi 1 sha256:0", 1)

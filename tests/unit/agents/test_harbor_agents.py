@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ares_exp
-from ares_exp.agents.installed.harbor_agents import ApiFormat, HarborAgentFactory, HarborEnvironment, HarborOptions
+from ares_exp.agents.installed.harbor_agents import ApiFormat, HarborAgentFactory, HarborEnvironment
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ConfigError, PreflightError
@@ -113,9 +113,9 @@ async def test_cancelled_class_runs_no_more_commands(tmp_path: Path) -> None:
 def test_class_gets_skills_servers_and_its_options(
     tmp_path: Path, api_format: ApiFormat, model: str, path: str
 ) -> None:
-    options = HarborOptions(f"{CLASSES}:ChatAgent", model, api_format, {"A": "b"})
+    factory = HarborAgentFactory(name=f"{CLASSES}:ChatAgent", model_name="m", api_format=api_format, env={"A": "b"})
     context = AgentContext(skills_dir="/skills", mcp_servers=(McpServer(name="docs", url="http://docs:1/mcp"),))
-    agent = options.create(tmp_path, "http://127.0.0.1:1", "key", context)
+    agent = factory.create(tmp_path, "http://127.0.0.1:1", "key", context)
     assert (agent.skills_dir, agent.mcp_servers[0].name, agent.mcp_servers[0].url) == (
         "/skills",
         "docs",
@@ -123,7 +123,7 @@ def test_class_gets_skills_servers_and_its_options(
     )
     assert (agent.model_name, agent.model_connection.execution_base_url) == (model, f"http://127.0.0.1:1{path}")
     assert (agent.model_connection.api_key, agent.extra_env["A"]) == ("key", "b")
-    assert HarborAgentFactory(name=f"{CLASSES}:ChatAgent").supports == {"mcp_servers", "skills_dir"}
+    assert factory.supports == {"mcp_servers", "skills_dir"}
 
 
 @pytest.mark.parametrize(

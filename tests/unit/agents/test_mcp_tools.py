@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from ares_exp.agents.mcp_tools import McpCall, McpError, McpTools
-from ares_exp.agents.tool_calls import UnusableCall
+from ares_exp.agents.mcp_tools import McpTools
+from ares_exp.agents.tool_calls import McpCall, ToolError, UnusableCall, read_call
 from ares_exp.agents.tools_agent import ToolsAgentFactory
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
@@ -37,8 +37,8 @@ async def box(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
 
 
 async def opened(box: Any, *servers: McpServer, timeout_sec: float = 60) -> McpTools:
-    tools = McpTools(box, servers, timeout_sec=timeout_sec)
-    await tools.open()
+    tools = McpTools(box, timeout_sec=timeout_sec)
+    await tools.open(servers)
     return tools
 
 
@@ -50,9 +50,9 @@ async def test_server_in_the_container_works(box: Any) -> None:
     assert await tools.call(McpCall(ADD, {"by": 2})) == "2 ünits\n[image image/png]"
     assert (await tools.call(McpCall(ADD, {"by": 3}))).startswith("5 ")
     assert (await tools.call(McpCall(ADD, {"by": 1, "more": "'x' \n" * 40_000}))).startswith("6 ")
-    with pytest.raises(McpError, match="by is no number"):
+    with pytest.raises(ToolError, match="by is no number"):
         await tools.call(McpCall(ADD, {}))
-    with pytest.raises(McpError, match="I die"):
+    with pytest.raises(ToolError, match="I die"):
         await tools.call(McpCall(die["name"], {}))
     told = await tools.call(McpCall(ADD, {"by": 1}))
     assert told.startswith("(The server was restarted, so the data in its memory is lost.)\n1 ")
@@ -135,12 +135,10 @@ async def test_agent_offers_and_calls_the_tools(box: Any) -> None:
 
 
 def test_calls_are_validated() -> None:
-    tools = McpTools(RehearsalContainer(), [STDIO], timeout_sec=1)
-    assert tools.read(ToolCallData("c", ADD, "{}")) is None
-    tools._add(tools._servers[0], {"name": "add/it", "inputSchema": {"type": "object"}})
-    assert tools.read(ToolCallData("c", ADD, '{"by": 1}')) == McpCall(ADD, {"by": 1})
+    assert isinstance(read_call(ToolCallData("c", ADD, "{}"), ["bash"]), UnusableCall)
+    assert read_call(ToolCallData("c", ADD, '{"by": 1}'), ["bash"], [ADD]) == McpCall(ADD, {"by": 1})
     for wrong in ("{", "[]"):
-        assert isinstance(tools.read(ToolCallData("c", ADD, wrong)), UnusableCall)
+        assert isinstance(read_call(ToolCallData("c", ADD, wrong), ["bash"], [ADD]), UnusableCall)
 
 
 async def test_agent_with_servers_can_be_replayed() -> None:

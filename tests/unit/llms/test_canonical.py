@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.llms.canonical import canonical, canonical_messages, fingerprint
+from ares_exp.llms.canonical import canonical, canonical_messages
 from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
 from tests.canonical_response import canonical_response
@@ -82,14 +82,14 @@ OTHER = {
 
 @pytest.mark.parametrize("what", SAME)
 def test_equivalent_requests_have_the_same_fingerprint(what: str) -> None:
-    assert fingerprint(SAME[what]) == fingerprint(BASE)
+    assert canonical(SAME[what]).fingerprint == canonical(BASE).fingerprint
     assert canonical(SAME[what]) == canonical(BASE)
 
 
 @pytest.mark.parametrize("what", OTHER)
 def test_different_requests_have_different_fingerprints(what: str) -> None:
-    assert fingerprint(OTHER[what]) != fingerprint(BASE)
-    assert len({fingerprint(other) for other in OTHER.values()}) == len(OTHER)
+    assert canonical(OTHER[what]).fingerprint != canonical(BASE).fingerprint
+    assert len({canonical(other).fingerprint for other in OTHER.values()}) == len(OTHER)
 
 
 def test_conversation_is_continued_by_a_longer_one() -> None:
@@ -111,9 +111,9 @@ def test_repeated_response_matches_its_message() -> None:
 
 def test_normalised_messages_are_compared() -> None:
     other = with_message(2, content="b.txt at 12:00")
-    assert fingerprint(other) != fingerprint(BASE)
+    assert canonical(other).fingerprint != canonical(BASE).fingerprint
 
     def timeless(message: Any) -> Any:
         return {**message, "content": str(message.get("content")).removesuffix(" at 12:00")}
 
-    assert fingerprint(other, timeless) == fingerprint(BASE, timeless)
+    assert canonical(other, timeless).fingerprint == canonical(BASE, timeless).fingerprint

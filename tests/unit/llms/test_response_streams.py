@@ -8,7 +8,7 @@ import pytest
 from ares_exp.errors import WireFormatError
 from ares_exp.llms import anthropic_messages, openai_chat, openai_responses
 from ares_exp.llms.anthropic_messages import StreamedMessage
-from ares_exp.llms.openai_chat_stream import StreamedCompletion
+from ares_exp.llms.openai_chat import StreamedCompletion
 from ares_exp.llms.openai_responses import StreamedResponse
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
 from ares_exp.llms.response_stream import EventReader, ResponseStream

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ares_exp.agents.interception.agent_endpoint import WIRES
-from ares_exp.agents.interception.request_reading import MAX_DEPTH, parse_body
 from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.errors import WireFormatError
-from ares_exp.llms.canonical import canonical, fingerprint
+from ares_exp.llms.canonical import canonical
 from ares_exp.llms.reasoning import reasoning_of_message
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
+from ares_exp.llms.wire import MAX_DEPTH, parse_body
 from tests.examples import examples
 
 PNG = "data:image/png;base64,AA=="
@@ -209,7 +209,7 @@ def check(wire: Wire, body: Any) -> None:
         told = json.loads(wire.error(400, str(refused)))["error"]
         assert "Expected" in told["message"]
         return
-    assert fingerprint(asked.request)
+    assert canonical(asked.request).fingerprint
     assert asked.request.origin is not None
     json.loads(wire.whole(asked, RESPONSE))
     assert b"".join([wire.opening(asked), wire.keepalive(asked, 1), *wire.events(asked, RESPONSE, 1)])
@@ -314,12 +314,12 @@ def test_each_request_continues_its_predecessor(agent: str) -> None:
     ],
 )
 def test_two_runs_send_the_same_requests(agent: str, normalise: Any) -> None:
-    one, other = ([fingerprint(asked.request, normalise) for asked in run] for run in runs(agent))
+    one, other = ([canonical(asked.request, normalise).fingerprint for asked in run] for run in runs(agent))
     assert one == other
 
 
 def test_codex_requests_differ_in_times() -> None:
-    one, other = ([fingerprint(asked.request) for asked in run] for run in runs("codex"))
+    one, other = ([canonical(asked.request).fingerprint for asked in run] for run in runs("codex"))
     assert (one[0], one[1] == other[1]) == (other[0], False)
 
 

@@ -1,13 +1,13 @@
 import asyncio
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from ares_exp.agents.runtime.agent_loop import AgentLoop
 from ares_exp.agents.runtime.journal import CallEntry, DoneEntry, Journal
+from ares_exp.agents.runtime.virtual_clock import VirtualClockAndRandom
 from ares_exp.errors import DivergenceError, JournalError, NondeterministicCallError
 from ares_exp.llms.request import LLMRequest
 from tests.unit.agents.runtime.programs import Program, World, again, new_journal, on_disk
@@ -19,7 +19,7 @@ class Owner:
         self.reported: list[dict[str, Any]] = []
         self.refused: list[NondeterministicCallError] = []
 
-    def set_timer(self, handle: asyncio.TimerHandle) -> None:
+    def set_timer(self, handle: asyncio.TimerHandle, delay: float) -> None:
         self.timers.append(handle)
 
     def drop_timer(self, handle: asyncio.TimerHandle) -> None:
@@ -37,11 +37,7 @@ class Owner:
 
 def new_loop() -> tuple[AgentLoop, Owner]:
     owner = Owner()
-    return AgentLoop(owner), owner  # type: ignore[abstract, arg-type]
-
-
-def pump(loop: AgentLoop) -> None:
-    loop.pump(nullcontext())
+    return AgentLoop(owner, VirtualClockAndRandom(seed=1, started_at=0.0)), owner  # type: ignore[abstract, arg-type]
 
 
 async def test_callbacks_run_only_while_pumped() -> None:
@@ -55,7 +51,7 @@ async def test_callbacks_run_only_while_pumped() -> None:
 
     task = loop.create_task(work())
     assert seen == []
-    pump(loop)
+    loop.pump()
     assert (seen, task.done()) == ([0, 1, 2], True)
 
 
@@ -66,7 +62,7 @@ async def test_callbacks_run_in_order() -> None:
     loop.call_soon(lambda: loop.call_soon(seen.append, "c"))
     loop.call_soon(seen.append, "gone").cancel()
     loop.call_soon(seen.append, "b")
-    pump(loop)
+    loop.pump()
     assert seen == ["a", "b", "c"]
 
 
@@ -79,7 +75,7 @@ async def test_agent_loop_is_only_the_running_loop_inside() -> None:
         seen.extend([asyncio.get_running_loop(), loop.is_running(), asyncio.current_task()])
 
     task = loop.create_task(work())
-    pump(loop)
+    loop.pump()
     assert seen == [loop, True, task]
     assert asyncio.get_running_loop() is outer
     assert not loop.is_running()
@@ -99,13 +95,13 @@ async def test_pump_hides_and_restores_the_task_outside() -> None:
 
     async def work() -> None:
         inner_task = inner.create_task(nested())
-        pump(inner)
+        inner.pump()
         look("task")
         assert seen["nested"] == (inner_task, None)
 
     task = loop.create_task(work())
     loop.call_soon(look, "callback")
-    pump(loop)
+    loop.pump()
     task.result()
     assert (seen["task"], seen["callback"]) == ((task, None), (None, None))
     assert asyncio.current_task() is outer_task
@@ -120,7 +116,7 @@ async def test_pump_from_a_callback_restores_no_task() -> None:
         await asyncio.sleep(0)
 
     task = loop.create_task(work())
-    outer.call_soon(lambda: (pump(loop), after.set_result(asyncio.current_task())))
+    outer.call_soon(lambda: (loop.pump(), after.set_result(asyncio.current_task())))
     assert await after is None
     assert task.done()
 
@@ -136,10 +132,10 @@ async def test_keyboard_interrupt_passes_and_keeps_the_loop() -> None:
     task = loop.create_task(interrupted())
     loop.call_soon(after.append, 1)
     with pytest.raises(KeyboardInterrupt):
-        pump(loop)
+        loop.pump()
     assert isinstance(task.exception(), KeyboardInterrupt)
     assert (asyncio.get_running_loop(), asyncio.current_task()) == (outer, outer_task)
-    pump(loop)
+    loop.pump()
     assert after == [1]
 
 
@@ -152,7 +148,7 @@ async def test_sys_exit_ends_only_its_task() -> None:
 
     task = loop.create_task(leaves())
     loop.call_soon(seen.append, 1)
-    pump(loop)
+    loop.pump()
     assert seen == [1]
     assert isinstance(task.exception(), SystemExit)
 
@@ -160,13 +156,13 @@ async def test_sys_exit_ends_only_its_task() -> None:
 async def test_timers_are_passed_to_the_owner() -> None:
     loop, owner = new_loop()
     seen: list[str] = []
-    loop.now = 3.0
+    loop.clock.now = 3.0
     first, second = loop.call_later(2, seen.append, "first"), loop.call_at(4, seen.append, "second")
     assert [handle.when() for handle in owner.timers] == [5.0, 4.0]
     second.cancel()
     assert owner.timers == [first]
     loop.run_soon(first)
-    pump(loop)
+    loop.pump()
     assert seen == ["first"]
 
 
@@ -201,7 +197,7 @@ async def test_unsupported_calls_are_refused_by_name(name: str) -> None:
             raised.append(error)
 
     task = loop.create_task(work())
-    pump(loop)
+    loop.pump()
     task.result()
     assert raised == owner.refused
     assert f"`{name}`" in str(raised[0])

@@ -21,7 +21,7 @@ def now_there() -> tuple[object, ...]:
 
 
 def clock_and_random(seed: int = 1, now: float = 5.0) -> VirtualClockAndRandom:
-    return VirtualClockAndRandom(seed=seed, started_at=THEN, now=lambda: now)
+    return VirtualClockAndRandom(seed=seed, started_at=THEN, now=now)
 
 
 def test_clock_is_virtual() -> None:
@@ -129,11 +129,11 @@ def test_agents_in_threads_are_independent() -> None:
 FORKS = """
 import os, sys, threading, time
 from ares_exp.agents.runtime.virtual_clock import VirtualClockAndRandom
-own = VirtualClockAndRandom(seed=1, started_at=1e9, now=lambda: 5.0)
+own = VirtualClockAndRandom(seed=1, started_at=1e9, now=5.0)
 ended = threading.Event()
 real = time.time
 def busy():
-    other = VirtualClockAndRandom(seed=2, started_at=1e9, now=lambda: 6.0)
+    other = VirtualClockAndRandom(seed=2, started_at=1e9, now=6.0)
     while not ended.is_set():
         with other:
             sum(range(200))

@@ -1,25 +1,19 @@
-"""The interface of a recipe, which contains everything specific to one third-party agent.
-
-A recipe finds the agent's program, builds its command, and sets its LLM endpoint.
-"""
+"""The start of a third-party agent's program: its command, environment variables, files and MCP servers."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.containers.container import Mount
 from ares_exp.errors import AgentError
 from ares_exp.tasks.environment_section import McpServer
 from ares_exp.tasks.task_contract import AgentContext
 
 AGENT_DIR = "/logs/agent"
-"""Directory in the container that is saved as `files/<episode>/agent/`. The agent's user can write to it."""
+"""Directory in the container for session files, saved as `files/<episode>/agent/`. The agent's user can write to it."""
 MCP_FILE = f"{AGENT_DIR}/mcp.json"
 """Path of the file with the task's MCP servers, in the format of `mcp_json`."""
 NO_SKILLS = f"{AGENT_DIR}/skills"
@@ -28,16 +22,14 @@ NO_SKILLS = f"{AGENT_DIR}/skills"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Values for the command of one episode, which `AgentRecipe.command` receives. All paths are container paths.
+    """Values for the command of one episode, which an agent's factory receives. All paths are container paths.
 
     Attributes:
         url: URL of the LLM, such as `http://127.0.0.1:61081`, without `/v1` and without a trailing slash.
         key: API key to send with each request.
         model: Model name to send in requests.
         instruction_file: Path of the file with the task's instruction.
-        directory: Directory for session files; by default `AGENT_DIR`. It exists, the agent can write to it, and it is
-            saved in the run directory.
-        program: Return value of `AgentRecipe.find_program`.
+        program: Return value of `InstalledAgentFactory.find_program`.
         context: Skills, MCP servers and earlier messages of the task.
     """
 
@@ -45,19 +37,18 @@ class Launch:
     key: str
     model: str
     instruction_file: str
-    directory: str = AGENT_DIR
     program: str = ""
     context: AgentContext = field(default_factory=AgentContext)
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables that the command of every agent gets. The recipe may add more variables."""
+        """Environment variables that the command of every agent gets. Its factory may add more variables."""
         return {
             "ARES_LLM_URL": self.url,
             "ARES_LLM_KEY": self.key,
             "ARES_MODEL": self.model,
             "ARES_INSTRUCTION_FILE": self.instruction_file,
-            "ARES_AGENT_DIR": self.directory,
+            "ARES_AGENT_DIR": AGENT_DIR,
             "ARES_MCP_FILE": MCP_FILE,
             "ARES_SKILLS": self.context.skills_dir or NO_SKILLS,
         }
@@ -126,52 +117,3 @@ def mcp_entry(server: McpServer) -> dict[str, Any]:
         return {"type": "stdio", "command": server.command, "args": list(server.args)}
     kind = "sse" if server.transport == "sse" else "http"
     return {"type": kind, "url": server.url, "headers": server.headers}
-
-
-class AgentRecipe(ABC):
-    """The base class of recipes. Its methods may be called for several episodes at the same time.
-
-    Attributes:
-        name: Name in the option `agent=NAME`.
-        version: Pinned version, or `None` if it is not pinned.
-        conversation_headers: Lower-case names of request headers whose values identify the conversations of one agent
-            run. A request without these headers belongs to the main conversation.
-        normalisers: Patterns for the parts of requests that differ in every run: name → (pattern, replacement), as in
-            `ares_exp.trajectories.request_diff`.
-        variables: Names of the variables or options that set the URL and key of the program's LLM, for error messages.
-        supports: Names of the supported parts of `AgentContext`.
-        ok_exit_codes: Exit codes that count as success.
-        described: Description of the program at the start of an error message.
-        mounts: Host directories with the program, mounted read-only into the container. Known after `preflight`. All
-            containers get the same mounts. If several builds are mounted, `find_program` selects the one that fits.
-    """
-
-    name: str
-    described: str
-    version: str | None = None
-    conversation_headers: tuple[str, ...] = ()
-    normalisers: Mapping[str, tuple[str, str]] = {}
-    variables: tuple[str, ...] = ()
-    supports: frozenset[str] = frozenset()
-    ok_exit_codes: Collection[int] = (0,)
-    mounts: tuple[Mount, ...] = ()
-
-    @abstractmethod
-    async def preflight(self) -> None:
-        """Reads or installs what the program needs. Raises `PreflightError`, with a suggested fix, if this fails."""
-
-    @abstractmethod
-    async def find_program(self, container: AgentContainer) -> str:
-        """Finds the program in this container, and checks that it runs there.
-
-        Returns the value for `Launch.program`: the path of the program, the shell words that start it, or an empty
-        string if the recipe does not need a program.
-
-        Raises:
-            AgentInstallError: The program does not run in the container. The message names the missing part.
-            ContainerError: The container failed.
-        """
-
-    @abstractmethod
-    def command(self, launch: Launch) -> LaunchedCommand:
-        """Returns the command of one episode."""
