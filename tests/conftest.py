@@ -105,7 +105,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @functools.cache
 def is_slow(path: Path) -> bool:
-    """Whether all tests of a file are slow."""
     name = path.relative_to(Path(__file__).parent).as_posix()
     return name.startswith(SLOW) and not name.startswith(QUICK)
 
@@ -136,7 +135,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def run_command(
     command: tuple[str, ...], cwd: Path, env: dict[str, str] | None = None, timeout: float = 200
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, with `env` added to an environment without secrets."""
     return subprocess.run(
         command,
         cwd=cwd,
@@ -149,7 +147,6 @@ def run_command(
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:
-    """Returns the rows of the episodes of a run."""
     return [json.loads(line) for line in (run_dir / "episodes.jsonl").read_text().splitlines()]
 
 
@@ -209,7 +206,6 @@ def missing_agent(name: str) -> str | None:
 
 @pytest.fixture(autouse=True)
 def _skip_without_agent(request: pytest.FixtureRequest) -> None:
-    """Skips tests marked `npm(agent)` where that agent is not installed."""
     for marker in request.node.iter_markers("npm"):
         if reason := missing_agent(*marker.args):
             pytest.skip(reason)
@@ -217,7 +213,6 @@ def _skip_without_agent(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _skip_without_backend(request: pytest.FixtureRequest) -> None:
-    """Skips tests marked `docker` or `local` where that backend cannot run."""
     for backend in ("docker", "local"):
         if request.node.get_closest_marker(backend) is not None and (reason := missing(backend)):
             pytest.skip(reason)

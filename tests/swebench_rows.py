@@ -105,8 +105,6 @@ def build_context(folder: Path, repository: Path, base: str) -> Path:
 
 
 def use_local_image(context: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the image of all rows by one that `container=local` can build."""
-
     def fresh_spec(task: SweBenchTask) -> ContainerSpec:
         return ContainerSpec(task.name, context_dir=context, workdir="/testbed", users=frozenset({"root"}))
 

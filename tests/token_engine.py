@@ -101,7 +101,6 @@ class TokenEngine:
 
 
 def text_completion(prompt: Sequence[int], text: str, ids: Sequence[int], finish: str = "stop") -> dict[str, Any]:
-    """The body of a completion of token ids."""
     tokens = {"tokens": ["?"] * len(ids), "token_logprobs": [-0.5] * len(ids), "text_offset": [], "top_logprobs": []}
     choice = {"index": 0, "text": text, "logprobs": tokens, "finish_reason": finish, "stop_reason": None}
     choice |= {"token_ids": [*ids], "prompt_token_ids": [*prompt]}

@@ -91,7 +91,6 @@ class WireServer:
 
 
 def event_data(written: bytes) -> list[Any]:
-    """The data of server-sent events, parsed, `[DONE]` left out."""
     import json
 
     blocks = written.decode().split("\n\n")

@@ -38,7 +38,6 @@ class World:
 
     @property
     def k(self) -> int:
-        """A k in the middle of those that are told."""
         ks = ks_up_to(self.attempts)
         return ks[len(ks) // 2]
 

@@ -118,7 +118,6 @@ def docker(*words: str) -> str:
 
 
 def install_harbor(python: str) -> Path:
-    """Installs Harbor once, and returns its command."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = cache / "ares-exp-bench" / f"harbor-{HARBOR}"
     if not (place / "ready").exists():
@@ -150,7 +149,6 @@ class Client:
         self.process.wait(60)
 
     def wait(self) -> None:
-        """Waits for a successful end, and measures the memory."""
         deadline = time.monotonic() + LIMIT_SEC
         while self.process.poll() is None and time.monotonic() < deadline:
             total = 0.0
@@ -167,7 +165,6 @@ class Client:
         return self._log.read_text(errors="replace")[-3000:]
 
     def processes(self) -> list[psutil.Process]:
-        """Returns the running processes of the session."""
         found = []
         for pid in psutil.pids():
             with contextlib.suppress(OSError, psutil.Error):  # it has ended

@@ -31,7 +31,6 @@ COMMON = ("env=harbor", "env.tasks=[write-greeting]", "agent=shell", "container=
 
 
 def without(folder: Path, url: str, rollouts: int) -> float:
-    """Seconds of the run without the service."""
     policy = ["policy=vllm", f"policy.base_url={url}", "policy.model=m", "policy.max_concurrency=1024"]
     size = [f"attempts={rollouts}", f"concurrency={rollouts}", f"hydra.run.dir={folder}"]
     subprocess.run([sys.executable, "-m", "ares_exp", *COMMON, *policy, *size], check=True, capture_output=True)

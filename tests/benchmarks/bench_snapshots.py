@@ -83,7 +83,6 @@ def bytes_in(directory: Path) -> int:
 
 
 async def first_snapshot(place: Place, client: docker.DockerClient) -> None:
-    """The first snapshot of an episode, beside a download of all files of its container."""
     name, containers, image = place
     ours: list[float] = []
     theirs: list[float] = []

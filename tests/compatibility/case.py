@@ -47,7 +47,6 @@ class Case:
 
     @property
     def section(self) -> str:
-        """The section of the specification."""
         return self.id.partition(" ")[0]
 
 
@@ -85,7 +84,6 @@ class Directory(Case):
 
     @property
     def loads(self) -> bool:
-        """Whether it loads when it is named."""
         return self.scan if self.load is None else self.load
 
 

@@ -16,7 +16,6 @@ from tests.compatibility.case import HOST, INVALID, Reading
 
 
 def read(case: Reading, example: str | bytes) -> Any:
-    """What an example of a case is read as."""
     if isinstance(example, bytes):
         return _rewards(case.text, example)
     if case.text == "task.toml":

@@ -26,7 +26,6 @@ K = TypeVar("K", bound=Case)
 
 
 def of_kind(kind: type[K]) -> Callable[..., Any]:
-    """Parametrizes a test with the cases of a kind."""
     return pytest.mark.parametrize("case", [_param(case) for case in CASES if type(case) is kind])
 
 

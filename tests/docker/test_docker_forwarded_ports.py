@@ -224,7 +224,6 @@ def test_compose_on_a_remote_engine_rejects_mounts(
 @needs_compose
 @pytest.mark.root
 async def test_only_main_has_ports_and_mounts(tmp_path: Path, tool: Mount) -> None:
-    """Only `main` has the forwarded port and the mounts."""
     services = f"  main: {{}}\n  other:\n    image: {IMAGE}\n    command: [sleep, infinity]\n"
     forwarded_ports = ForwardedPortContract()
     spec = compose_spec(tmp_path, services, network=NO_NETWORK, mounts=(tool,))

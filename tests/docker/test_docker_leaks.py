@@ -49,7 +49,6 @@ def runs(api: docker.APIClient, container: str, words: str) -> bool:
 
 
 def left(api: docker.APIClient, run: Run) -> list[str]:
-    """All that is left of a run."""
     ours = {"label": f"ares_exp.pid={run.process.pid}"}
     networks = [one["Name"] for one in api.networks(filters=ours)]
     volumes = [one["Name"] for one in api.volumes(filters=ours)["Volumes"] or []]

@@ -12,7 +12,6 @@ from tests.docs_reference.markdown import GENERATED
 
 
 def commands_page() -> str:
-    """The page."""
     main_help, *helps = _helps().items()
     parts = [
         GENERATED,

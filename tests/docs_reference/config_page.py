@@ -10,7 +10,6 @@ from tests.docs_reference.markdown import GENERATED, plain, table
 
 
 def config_page() -> str:
-    """The page."""
     parts = [
         GENERATED,
         "# Config reference\n\n"
@@ -49,7 +48,6 @@ def _table(arguments: Sequence[Argument]) -> str:
 
 
 def chosen_options() -> set[tuple[str, str]]:
-    """Every option as (group, name)."""
     return {(group, option.name) for group in OPTION_GROUPS for option in find_options(group)}
 
 

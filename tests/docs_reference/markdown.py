@@ -31,7 +31,6 @@ def _cell(text: str) -> str:
 
 
 def without_fences(text: str) -> str:
-    """A page without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 

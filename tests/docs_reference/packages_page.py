@@ -12,7 +12,6 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 
 
 def packages_page() -> str:
-    """The page: its text, which is written by hand, and a table of all packages."""
     text, heading, _ = PAGE.read_text().partition("## Packages\n")
     rows = [(str(number), f"`{name}`", *_said(name)) for number, floor in enumerate(FLOORS) for name in floor]
     return (

@@ -45,7 +45,6 @@ def make(cli: Cli, tmp_path: Path, **files: tuple[str, str]) -> None:
 
 
 def make_two_steps(root: Path) -> None:
-    """Makes a task of two steps, of which the solution solves the first."""
     (root / "environment").mkdir(parents=True)
     (root / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nWORKDIR /app\n")
     (root / "task.toml").write_text('[[steps]]\nname = "make"\n[[steps]]\nname = "use"\n')

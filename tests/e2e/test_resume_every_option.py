@@ -127,7 +127,6 @@ async def solve(_: web.Request, received: Received) -> web.StreamResponse:
 
 
 async def interrupt(_: web.Request, received: Received) -> web.StreamResponse:
-    """Interrupts the run instead of answering."""
     os.kill(os.getpid(), signal.SIGINT)
     await asyncio.Event().wait()
     raise AssertionError("unreachable: the client disconnects")
@@ -245,7 +244,6 @@ def test_interrupted_run_resumes(group: str, name: str, stack: ExitStack, monkey
 
 
 def check_training_rows(episode: str, replies: list[Any]) -> None:
-    """Checks that the rows for training contain the work, in the conversation `main`."""
     [recorded] = [one for one in load(Path("run")).trajectories() if one.episode_id == episode]
     assert conversations_of(recorded) == ["main"] * len(replies)
     rows = list(sft_rows([recorded])[0])

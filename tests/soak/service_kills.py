@@ -66,7 +66,6 @@ class Killed:
         )
 
     def kill_server(self) -> int:
-        """Kills and restarts the server. Returns the number of its children, which must end."""
         children = _children(self.server)
         self.server.kill()
         self.server.wait()

@@ -92,7 +92,6 @@ class Box:
         return await (running._open_shell if isinstance(running, LocalContainer) else running.open_shell)(self._user)
 
     async def open_terminal(self, *, columns: int, lines: int) -> Terminal:
-        """A pseudo-terminal with a shell of the sandbox's user, as the daemon opens it."""
         return await self._container.open_terminal(columns=columns, lines=lines, user=self._user)
 
     async def set_network(self, *, blocked: bool) -> None:

@@ -59,7 +59,6 @@ class Emulator:
 
     @property
     def sandboxes(self) -> dict[str, Sandbox]:
-        """The existing sandboxes, by id."""
         return self.service.by_id
 
     def lose(self, sandbox_id: str, state: str = "destroyed") -> None:
@@ -186,7 +185,6 @@ def _faulty(fault: Fault, request: web.Request) -> web.Response:
 
 
 async def _send_half(request: web.Request, response: web.StreamResponse) -> None:
-    """Sends the head and half of the body."""
     if isinstance(response, web.Response) and not response.prepared:
         body = response.body if isinstance(response.body, bytes) else b""
         half = web.StreamResponse(status=response.status, headers=response.headers)

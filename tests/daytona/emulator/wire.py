@@ -90,7 +90,6 @@ def _unknown(message: Any) -> Any:
 
 
 def answer(model: type[BaseModel], data: dict[str, Any], status: int = 200) -> web.Response:
-    """An answer whose form the SDK accepts."""
     check(model, data)
     return web.json_response(data, status=status)
 

@@ -32,7 +32,6 @@ read -r _
 
 
 def sleeping(*numbers: int) -> dict[int, int]:
-    """The processes that sleep for these numbers, by number."""
     found = {}
     for path in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

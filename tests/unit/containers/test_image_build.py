@@ -40,7 +40,6 @@ def build(folder: Path, script: str, child: ChildProcess | None = None) -> None:
 
 @pytest.fixture(autouse=True)
 def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restores PATH after the test."""
     monkeypatch.setenv("PATH", os.environ["PATH"])
 
 
@@ -124,7 +123,6 @@ def test_failed_build_shows_its_output(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def started_child(folder: Path) -> int:
-    """Waits for the child that `SLEEPER` starts in a folder."""
     file = folder / "child"
     assert wait_until(lambda: file.exists() and file.read_text().strip())
     return int(file.read_text())

@@ -231,7 +231,6 @@ def proc(tmp_path: Path, upper: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def mounted(options: str, *, kind: str = "overlay", of: str = ID) -> str:
-    """The mounts of the container with an id."""
     return (
         f"72 48 0:39 / / rw,relatime master:2 - {kind} {kind} {options}\n"
         f"92 72 254:0 /docker/containers/{of}/hostname /etc/hostname rw - ext4 /dev/vda rw\n"

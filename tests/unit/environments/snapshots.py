@@ -47,7 +47,6 @@ def agent_of(work: Work) -> Any:
 
 
 def last_message(env: Any) -> str:
-    """The newest message of the pending request."""
     return str(env.time_step.observation.messages[-1]["content"])
 
 
@@ -71,6 +70,5 @@ def without_clocks(trajectory: EpisodeTrajectory) -> list[Any]:
 
 
 def running_boxes() -> set[str]:
-    """The boxes of this process."""
     boxes = subprocess.run(["pgrep", "-P", str(os.getpid()), "bwrap"], capture_output=True, text=True, check=False)
     return set(boxes.stdout.split())

@@ -21,7 +21,6 @@ from ares_exp.trajectories.records import (
 
 
 def with_response(episode: EpisodeTrajectory, response: LLMResponse, *, step: int = 1) -> EpisodeTrajectory:
-    """The episode with another response."""
     steps = [*episode.steps]
     steps[step] = replace(steps[step], action=serialize_llm_response(response))
     return replace(episode, steps=tuple(steps))

@@ -115,7 +115,6 @@ def check_viewer(job: Path, folders: list[Path]) -> None:
 
 
 def same(ours: str, theirs: str, what: str) -> None:
-    """Both say the same."""
     first, second = _comparable(json.loads(ours)), _comparable(json.loads(theirs))
     assert first == second, f"{what}: Harbor's {json.dumps(first)[:3000]} is not ours, {json.dumps(second)[:3000]}"
 

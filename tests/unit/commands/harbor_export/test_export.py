@@ -41,7 +41,6 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def trials(job: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """The results of the trials, by task and attempt."""
     found = {}
     for path in job.glob("*/result.json"):
         result = read(path)

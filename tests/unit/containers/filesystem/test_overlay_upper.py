@@ -100,7 +100,6 @@ def test_content_outside_the_upper_directory_is_refused(upper: Path, objects: Ob
 
 @pytest.fixture
 def own_directory() -> Iterator[Path]:
-    """A directory of an ordinary user."""
     with tempfile.TemporaryDirectory() as name:
         if trees.IS_ROOT:
             os.chown(name, trees.NOBODY, trees.NOBODY)

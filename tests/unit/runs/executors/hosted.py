@@ -58,7 +58,6 @@ class InProcessRay:
 
 
 def hosted(inside: EnvironmentHost, models: Sequence[OwnModel] = (), *, lease_sec: float = 60.0) -> RemoteHost:
-    """A host as the run sees it."""
     ray, by_key = InProcessRay(inside), {model.key: model for model in models}
     return RemoteHost(ray=ray, actor=ray, node="in-process", models=by_key, lease_sec=lease_sec)
 

@@ -27,7 +27,6 @@ Recorded = Callable[..., Path]
 
 
 def resolved(config: Any, run_dir: str) -> dict[str, Any]:
-    """The config as a run in `run_dir` resolves it."""
     OmegaConf.register_new_resolver("hydra", lambda _: run_dir, replace=True)
     try:
         return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
@@ -85,7 +84,6 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
 
 
 def composed(*overrides: str) -> dict[str, Any]:
-    """The config that these overrides are composed to."""
     set_up_hydra()
     command, root = compose_from_run([], overrides), ROOT_CONFIG
     if command.values is not None:
