@@ -344,6 +344,11 @@ def as_collector(collector: TrajectoryCollector) -> CollectorBase:
     return collector if isinstance(collector, CollectorBase) else _ForeignCollector(collector)
 
 
+@runtime_checkable
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
 class _ForeignCollector(StandIn, CollectorBase):
     @property
     def keeps_apart(self) -> bool:
@@ -360,9 +365,8 @@ class _ForeignCollector(StandIn, CollectorBase):
         return trajectory
 
     def close(self) -> None:
-        close = getattr(self._part, "close", None)
-        if close is not None:
-            close()
+        if isinstance(self._part, _Closable):
+            self._part.close()
 
 
 def _known(given: Mapping[str, Any], method: Callable[..., Any]) -> Mapping[str, Any]:
