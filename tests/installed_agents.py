@@ -50,7 +50,6 @@ OF_PROVIDERS = {"WebSearch", "WebFetch", "websearch", "webfetch", "web_search", 
 
 
 def local_python() -> str:
-    """The minor version of Python that a local container has."""
     program = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or shutil.which("python3") or "python3"
     show = "import sys; print('%d.%d' % sys.version_info[:2])"
     return subprocess.run([program, "-c", show], capture_output=True, text=True, check=True).stdout.strip()

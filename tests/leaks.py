@@ -177,7 +177,6 @@ def own_directory(prefix: str) -> Path:
 
 
 def remove_with_mounts(directory: Path) -> None:
-    """Removes a directory, and what is mounted below it."""
     mounts = Path("/proc/self/mountinfo")
     points = [line.split()[4] for line in mounts.read_text().splitlines()] if mounts.exists() else []
     for point in reversed([point for point in points if point.startswith(f"{directory}/")]):

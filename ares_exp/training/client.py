@@ -34,6 +34,7 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ares_exp.backoff import backoff_sec, retry_after_sec
+from ares_exp.cancellation import result_of
 from ares_exp.errors import ConfigError, ServiceError
 from ares_exp.records.validation import explain_validation
 from ares_exp.training.sampled_calls import SampledCall
@@ -44,6 +45,8 @@ from ares_exp.wrappers.loop_thread import LoopThread
 
 POLL_SEC = 20.0
 """Maximum time in seconds that the service waits for new episodes or requests before it responds without any."""
+SUBMIT_GRACE_SEC = 5.0
+"""Maximum time in seconds that a cancelled call of `Client.run` waits for the response to its submission."""
 CANCEL_LIMIT_SEC = 60.0
 """Time limit in seconds for cancelling a submission after its call of `Client.run` has failed or was cancelled."""
 
@@ -289,18 +292,21 @@ class Client:
         Raises:
             ServiceError: The service rejected the submission, or remained full or unreachable during all retries.
         """
-        made = await self.submit(tasks, n, **submission)
+        submitting = asyncio.create_task(self.submit(tasks, n, **submission))
         try:
+            made = await result_of(submitting)
             async with asyncio.TaskGroup() as group:
                 relay = None if sample is None else group.create_task(self.relay(made, sample))
                 episodes = await self.collect(made)
                 if relay is not None:
                     relay.cancel()
         except BaseException as error:
-            with suppress(ServiceError, TimeoutError):
-                async with asyncio.timeout(CANCEL_LIMIT_SEC):
-                    await self.cancel(made)
-                    await self.collect(made)  # acknowledges the cancelled episodes
+            await asyncio.wait({submitting}, timeout=SUBMIT_GRACE_SEC)  # the service may have accepted the rollouts
+            if not submitting.cancel() and submitting.exception() is None:
+                with suppress(ServiceError, TimeoutError):
+                    async with asyncio.timeout(CANCEL_LIMIT_SEC):
+                        await self.cancel(submitting.result())
+                        await self.collect(submitting.result())  # acknowledges the cancelled episodes
             raise _first(error) from None
         return episodes
 

@@ -51,7 +51,6 @@ class World:
         return 1 - _moment(1 - self.mean, self.correlation, self.k)
 
     def true_pass_hat_k(self) -> float:
-        """The k-th moment of passing."""
         return _moment(self.mean, self.correlation, self.k)
 
 

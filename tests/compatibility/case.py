@@ -180,7 +180,6 @@ class Selection(Case):
 
 
 def write_task(root: Path, files: Files, links: Mapping[str, str] | None = None) -> Path:
-    """Makes the directory of a task: `MINIMAL`, with what differs."""
     for relative, text in {**MINIMAL, **files}.items():
         if text is not None:
             (root / relative).parent.mkdir(parents=True, exist_ok=True)

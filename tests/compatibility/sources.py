@@ -46,7 +46,6 @@ def _committed(folder: Path) -> str:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Runs git with an identity; returns what it prints."""
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
     done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
     return done.stdout.decode().strip()

@@ -31,7 +31,6 @@ SHELLS = 2
 
 
 async def until(session: TerminalSession, text: str, keys: str = "") -> str:
-    """Types and reads until the terminal has printed `text`."""
     seen = await session.type_keys(keys, 0.05)
     while text not in seen and not session.has_ended:
         seen += await session.type_keys("", 0.05)

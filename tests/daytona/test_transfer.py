@@ -19,7 +19,6 @@ SPOOLED = 9 * 1024 * 1024
 
 
 async def archives_left(box: DaytonaContainer) -> int:
-    """How many archives wait in the sandbox."""
     found = await box.exec(f"ls {box._shells.directory} | grep -c tar$", user="root", shell="sh -c")
     return int(found.output)
 

@@ -47,7 +47,6 @@ def exists(engine: docker.DockerClient, name: str) -> bool:
 
 @pytest.fixture(scope="session")
 def compose() -> None:
-    """Skips a test if Docker Compose is missing."""
     try:
         find_compose()
     except PreflightError as error:

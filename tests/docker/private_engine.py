@@ -149,7 +149,6 @@ def _started() -> Iterator[PrivateEngine]:
 
 
 def _tiny_image() -> bytes:
-    """The files of an image of the other engine."""
     shared = docker.from_env()
     try:
         return base64.b64decode(shared.containers.run(_SOURCE, ["sh", "-c", _PACK], remove=True, network_mode="none"))

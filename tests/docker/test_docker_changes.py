@@ -33,7 +33,6 @@ PYTHON = "python:3.12-slim"
 class DockerChanges(ChangesContract):
     @pytest.fixture(autouse=True)
     def temporary(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A directory for temporary files, with no other files in it."""
         directory = tmp_path / "temporary"
         directory.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(directory))

@@ -249,7 +249,6 @@ async def test_unknown_image_is_not_retried(registry: Registry) -> None:
 
 @pytest.fixture
 def buildkit() -> None:
-    """Skips where nothing builds with BuildKit."""
     if find_buildkit(connect_blocking()) is None:
         pytest.skip("no docker command here drives BuildKit")
 

@@ -55,7 +55,6 @@ async def dial(box: Container, host: str, port: int) -> str:
 
 
 async def interfaces(box: Container) -> set[str]:
-    """Its network interfaces, apart from the loopback."""
     return set((await box.exec("ls /sys/class/net")).output.split()) - {"lo"}
 
 

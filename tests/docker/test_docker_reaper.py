@@ -41,7 +41,6 @@ async def kill(runner: Runner) -> None:
 
 
 def helpers(relay: EngineRelay) -> list[int]:
-    """The helper processes for this engine's address."""
     found = [pid for pid, _, _, words in processes() if reaper.__name__ in words]
     return [pid for pid in found if f"DOCKER_HOST={relay.host}".encode() in Path(f"/proc/{pid}/environ").read_bytes()]
 

@@ -138,7 +138,6 @@ def tag(engine: docker.DockerClient) -> Iterator[Callable[[str, str], None]]:
 
 @pytest.fixture
 def names(tag: Callable[[str, str], None]) -> list[str]:
-    """Names of three tasks, whose images are on the engine."""
     names = [f"task-{uuid.uuid4().hex[:8]}" for _ in range(3)]
     for name in names:
         tag("debian:bookworm-slim", f"alexgshaw/{name}:20251031")

@@ -66,7 +66,6 @@ def names() -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """The version of each format that is written now."""
     return {
         "trajectories (JSON, JSONL)": str(trajectory_versions.SCHEMA_VERSION),
         "snapshots": ".".join(map(str, snapshot_versions.SCHEMA)),

@@ -35,7 +35,6 @@ def without_fences(text: str) -> str:
 
 
 def links(text: str) -> list[str]:
-    """Where the links of a page lead, as they are written."""
     prose = re.sub(r"`[^`\n]*`", "", without_fences(text))
     return re.findall(r"\]\(([^)\s]+)\)", prose)
 

@@ -53,7 +53,6 @@ def started(service: DaytonaService, process: WarmProcess) -> int:
 
 
 def end(process: WarmProcess, number: signal.Signals) -> str:
-    """Ends it; returns what it wrote to stderr."""
     os.kill(process.pid, number)
     return process.communicate(timeout=90)[1]
 

@@ -37,7 +37,6 @@ SUBMIT = said("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 
 @pytest.fixture
 def tasks(tmp_path):
-    """Three tasks that ask for a file `/app/done`."""
     for name in ("a", "b", "c"):
         folder = tmp_path / "tasks" / name
         (folder / "environment").mkdir(parents=True)

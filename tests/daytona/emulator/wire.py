@@ -105,7 +105,6 @@ async def received(request: web.Request, model: type[BaseModel]) -> dict[str, An
 
 
 def body_of(raw: bytes, content_type: str) -> Any:
-    """What a record of the request says of its body."""
     if content_type != "application/json" or not raw:
         return None
     try:

@@ -13,7 +13,6 @@ _EMPTY = ("/tmp", "/root")
 
 
 def is_sandbox() -> bool:
-    """Returns whether this process runs in the sandbox."""
     return _SIGN.is_dir()
 
 

@@ -24,7 +24,6 @@ USER = 1234 if is_privileged() else 0
 
 
 def local_container(context: Path | None = None, **spec: object) -> LocalContainer:
-    """A container that is not started yet."""
     return LocalContainerFactory()(ContainerSpec(name="test", context_dir=context, **spec))  # type: ignore[arg-type]
 
 

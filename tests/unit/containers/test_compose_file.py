@@ -29,7 +29,6 @@ def options(network: NetworkOptions | None = None, **changed: Any) -> DockerOpti
 
 
 def refused(folder: Path, text: str, *, after: str = "networks: ", before: str = ". Leave") -> str:
-    """The keys that are refused; empty when none is."""
     (folder / "docker-compose.yaml").write_text(text)
     try:
         check_file(ContainerSpec("t", compose_file=folder / "docker-compose.yaml"), options())

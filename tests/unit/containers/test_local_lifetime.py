@@ -27,7 +27,6 @@ def busy(run: Run) -> int:
 
 
 def mounts(run: Run) -> list[str]:
-    """Mounts of the host that show something of a run."""
     marks = (str(run.temporary), f"ares_exp-box-{run.process.pid}-")
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line for line in lines if any(mark in line for mark in marks)]

@@ -199,7 +199,6 @@ def fail(descriptor: int) -> None:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the synced files and folders, in order."""
     names: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda at: names.append(Path(f"/proc/self/fd/{at}").readlink().name))
     return names

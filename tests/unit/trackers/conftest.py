@@ -23,7 +23,6 @@ def no_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def service(no_account: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbService]:
-    """A W&B service, to which W&B goes in this test."""
     served = WandbService()
     served.start()
     monkeypatch.setenv("WANDB_BASE_URL", served.url)

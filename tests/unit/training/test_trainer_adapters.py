@@ -92,6 +92,28 @@ async def test_cancelled_run_cancels_its_rollouts(endpoint: LoopbackEndpoint) ->
         assert ((await client.info()).unacknowledged, list(OPEN.iterdir())) == (0, [])
 
 
+async def test_run_cancelled_while_submitting_cancels_its_rollouts(
+    endpoint: LoopbackEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint.otherwise, accepted, call = Held(), asyncio.Event(), Client._call
+
+    async def slow(*arguments: Any, **more: Any) -> Any:
+        response = await call(*arguments, **more)
+        accepted.set()
+        await asyncio.sleep(0.2)
+        return response
+
+    async with service() as url, Client(url) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(Client, "_call", slow)
+            running = asyncio.create_task(client.run([TASK], 2, policy=policy_of(endpoint)))
+            await accepted.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        assert ((await client.info()).unacknowledged, list(OPEN.iterdir())) == (0, [])
+
+
 async def test_blocking_client_has_the_methods_of_the_client(endpoint: LoopbackEndpoint) -> None:
     def work(url: str) -> None:
         with BlockingClient(url) as client:

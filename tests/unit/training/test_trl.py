@@ -1,6 +1,7 @@
 """A training by TRL through the rollout service: real steps of a tiny model, whose rewards rise."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -38,6 +39,14 @@ async def started(url: str, *arguments: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(*command, *words, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
+def is_json(path: Path) -> bool:
+    """Whether a file is completely written."""
+    with contextlib.suppress(OSError, ValueError):
+        json.loads(path.read_text())
+        return True
+    return False
+
+
 def curve() -> list[float]:
     """The mean reward of each step of the newest checkpoint."""
     newest = max(Path("out").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
@@ -50,7 +59,7 @@ async def test_killed_training_resumes_and_its_reward_rises() -> None:
     write_model(Path("model"), REPLIES)
     async with served(["concurrency=64"]) as caller:
         killed = await started(caller.url)
-        while not Path("out/checkpoint-4/trainer_state.json").exists():
+        while not is_json(Path("out/checkpoint-4/trainer_state.json")):
             assert killed.returncode is None
             await asyncio.sleep(0.05)
         killed.send_signal(signal.SIGKILL)

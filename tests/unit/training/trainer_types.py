@@ -100,7 +100,6 @@ class Sample:
 
 
 def check_generator_output(output: GeneratorOutput, prompts: int) -> None:
-    """Asserts what `validate_generator_output` of SkyRL does."""
     responses = len(output["response_ids"])
     step_wise = output["is_last_step"] is not None
     assert responses == len(output["prompt_token_ids"])

@@ -97,7 +97,6 @@ def chat(
 
 
 def with_step(episode: EpisodeTrajectory, number: int, **changes: Any) -> EpisodeTrajectory:
-    """The same episode, but for one step."""
     steps = list(episode.steps)
     steps[number] = replace(steps[number], **changes)
     return replace(episode, steps=tuple(steps))
@@ -111,7 +110,6 @@ def write(path: Path, *episodes: EpisodeTrajectory) -> Path:
 
 
 def read_episodes(path: Path, *, problems: list[str] | None = None) -> Iterator[EpisodeTrajectory]:
-    """Yields the episodes of a file, as `find_episodes` finds them."""
     return (found.trajectory for found in find_episodes(path, problems=problems))
 
 

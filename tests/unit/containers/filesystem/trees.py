@@ -41,7 +41,6 @@ class Overlay:
 
 
 def make_base(root: Path) -> Path:
-    """A base for `change_everything`."""
     for name in ("etc", "usr/share/gone", "usr/share/renewed/deep", "usr/share/becomes-file", "usr/lib/kept"):
         (root / name).mkdir(parents=True)
     files = ["etc/appended", "etc/mode", "etc/mtime", "etc/owner", "etc/removed", "etc/becomes-directory", "etc/linked"]
