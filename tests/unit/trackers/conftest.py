@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import wandb
 
 from tests.unit.trackers.wandb_service import WandbService
 
@@ -27,6 +28,7 @@ def service(no_account: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wandb
     served.start()
     monkeypatch.setenv("WANDB_BASE_URL", served.url)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    wandb.teardown()  # otherwise, settings that an earlier test of this process has loaded would be used
     yield served
     served.close()
     gc.collect()  # what W&B leaves to the garbage collector is not found in another test
