@@ -713,7 +713,8 @@ class CodeEnvironment(EnvironmentBase):
         self._refuse_if_released()
         assert self.host is not None
         assert self.host.observed is not None
-        return edited(self.host.observed.arguments, self.edits, self.step_count)
+        request = self.host.observed.arguments
+        return edited(request, self.edits, self.step_count) if self.edits else request
 
     def _note_step(self, time_step: TimeStep[Any], policy_sec: float | None, started: float) -> None:
         """Appends the time step to the journal, so that a restored episode also knows its earlier steps."""

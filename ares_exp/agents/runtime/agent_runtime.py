@@ -257,7 +257,8 @@ class AgentRuntime:
     def _pump(self) -> None:
         if self._agent_loop is not None:
             self._agent_loop.pump()
-        self._has_run()
+        if self._ran is not None:
+            self._has_run()
 
     def _has_run(self) -> None:
         """Wakes `cancel`, which waits until the agent has run or ended."""
@@ -336,7 +337,7 @@ class AgentRuntime:
         call.is_open = False
         if self.journal is not None and self._agent_loop is not None:
             clock = self._agent_loop.clock
-            clock.now = round(max(clock.now, self.elapsed_sec), 6)
+            clock.now = round(max(clock.now, self._outer.time() - self._started), 6)
             # Replays run the function of a thread again, so its result need not be JSON-ready.
             outcome = () if call.kind == "thread" else (value, error)
             self.journal.entries.append(DoneEntry(call.call_id, clock.now, *outcome))
