@@ -264,7 +264,8 @@ class CodeEnvironment(EnvironmentBase):
         `what` is the name of the public method for error messages, such as `step()`.
         """
         with self._calls.during(what):
-            self._check_loop(what)
+            if self._loop is not asyncio.get_running_loop():
+                self._check_loop(what)
             if self.host is None:
                 raise no_episode(ended=self.current_task is not None)
             try:

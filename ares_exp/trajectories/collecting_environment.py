@@ -183,13 +183,15 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
     async def step(self, action: Any) -> TimeStep[Any]:
         """Steps the environment and records the step. If earlier steps are not recorded yet, records them first."""
-        self._adopt()
+        if not self._active:
+            self._adopt()
         waited = None if self._waiting_since is None else time.perf_counter() - self._waiting_since
         return await self._recorded(self._env.step, action, action=action, policy_sec=waited)
 
     async def truncate(self, limit: LimitName) -> TimeStep[Any] | None:
         """Ends the episode because of `limit`, and records its LAST step. Returns `None` if this is not supported."""
-        self._adopt()
+        if not self._active:
+            self._adopt()
         return await self._recorded(super().truncate, limit)
 
     async def _recorded(
@@ -234,7 +236,7 @@ class TrajectoryCollectingEnvironment(EnvironmentWrapper):
 
     def _adopt(self) -> None:
         """Starts recording an episode that was already running when the environment was wrapped."""
-        if not self._active and self.trajectory is None and (past := self.past_steps):
+        if self.trajectory is None and (past := self.past_steps):
             self._start(past[0].timestamp)
             self._record_past(past)
             self._waiting_since = None  # the start of the policy's time is unknown
