@@ -707,11 +707,13 @@ class CodeEnvironment(EnvironmentBase):
         except Exception:
             self._refuse_if_released()
             raise
-        self._refuse_if_released()
+        if self._is_released:
+            self._refuse_if_released()
 
     def pending_request(self) -> LLMRequest:
         """Returns the pending request after applying `edits`, as the policy sees it."""
-        self._refuse_if_released()
+        if self._is_released:
+            self._refuse_if_released()
         assert self.host is not None
         assert self.host.observed is not None
         request = self.host.observed.arguments
