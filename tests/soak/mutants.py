@@ -88,7 +88,7 @@ MUTANTS = [
       "a JSON Lines episode that lacks a step in the middle is read as whole", ("test_jsonl_file.py",)),
     M("T07", "_lost", "last.step_type == \"LAST\"", "last.step_type != \"FIRST\"",
       "an episode without its end counts as ended at any step", ("test_episode_file.py", "test_stored_episodes.py")),
-    M("T08", "TrajectoryCollectingEnvironment.step", "        except EpisodeStateError:\n            raise  # an invalid call, which changed nothing\n", "",
+    M("T08", "TrajectoryCollectingEnvironment._recorded", "        except EpisodeStateError:\n            raise  # an invalid call, which changed nothing\n", "",
       "a step after LAST is recorded as a failure of the episode", ("test_collecting_environment.py",)),
     M("T09", "RecordedResponses.next_for", "if name not in taken and queue", "if queue",
       "two conversations take the responses of one recorded conversation", ("test_request_diff.py", "test_resumable_policy.py")),
