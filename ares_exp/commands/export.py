@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ares_exp.environment import MAIN_CONVERSATION
-from ares_exp.errors import UserError
+from ares_exp.errors import TrajectoryFormatError, UserError
 from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.results import Outcome
@@ -200,7 +200,14 @@ def _write_harbor(episodes: ExportedEpisodes, arguments: argparse.Namespace) -> 
         raise UserError(
             f"Expected OUT to end with a job name of letters, digits and `._-`, got {arguments.out.name!r:.80}."
         )
-    stats = write_job(arguments.run, arguments.out, episodes)
+
+    def readable() -> Iterator[EpisodeTrajectory]:
+        try:
+            yield from episodes
+        except TrajectoryFormatError as error:  # the results can be exported without trajectories
+            episodes.problems.append(str(error))
+
+    stats = write_job(arguments.run, arguments.out, readable())
     if stats is None:
         return 0, ["0 trials.", "No attempt has a result yet."]
     trials, errors, unfinished = (stats[f"n_{name}_trials"] for name in ("completed", "errored", "pending"))

@@ -29,7 +29,7 @@ from ares_exp.config.targets import find_part
 from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.environments.scoring.episode_scoring import ARTIFACTS_FOLDER, STEPS_FOLDER, VERIFIER_FOLDER
 from ares_exp.errors import ConfigError
-from ares_exp.records.recorded_results import read_object, recorded_summary
+from ares_exp.records.recorded_results import is_count, read_object, recorded_summary
 from ares_exp.records.results import UNFINISHED, EpisodeResult, ErrorInfo, Outcome, RunSummary, StageResult
 from ares_exp.records.run_dir import RunDir, appearing, dump_json
 from ares_exp.records.secrets import KnownSecrets, mask_known_secrets, scrub
@@ -380,7 +380,7 @@ class _Writer:
         config = {
             "job_name": self._out.name,
             "jobs_dir": str(self._out.parent),
-            "n_attempts": attempts if isinstance(attempts, int) and attempts > most else most,
+            "n_attempts": max(attempts, most) if is_count(attempts) else most,
             "environment": self._environment,
             "agents": [self._agent],
             "tasks": [job.task(task) for task in job.tasks],

@@ -151,11 +151,12 @@ def _count_tasks(option: Option, config_dirs: Sequence[Path]) -> int | None:
     counting = threading.Thread(target=count, name=f"count {option.name}", daemon=True)
     counting.start()
     counting.join(COUNT_TIMEOUT_SEC)
-    if not isinstance(result, BaseException):
-        return result
+    found = result  # the thread may still be running
+    if not isinstance(found, BaseException):
+        return found
     if option.origin != BUILT_IN:
-        kind = "" if isinstance(result, UserError) else f"{type(result).__name__}: "
-        said = " ".join(str(result).split())
+        kind = "" if isinstance(found, UserError) else f"{type(found).__name__}: "
+        said = " ".join(str(found).split())
         print_warning(f"The tasks of `env={option.name}` ({option.origin}) cannot be counted: {kind}{said}")
     return None
 

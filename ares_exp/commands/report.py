@@ -20,8 +20,7 @@ from ares_exp.commands.compared_runs import (
 )
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.recorded_results import recorded_summary
-from ares_exp.records.run_dir import SWEEP_RECORD, RunDir, is_run
+from ares_exp.records.run_dir import SWEEP_RECORD, is_run
 from ares_exp.records.statistics.comparison import ALPHA
 from ares_exp.records.statistics.estimate import mean
 from ares_exp.records.statistics.run_statistics import THRESHOLD, json_ready
@@ -113,12 +112,12 @@ def is_sweep(path: Path) -> bool:
 
 
 def _two_runs(path: Path, other: Path) -> Subject:
-    summary = recorded_summary(RunDir(path))
-    threshold = summary.threshold if summary is not None else THRESHOLD
-    runs = choose_runs([path, other], threshold=threshold, level=1 - ALPHA)
+    runs = choose_runs([path, other], threshold=THRESHOLD, level=1 - ALPHA)
     if len(runs) != 2:
         raise ConfigError(f"Expected two runs to show side by side, got {len(runs)}. Name two run directories.")
     shown = [ShownRun(run.path) for run in runs]
+    if (threshold := shown[0].summary.threshold) != THRESHOLD:
+        runs = choose_runs([path, other], threshold=threshold, level=1 - ALPHA)
     (pair,) = compare_pairs([(runs[0], runs[1])], alpha=ALPHA)
     differing = [{"key": key, "values": values} for key, values in differing_config(runs).items()]
     flipped = [task.a.task_name for task in pair.comparison.flips]

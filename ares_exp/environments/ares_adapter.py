@@ -111,6 +111,7 @@ def _import_ares(timeout_sec: float) -> tuple[Any, Any]:
     def load() -> None:
         try:
             package = importlib.import_module("ares")
+            importlib.import_module("ares.llms.response")
             imported.set_result((package.make, package.info))
         except BaseException as error:
             imported.set_exception(error)

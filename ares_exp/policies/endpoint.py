@@ -8,6 +8,7 @@ replaced by aiohttp.
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib
 import json
 import os
@@ -192,6 +193,15 @@ class Endpoint:
     def scrub(self, text: str) -> str:
         """Returns `text` with the key masked."""
         return text.replace(self._secret, MASK) if len(self._secret) >= LEAST_CHARS else text
+
+    async def post_apart(self, body: Mapping[str, Any], *, url: str, timeout_sec: float) -> Any:
+        """Calls `post` with a connection of its own, so that any event loop can call this method."""
+        apart = copy.copy(self)
+        apart._client = None
+        try:
+            return await apart.post(body, timeout_sec=timeout_sec, url=url)
+        finally:
+            await apart.close()
 
     async def close(self) -> None:
         """Closes the connections. Idempotent. A later request opens new connections."""

@@ -323,4 +323,4 @@ class SglangPolicy(TokenEndpointPolicy):
             )
         url = f"{self._endpoint.base_url.removesuffix('/v1')}/update_weights_from_disk"
         body = {"model_path": str(weights), "weight_version": version}
-        await self._endpoint.post(body, timeout_sec=self.timeout_sec, url=url)
+        await self._endpoint.post_apart(body, timeout_sec=self.timeout_sec, url=url)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse, Usage
@@ -130,7 +130,7 @@ _COUNTS = tuple(field.name for field in fields(Usage))
 def is_countable(response: LLMResponse) -> bool:
     """Returns whether the cost and token counts of an untrusted response are valid and can be added to totals."""
     counts = [getattr(response.usage, name) for name in _COUNTS]
-    if not all(isinstance(count, int) and 0 <= count < MAX_COUNT for count in counts):
+    if not all(map(is_count, counts)):
         return False
     return isinstance(response.cost, int | float) and 0 <= response.cost < MAX_NUMBER
 
@@ -183,7 +183,7 @@ def object_or_empty(path: Path) -> dict[str, Any]:
 
 def _planned(run_dir: RunDir, totals: Mapping[str, Any]) -> int:
     """Returns the number of planned attempts, from `summary.json`, otherwise from the config; 0 if it is unknown."""
-    if isinstance(planned := totals.get("planned"), int):
+    if is_count(planned := totals.get("planned")):
         return planned
     tasks = read_object(run_dir.provenance).get("tasks")
     try:
@@ -191,4 +191,9 @@ def _planned(run_dir: RunDir, totals: Mapping[str, Any]) -> int:
     except OSError:
         return 0
     attempts = config.get("attempts") if isinstance(config, dict) else None
-    return len(tasks) * attempts if isinstance(tasks, dict | list) and isinstance(attempts, int) else 0
+    return len(tasks) * attempts if isinstance(tasks, dict | list) and is_count(attempts) else 0
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Returns whether an untrusted value is an int from 0 to `MAX_COUNT`."""
+    return type(value) is int and 0 <= value < MAX_COUNT

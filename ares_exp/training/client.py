@@ -301,8 +301,11 @@ class Client:
                 if relay is not None:
                     relay.cancel()
         except BaseException as error:
-            await asyncio.wait({submitting}, timeout=SUBMIT_GRACE_SEC)  # the service may have accepted the rollouts
-            if not submitting.cancel() and submitting.exception() is None:
+            try:
+                await asyncio.wait({submitting}, timeout=SUBMIT_GRACE_SEC)  # the service may have accepted the rollouts
+            finally:
+                is_cancelled = submitting.cancel()
+            if not is_cancelled and submitting.exception() is None:
                 with suppress(ServiceError, TimeoutError):
                     async with asyncio.timeout(CANCEL_LIMIT_SEC):
                         await self.cancel(submitting.result())

@@ -155,15 +155,17 @@ class CommandAgentFactory(InstalledAgentFactory):
                 package cannot be packed.
             ConfigError: No package has the name in `agent.package`.
         """
-        await in_thread(self._read)
+        mounts, version = await in_thread(self._read)
         if self._package is not None:
             self._packed = await ready_pack(self._package)
-            self.mounts += (replace(self._packed.mount, needs_glibc=self._package),)
+            mounts += (replace(self._packed.mount, needs_glibc=self._package),)
             packed = f"{self._package} {self._packed.version} {self._packed.digest}"
-            self.version = f"{packed} {self.version}" if self.version else packed
+            version = f"{packed} {version}" if version else packed
+        self.mounts, self.version = mounts, version  # at once, because other episodes may read them
 
-    def _read(self) -> None:
-        self.mounts, self.version = (), None
+    def _read(self) -> tuple[tuple[Mount, ...], str | None]:
+        """Returns the mount of `agent.mount`, and a digest of all files; `None` without files."""
+        mounts: tuple[Mount, ...] = ()
         for target, file in self._files.items():
             try:
                 self._texts[target] = file.path.read_text("utf-8") if file.path is not None else file.text or ""
@@ -178,12 +180,11 @@ class CommandAgentFactory(InstalledAgentFactory):
             if not self._mount.is_dir():
                 raise PreflightError(f"Expected `agent.mount` to be a directory, got {self._mount}.")
             source = self._mount.resolve()
-            self.mounts = (Mount(source, MOUNT_TARGET, digest_and_size(source)[0]),)
+            mounts = (Mount(source, MOUNT_TARGET, digest_and_size(source)[0]),)
         parts = [f"{path}\0{text}\0{self._files[path].mode}" for path, text in sorted(self._texts.items())]
-        parts += [one.digest for one in self.mounts]
-        if parts:
-            whole = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape"))
-            self.version = f"sha256:{whole.hexdigest()[:16]}"
+        parts += [one.digest for one in mounts]
+        whole = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape"))
+        return mounts, f"sha256:{whole.hexdigest()[:16]}" if parts else None
 
     async def find_program(self, container: AgentContainer) -> str:
         """Returns the path of the package in the container, or an empty string if no package is set.

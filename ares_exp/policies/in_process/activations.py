@@ -170,7 +170,11 @@ class StateWatcher:
                 name = module_name(model, selected)
                 handle = modules[name].register_forward_hook(functools.partial(see, name, row, itertools.count()))
                 registered.callback(handle.remove)
-            yield
+            try:
+                yield
+            finally:
+                if row.finish is None:  # `save` is not called for an incomplete response
+                    self._states = {}
 
     def save(self, spec: EpisodeSpec) -> Mapping[str, Any] | None:
         """Saves the states of the last response, a response of the episode `spec`.

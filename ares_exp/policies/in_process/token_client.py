@@ -113,8 +113,11 @@ class TokenClient:
                 break
         if len(parts) == 1 and finish is None:
             return parts[0]
-        text = sampled_text(template, _ids_of(parts), template.ends, asked.request.stop_sequences or ())
-        return replace(_joined(parts, finish), data=(TextData(text),))
+        joined = _joined(parts, finish)
+        if not (ids := _ids_of(parts)):
+            return joined
+        text = sampled_text(template, ids, template.ends, asked.request.stop_sequences or ())
+        return replace(joined, data=(TextData(text),))
 
     def advance(self, request: LLMRequest, response: LLMResponse | None) -> None:
         """Stores a response from another source, such as a log, so that later requests can continue its token ids."""

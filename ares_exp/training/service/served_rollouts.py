@@ -12,12 +12,13 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ares_exp.cancellation import happened, in_thread
+from ares_exp.cancellation import in_thread
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import UNFINISHED
@@ -366,8 +367,10 @@ class ServedRollouts:
         self.resume(scope)
         self._driver.run.pause(scope)
         self._pauses[scope] = asyncio.get_running_loop().call_later(for_sec, self.resume, scope)
-        if drain_sec and self.policies.in_flight:
-            await happened(self.policies.drained, drain_sec)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_sec):
+                while drain_sec and self.policies.in_flight:  # a call may have started before this task runs
+                    await self.policies.drained.wait()
 
     def resume(self, scope: PauseScope) -> None:
         """Ends the pause of `scope`, if it is paused."""

@@ -425,10 +425,10 @@ def test_missing_forwarded_ports_are_refused_before_the_start(monkeypatch: pytes
 
 async def test_repeated_preflight_keeps_version_and_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def packed(name: str) -> Installed:
+        await asyncio.sleep(0)
         return Installed(user_package(name).builds[0], tmp_path, "1", "sha256:0", 0, (), (), 0.0)
 
     monkeypatch.setattr("ares_exp.agents.installed.command.ready_pack", packed)
     factory = CommandAgentFactory(command="pi", package="pi")
-    for _ in range(2):
-        await factory.preflight()
-        assert (factory.version, len(factory.mounts)) == ("pi 1 sha256:0", 1)
+    await asyncio.gather(factory.preflight(), factory.preflight())
+    assert (factory.version, len(factory.mounts)) == ("pi 1 sha256:0", 1)

@@ -12,9 +12,9 @@ import pytest
 
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import run_path
-from ares_exp.records.recorded_results import MAX_ROW_BYTES, read_results
+from ares_exp.records.recorded_results import MAX_ROW_BYTES, read_results, recorded_summary
 from ares_exp.records.results import EnvironmentUsage, EpisodeResult, ErrorInfo, Outcome, Replayed
-from ares_exp.records.run_dir import GatheredCalls, append_durably, append_lines, syncing_together
+from ares_exp.records.run_dir import GatheredCalls, RunDir, append_durably, append_lines, syncing_together
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -101,6 +101,17 @@ def test_unknown_fields_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_bytes(_row(colour="blue"))
     assert read_results(path).results == (RESULT,)
+
+
+def test_planned_attempts_are_bounded(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.episodes.write_bytes(_row())
+    run_dir.provenance.write_text('{"tasks": ["a"]}')
+    for attempts, planned in (("3", 3), (hex(16**5000), 1)):
+        run_dir.config.write_text(f"attempts: {attempts}\n")
+        summary = recorded_summary(run_dir)
+        assert summary is not None
+        assert summary.planned == planned
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
