@@ -123,7 +123,6 @@ async def respond(request: LLMRequest) -> LLMResponse:
 
 
 def arguments(schema: dict[str, Any]) -> dict[str, Any]:
-    """The required arguments of a shell tool, and its command."""
     properties = schema.get("properties", {})
     [command, *_] = [name for name in properties if re.search(r"command|cmd|script|keystrokes", name)] or ["command"]
     values = {"boolean": False, "integer": 30, "number": 30, "array": []}

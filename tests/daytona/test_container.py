@@ -53,7 +53,6 @@ def posted(emulator: Emulator, what: str) -> list[Any]:
 async def test_capture_starts_another_sandbox(
     emulator: Emulator, factory: DaytonaContainerFactory, tmp_path: Path
 ) -> None:
-    """With the files of the first sandbox, and local directories."""
     program, target = tmp_path / "tool" / "bin" / "run", f"/opt/{tmp_path.name}"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\necho ran\n")

@@ -125,7 +125,6 @@ def test_dockerfile_without_files_is_sent_unchanged(tmp_path: Path) -> None:
     ],
 )
 def test_stage_inherits_from_its_base(tmp_path: Path, text: str, workdir: str | None, user: str) -> None:
-    """A directory that is relative to the base image's is not known."""
     planned = plan(tmp_path, text)
     assert (planned.env, planned.workdir, planned.user) == ({"A": "1", "B": "1"}, workdir, user)
 

@@ -31,7 +31,6 @@ def docker_run(options: tuple[str, ...], image: str, *command: str) -> subproces
 
 @pytest.fixture(scope="module")
 def image() -> str:
-    """A local image with the Python version of the tests."""
     ask = ("python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
     for name in _IMAGES:
         if docker_run(("--pull", "never"), name, *ask).stdout.strip() == _VERSION:

@@ -90,7 +90,6 @@ class SmallCluster:
         self._forget(node)
 
     def kill_raylet(self, node: Any) -> None:
-        """Kills only a node's raylet: its workers have to notice."""
         self.nodes.remove(node)
         _raylet(node).kill()
         self._forget(node)

@@ -142,7 +142,6 @@ def soak(cluster: SmallCluster, harm: Harm, lease_sec: float = LEASE_SEC) -> int
 
 @contextmanager
 def long_run(directory: Path, *overrides: str) -> Iterator[KilledRun]:
-    """A run that has not started, long enough for several harms."""
     directory.mkdir(parents=True)
     make_tasks(directory)
     endpoint = CountingEndpoint(turns=(20, 28), latency_sec=0.5)

@@ -230,7 +230,6 @@ main = partial(run_command, "list", program="ares-exp list")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of options, one of which has a name that is taken."""
     folder = tmp_path / "options"
     for option, text in {"env/harbor": "# Mine\n_target_: mine.Source\n", "policy/mine": "_target_: x.y\n"}.items():
         path = folder / f"{option}.yaml"

@@ -79,7 +79,6 @@ async def test_command_runs_as_in_a_manual_shell(shell: Shell, tmp_path: Path) -
 
 
 def signal_all_of(pid: int, number: signal.Signals) -> None:
-    """Sends a signal to a process and all below it, which are stopped first."""
     os.kill(pid, signal.SIGSTOP)
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():

@@ -18,7 +18,6 @@ main = partial(run_command, "snapshots", program="ares-exp snapshots")
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A run with the snapshots of an episode after its steps 0, 1 and 2."""
     store = SnapshotStore(tmp_path / "snapshots")
     for step in range(3):
         add(store, step=step)

@@ -26,7 +26,6 @@ TOOL = {"type": "function", "function": {"name": "run", "parameters": {}}}
 
 
 def record(index: int, messages: Any, response: LLMResponse | None, **more: Any) -> StepRecord:
-    """A record; without messages a LAST one."""
     settings = more.pop("settings", {"system_prompt": "Be brief."})
     return StepRecord(
         index,

@@ -29,7 +29,6 @@ PROGRAMS: dict[str, Program] = {}
 
 
 def program(function: Program) -> Program:
-    """Has a program run in all tests of this folder that run all."""
     PROGRAMS[function.__name__] = function
     return function
 

@@ -108,7 +108,6 @@ HUGE = 2**40
 
 
 def with_size(block: bytes, size: int) -> bytes:
-    """The header with another size, and a sum that fits."""
     changed = block[:124] + (b"\x80" + size.to_bytes(11)) + block[136:]
     total = sum(changed[:148]) + 8 * 32 + sum(changed[156:512])
     return changed[:148] + b"%06o\0 " % total + changed[156:]
