@@ -13,17 +13,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ares_exp.cancellation import finish, result_of
+from ares_exp.cancellation import finish, in_daemon_thread, result_of
 
 MAX_OUTPUT_BYTES = 256 * 2**20
 _MAX_ERROR_BYTES = 128 * 1024
 _MAX_LINE_CHARS = 1000
+_LOOK_SEC = 0.2
 _T = TypeVar("_T")
 
 # 3 is the program's stdin, 4 the pipe.
@@ -49,7 +51,12 @@ def while_we_live(command: Sequence[str], *, stdin: str = "/dev/null") -> list[s
 
 
 class ChildFailedError(Exception):
-    """A program failed. The message lacks a subject (such as "was stopped"), which callers put in front of it."""
+    """A program failed. The message lacks a subject (such as "was stopped"), which callers put in front of it.
+
+    `errors` contains the last lines that the program wrote to stderr.
+    """
+
+    errors: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +87,13 @@ class ChildProcess:
     ) -> Ended:
         """Runs a program to its end. Blocking.
 
-        The program has only the environment variables in `env`. After `timeout_sec`, its process group is killed.
+        The program has only the environment variables in `env`. After `timeout_sec`, its process group is killed. When
+        the program ends, does not wait for its child processes, even if they keep its stdout open.
 
         Raises:
             ChildFailedError: The program was stopped, took too long, or printed too much.
         """
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as errors:
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
             given.write(stdin)
             given.seek(0)
             with self._lock:
@@ -93,35 +101,41 @@ class ChildProcess:
                 process = self._running = subprocess.Popen(
                     while_we_live(command, stdin=f"/dev/fd/{given.fileno()}"),
                     stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
+                    stdout=printed,
                     stderr=errors,
                     env=env,
                     cwd=cwd,
                     pass_fds=(given.fileno(),),
                     start_new_session=True,  # without a terminal, the program cannot prompt the user
                 )
-            late = threading.Event()
-            timer = threading.Timer(timeout_sec, self._kill, [process, late])
-            timer.start()
-            assert process.stdout is not None
+
+            def prints_too_much() -> bool:
+                return any(os.fstat(file.fileno()).st_size > MAX_OUTPUT_BYTES for file in (printed, errors))
+
+            ends_at, is_late = time.monotonic() + timeout_sec, False
             try:
-                output: bytes = process.stdout.read(MAX_OUTPUT_BYTES + 1)
-                if len(output) > MAX_OUTPUT_BYTES:
-                    self._kill(process)
-                exit_code = process.wait()
+                while process.poll() is None and not (is_late or prints_too_much()):
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_LOOK_SEC)
+                    is_late = time.monotonic() > ends_at
             finally:
-                timer.cancel()
                 self._kill(process)
-                process.wait()
-                process.stdout.close()
+                exit_code = process.wait()
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - _MAX_ERROR_BYTES))
             lines = errors.read().decode("utf-8", "replace").splitlines()
-        self.pause(0)
-        if late.is_set():
-            raise ChildFailedError(f"was killed after {timeout_sec:g} seconds")
-        if len(output) > MAX_OUTPUT_BYTES:
-            raise ChildFailedError(f"printed more than {MAX_OUTPUT_BYTES:,} bytes")
-        return Ended(exit_code, output, [line.strip()[:_MAX_LINE_CHARS] for line in lines if line.strip()])
+            last = [line.strip()[:_MAX_LINE_CHARS] for line in lines if line.strip()]
+            failure = None
+            if self.stopped.is_set():
+                failure = ChildFailedError("was stopped")
+            elif is_late and exit_code == -signal.SIGKILL:
+                failure = ChildFailedError(f"was killed after {timeout_sec:g} seconds")
+            elif prints_too_much():
+                failure = ChildFailedError(f"printed more than {MAX_OUTPUT_BYTES:,} bytes")
+            if failure is not None:
+                failure.errors = last
+                raise failure
+            printed.seek(0)
+            return Ended(exit_code, printed.read(), last)
 
     def run_python(
         self, program: Path, arguments: Sequence[str], *, env: Mapping[str, str], timeout_sec: float
@@ -150,20 +164,22 @@ class ChildProcess:
         try:
             return await result_of(future)
         except asyncio.CancelledError:
-            await finish(asyncio.to_thread(self.stop))
-            await finish(asyncio.wait_for(future, None))
+            await finish(self._end(future))
             raise
 
-    def _kill(self, process: subprocess.Popen[bytes], why: threading.Event | None = None) -> None:
-        """Kills the program's process group and sets the event `why`. Does nothing if the group was killed before.
+    async def _end(self, work: asyncio.Future[Any]) -> None:
+        await in_daemon_thread(self.stop)
+        await asyncio.wait({work})
+        work.cancelled() or work.exception()
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        """Kills the program's process group. Does nothing if the group was killed before.
 
         A second kill could hit another process group with the same id. A closed `process.stdin` shows a kill.
         """
         assert process.stdin is not None
         with self._lock:
             if not process.stdin.closed:
-                if why is not None:
-                    why.set()
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.stdin.close()

@@ -120,8 +120,9 @@ class ShellPool:
                 try:
                     self._changed(await self.open(user))
                 except Exception as error:
-                    if first is not None and not first.done():
-                        first.set_exception(error)
+                    waiting = first or self._next_waiting(user)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_exception(error)
                 if self._next_waiting(user) is None:
                     return
         finally:  # immediately: a waiter that got an error may wait again before the callbacks of this task run

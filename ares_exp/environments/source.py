@@ -17,7 +17,7 @@ from ares_exp.environment import Environment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.errors import ConfigError, UnsupportedTaskError
 from ares_exp.llms.request import LLMClient
-from ares_exp.tasks.selection import Entries, Named, select
+from ares_exp.tasks.selection import Entries, Named, positions_of, select
 from ares_exp.tasks.task_contract import Task, TaskOrigin
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class SelectingSource(SourceBase, Generic[T]):
 
     def _choose(self, tasks: Sequence[U]) -> list[U]:
         """Returns the tasks that the options select from `tasks`, the whole set. Stores the positions of all tasks."""
-        self.positions = {task.name: index for index, task in enumerate(tasks)}
+        self.positions = positions_of(tasks)
         return select(tasks, **self._selection)
 
     def _hold(self, tasks: Sequence[T]) -> list[str]:

@@ -70,6 +70,11 @@ def _picked(items: Sequence[Item], part: slice, expected: str) -> list[Item]:
     return picked
 
 
+def positions_of(tasks: Sequence[Named]) -> dict[str, int]:
+    """Returns the position of each task in `tasks`, counted from 0, by the task's name."""
+    return {task.name: index for index, task in enumerate(tasks)}
+
+
 def select(
     tasks: Sequence[T],
     *,

@@ -118,6 +118,8 @@ def _copy(folder: Path, target: Path, chosen: UploadFilter) -> None:
         shutil.copytree(folder, target, symlinks=True, ignore=excluded, copy_function=copy, dirs_exist_ok=True)
     except OSError as error:
         raise TransferError(f"Cannot copy {folder} for an upload: {error}.") from error
+    finally:
+        target.chmod(0o700)  # other users must not read the copy, whatever the mode of `folder` is
 
 
 _FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")

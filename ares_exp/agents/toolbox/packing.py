@@ -276,7 +276,8 @@ def run_program(
     try:
         ended = child.run(command, env=variables, timeout_sec=_TIMEOUT_SEC, cwd=cwd)
     except ChildFailedError as error:
-        raise ToolboxError(f"{what} cannot be installed (it {error}). No files were kept.") from None
+        last = "\n".join(error.errors)[-_SHOWN_CHARS:]
+        raise ToolboxError(f"{what} cannot be installed (it {error}). No files were kept.\n{last}".rstrip()) from None
     printed = ended.output.decode("utf-8", "replace")
     if ended.exit_code != 0:
         problem = "\n".join(ended.errors) or printed.strip()

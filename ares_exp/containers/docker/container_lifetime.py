@@ -16,10 +16,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers.docker.engine import INQUIRY_TIMEOUT_SEC, Engine, EngineError, engine_errors, in_thread, reason
 from ares_exp.containers.docker.stream import EngineStream
+
+if TYPE_CHECKING:
+    from docker import APIClient
 
 FIRST_COMMAND = ["sh", "-c", "while read -r _; do jobs; done"]
 """Command of a container's first process. It ends when our connection to its stdin closes, even after `kill -9`.
@@ -89,16 +92,16 @@ class FirstProcess:
 
 def remove(engine: Engine, container: str, image: str | None = None) -> None:
     """Kills and removes a container, then `image` unless it is in use. Ignores missing resources. Blocking."""
-    if problem := why_it_stays(lambda: _remove_container(engine, container)):
+    if problem := why_it_stays(lambda: kill_container(engine.api, container)):
         _logger.warning("The container %s could not be removed: %s.", container, problem)
     elif image is not None and (problem := why_it_stays(lambda: engine.api.remove_image(image))):
         _logger.info("The image %s was not removed: %s.", image, problem)
 
 
-def _remove_container(engine: Engine, container: str) -> None:
+def kill_container(api: APIClient, container: str) -> None:
     """Requests a container's removal, with a time limit. After the limit, a hanging engine may still remove it."""
-    path = f"{engine.api.base_url}/v{engine.api.api_version}/containers/{container}"
-    answer = engine.api.delete(path, params={"force": "1", "v": "1"}, timeout=REMOVAL_SEC)
+    path = f"{api.base_url}/v{api.api_version}/containers/{container}"
+    answer = api.delete(path, params={"force": "1", "v": "1"}, timeout=REMOVAL_SEC)
     if not answer.ok:
         raise EngineError(answer.text.strip(), answer.status_code)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ares_exp.containers import ownership
-from ares_exp.containers.docker.container_lifetime import why_it_stays
+from ares_exp.containers.docker.container_lifetime import kill_container, why_it_stays
 from ares_exp.containers.docker.engine import Engine, engine_errors, reason
 from ares_exp.containers.ownership import (
     NAME_PREFIX,
@@ -84,7 +84,7 @@ def find(api: APIClient, *, cached_images: bool = False) -> Iterator[Leftover]:
 def find_labelled(api: APIClient, label: str) -> Iterator[Leftover]:
     """Yields the containers, networks and volumes of runs that have a label (`name` or `name=value`). Blocking."""
     ours = {"label": label}
-    kill = functools.partial(api.remove_container, force=True, v=True)
+    kill = functools.partial(kill_container, api)
     for found in api.containers(all=True, filters=ours):
         name = (found["Names"] or [""])[0].lstrip("/")  # a container being removed may have no name
         if name.startswith(NAME_PREFIX):

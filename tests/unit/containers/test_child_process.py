@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,15 @@ async def test_cancelled_caller_stops_the_program() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended.is_set()
+
+
+def test_child_processes_that_keep_stdout_are_not_waited_for() -> None:
+    started = time.monotonic()
+    assert ChildProcess().run(["sh", "-c", "setsid sleep 30 & echo done"], env=dict(os.environ)).output == b"done\n"
+    with pytest.raises(ChildFailedError, match=r"killed after 0\.5 seconds") as caught:
+        ChildProcess().run(["sh", "-c", "setsid sleep 30 & echo why >&2; wait"], env=dict(os.environ), timeout_sec=0.5)
+    assert caught.value.errors == ["why"]
+    assert time.monotonic() - started < 20
 
 
 def test_program_reads_its_stdin_and_runs_in_its_directory(tmp_path: Path) -> None:

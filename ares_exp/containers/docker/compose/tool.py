@@ -26,6 +26,7 @@ ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "DOCKER_CONFIG")
 """Variables of our environment that the program inherits, to find Docker's programs, plugins and settings."""
 
 _OLDEST = (1, 28)  # the first version that reads both older formats and files without a version, and has --ansi
+_MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _LAST_LINES = 20
 _REQUEST_SEC = "120"  # version 1 gives up on the engine after 60
 
@@ -51,11 +52,14 @@ class ComposeTool:
         """
         child = ChildProcess()
         try:
-            return await child.stop_if_cancelled(
+            ended = await child.stop_if_cancelled(
                 in_daemon_thread(lambda: child.run([*self.command, *arguments], env=env, cwd=directory, stdin=stdin))
             )
         except ChildFailedError as error:
             raise ContainerStartError(f"`{' '.join(self.command)}` {error}.") from error
+        if len(ended.output) > _MAX_ANSWER_BYTES:
+            raise ContainerStartError(f"`{' '.join(self.command)}` printed more than {_MAX_ANSWER_BYTES:,} bytes.")
+        return ended
 
 
 def complaint(ended: Ended) -> str:
