@@ -46,7 +46,6 @@ async def nothing_is_left(emulator: Emulator, factory: DaytonaContainerFactory) 
 
 
 def posted(emulator: Emulator, what: str) -> list[Any]:
-    """The bodies of the POST requests whose path ends with `what`."""
     return [one.body for one in emulator.requests if one.method == "POST" and one.path.endswith(what)]
 
 

@@ -53,7 +53,6 @@ def children(parent: int) -> int:
 
 
 def start_daemons() -> None:
-    """Waits for the processes of `_DAEMONS`, and stops one of them."""
     assert wait_until(lambda: len(sleeping(*_DAEMON_NUMBERS)) == len(_DAEMON_NUMBERS))
     os.kill(sleeping(4503)[4503], signal.SIGSTOP)
 

@@ -29,7 +29,6 @@ ENGINES = {"vllm": VllmPolicy, "sglang": SglangPolicy}
 
 
 def chat_body(engine: str) -> dict[str, Any]:
-    """A chat completion of two tokens after three."""
     body = completion("ab", tool_calls=[], reasoning_content=None)
     choice = body["choices"][0] | {"logprobs": {"content": LOGPROBS}}
     if engine == "vllm":

@@ -126,7 +126,6 @@ def test_result_includes_payment_after_last_step() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The machine's clock, and the CPU time of this process."""
     now = SimpleNamespace(monotonic=100.0, cpu=1.0)
     fake = SimpleNamespace(monotonic=lambda: now.monotonic, process_time=lambda: now.cpu)
     monkeypatch.setattr(steady_loop, "time", fake)

@@ -65,7 +65,6 @@ def changed(draw: st.DrawFn) -> Any:
 
 @pytest.fixture(scope="module")
 def opened() -> Any:
-    """A context manager that gives the files that are opened inside."""
     paths: list[str] | None = None
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

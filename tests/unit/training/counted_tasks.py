@@ -72,7 +72,6 @@ class CountedTasks(SourceBase):
 
 
 def options(folder: Path) -> Path:
-    """Writes the option `env=counted`; returns the folder of options."""
     (folder / "env").mkdir(parents=True)
     (folder / "env" / "counted.yaml").write_text(f"_target_: {__name__}.CountedTasks\n")
     return folder

@@ -43,7 +43,6 @@ def test_interleaved_lines_are_assigned_to_their_episodes(tmp_path: Path, episod
 
 
 def two(tmp_path: Path) -> tuple[Path, list[str], EpisodeTrajectory]:
-    """A file of two episodes of six lines each."""
     [episode] = list(read_episodes(GOLDEN))
     lines = [*dump_episode(episode, shared=True), *dump_episode(replace(episode, episode_id="other"), shared=True)]
     path = tmp_path / "t.jsonl"

@@ -48,8 +48,6 @@ class Repository:
 
 @pytest.fixture
 def make_repository(tmp_path: Path) -> MakeRepository:
-    """Makes a repository with one commit of these tasks."""
-
     def make(*tasks: str, name: str = "repository") -> Repository:
         repository = Repository(tmp_path / name)
         for task in tasks:
