@@ -112,7 +112,8 @@ class ShellPool:
     async def _open_one_or_more(self, user: User | None) -> None:
         """Opens a channel, and further channels one by one while commands wait.
 
-        If this fails, the first waiting command gets the error. If none was waiting, the next `take` reports the error.
+        If this fails, the command that was first when the opening began gets the error. For a command that came later,
+        another channel is opened: the previous command may have killed the first.
         """
         try:
             while True:
@@ -120,9 +121,8 @@ class ShellPool:
                 try:
                     self._changed(await self.open(user))
                 except Exception as error:
-                    waiting = first or self._next_waiting(user)
-                    if waiting is not None and not waiting.done():
-                        waiting.set_exception(error)
+                    if first is not None and not first.done():
+                        first.set_exception(error)
                 if self._next_waiting(user) is None:
                     return
         finally:  # immediately: a waiter that got an error may wait again before the callbacks of this task run

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -372,6 +373,26 @@ async def test_failed_opening_is_reported_to_all_waiters() -> None:
             with pytest.raises(ContainerError, match="no shell"):
                 await channels.exec("true")
     await channels.close()
+
+
+class SecondFails(asyncio.Semaphore):
+    """An engine that cannot open the second shell, the spare one, and says so late."""
+
+    opened = 0
+
+    async def acquire(self) -> Literal[True]:
+        self.opened += 1
+        if self.opened == 2:
+            await asyncio.sleep(1)
+            raise ContainerError("its shell ended immediately")
+        return True
+
+
+async def test_failed_spare_shell_does_not_fail_the_kill() -> None:
+    async with host_channels(may_open=SecondFails()) as (channels, _):
+        result = await channels.exec("echo $$; exec sleep 99", timeout_sec=0.3)
+        assert result.timed_out
+        assert not is_alive(int(result.output))
 
 
 async def test_mute_shell_is_retried_once() -> None:
