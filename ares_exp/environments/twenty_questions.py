@@ -27,7 +27,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, validate_call
 
 from ares_exp.environment import (
@@ -50,6 +49,7 @@ from ares_exp.errors import ConfigError, EpisodeStateError, OracleResponseError,
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy
+from ares_exp.records.record_files import read_yaml
 from ares_exp.records.results import EnvironmentUsage
 
 
@@ -85,7 +85,7 @@ class HiddenObject:
 
 def load_objects() -> Sequence[HiddenObject]:
     """Reads the bundled objects from `twenty_questions.yaml`. Blocking."""
-    entries = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+    entries = read_yaml(Path(__file__).with_suffix(".yaml"))
     return [HiddenObject(one["name"], tuple(one.get("aliases", ())), tuple(one["facts"])) for one in entries]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +24,7 @@ from ares_exp.errors import (
 )
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records import exit_codes
-from ares_exp.records.validation import Amount, Count, Text, validated
+from ares_exp.records.validation import Amount, Count, Text, validated, values_of
 
 _OF_AN_ATTEMPT = re.compile(r"(.+__\d+)__\w+")
 """Pattern of an episode id: the task, the attempt, and a suffix that differs between the episodes of an attempt."""
@@ -360,8 +360,7 @@ class EpisodeResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the result as a JSON-ready dict."""
-        data = {name: getattr(self, name) for name in _FIELDS}
-        return data | {
+        return values_of(self) | {
             "rewards": dict(self.rewards),
             "error": self.error.to_dict() if self.error is not None else None,
             "phase_sec": dict(self.phase_sec),
@@ -397,7 +396,6 @@ class EpisodeResult:
         return validated(cls, data)
 
 
-_FIELDS = tuple(field.name for field in fields(EpisodeResult))
 _MAPPINGS = frozenset({"rewards", "phase_sec", "replayed", "environment_usage", "agent"})
 """Fields that are mappings or `None`. In a table, each key of such a mapping becomes a column."""
 

@@ -5,8 +5,10 @@ Pydantic is imported only when the first object is validated, because its import
 
 from __future__ import annotations
 
+import functools
 import reprlib
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -85,6 +87,19 @@ def validated(kind: type[T], data: Any) -> T:
 
 
 _adapters: dict[type, TypeAdapter[Any]] = {}
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(kind))
+
+
+def values_of(record: Any, kind: type | None = None) -> dict[str, Any]:
+    """Returns the fields of a dataclass instance as a dict, without copying their values.
+
+    With `kind`, a base class of the instance, only returns the fields of this class.
+    """
+    return {name: getattr(record, name) for name in _field_names(kind or type(record))}
 
 
 def briefly(value: object) -> str:
