@@ -66,6 +66,7 @@ _WORDS = {
     "Input should be an instance of str": "Input should be a string",
     "Input should be an instance of Mapping": "Input should be an object",
     "Extra inputs are not permitted": "Input should be absent",
+    "Unexpected keyword argument": "Input should be absent",
 }
 
 

@@ -87,21 +87,23 @@ def _run_hydra(root_config: str, overrides: list[str], make_run: Callable[..., R
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
 
-    def make(config: DictConfig) -> Run | Exception:
+    made: list[Run | Exception] = []
+
+    def make(config: DictConfig) -> None:
         hydra = HydraConfig.get()
         try:
-            return make_run(config, hydra)
-        except Exception as error:  # returned, because Hydra would print its own message
+            made.append(make_run(config, hydra))
+        except Exception as error:  # not raised, because Hydra would print its own message
             RunDir(Path(hydra.runtime.output_dir)).discard()
-            return error
+            made.append(error)
 
     with initialize_config_dir(str(conf_dir()), job_name="ares_exp", version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        made: Run | Exception = hydra.run(root_config, make, overrides, with_log_configuration=False).return_value
-    if isinstance(made, Exception):
-        raise made
-    return made
+        hydra.run(root_config, make, overrides, with_log_configuration=False)
+    if isinstance(made[0], Exception):
+        raise made[0]
+    return made[0]
 
 
 @contextmanager

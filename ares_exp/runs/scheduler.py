@@ -211,9 +211,9 @@ class Scheduler:
             has_started = planned.episode_id in self._started or planned.slot in self.cancelled
             if is_unwanted(planned) and not has_started and self.cancel(planned.slot):
                 dropped.append(planned)
+        self._changed.set()
         for planned in dropped:
             self.on_drop(planned.slot)
-        self._changed.set()
         return dropped
 
     def append(self, planned: PlannedEpisode) -> None:
@@ -249,6 +249,9 @@ class Scheduler:
                 self._cancel_all()
             if self._running:
                 await asyncio.wait(self._running, timeout=INTERRUPT_GRACE_SEC)
+            for task in self._ended:
+                if task.cancelled() and (slot := self._running[task].slot) in self.cancelled:
+                    self.on_drop(slot)
 
     def _start(self) -> None:
         while self._ready and not self.paused and len(self._running) < self.concurrency:
@@ -258,9 +261,6 @@ class Scheduler:
             task.add_done_callback(self._end)
 
     def _end(self, task: _Running) -> None:
-        slot = self._running[task].slot
-        if task.cancelled() and slot in self.cancelled:
-            self.on_drop(slot)
         self._ended.append(task)
         self._changed.set()
 
@@ -270,9 +270,11 @@ class Scheduler:
             task = self._ended.popleft()
             planned = self._running.pop(task)
             self._started.discard(planned.episode_id)
-            is_ordered = self.interrupted or planned.slot in self.cancelled
+            is_dropped = task.cancelled() and planned.slot in self.cancelled
             self.cancelled.discard(planned.slot)
-            if not (task.cancelled() and is_ordered) and (retry := task.result()) is not None:
+            if is_dropped:
+                self.on_drop(planned.slot)
+            elif not (task.cancelled() and self.interrupted) and (retry := task.result()) is not None:
                 self._wait(retry)
 
     def _wait(self, retry: Retry) -> None:

@@ -61,13 +61,13 @@ class JsonlTracker(TrackerBase):
 
     def start(self, run: RunInfo) -> None:
         """Appends a line of kind `start` to the file, which may exist from an earlier session. Returns immediately."""
-        self._path = RunDir(run.run_dir).metrics
-        self._rows = EpisodeRows(run.earlier)
-        self._writer.start()
-        self._writer.do(lambda: _cut_torn_line(self._path))
-        self._append(
-            "start",
-            lambda: {
+        self._path = path = RunDir(run.run_dir).metrics
+        self._rows = EpisodeRows()
+
+        def begin(rows: EpisodeRows) -> Mapping[str, Any]:
+            for result in run.earlier:
+                rows.add(result)
+            return {
                 "run_id": run.run_id,
                 "name": run.name,
                 "resumed": run.resumed,
@@ -79,42 +79,46 @@ class JsonlTracker(TrackerBase):
                 "parents": run.parents,
                 "config": scrub(run.config),
                 "provenance": scrub(run.provenance),
-            },
-        )
+            }
+
+        self._writer.start()
+        self._writer.do(lambda: _cut_torn_line(path))
+        self._append("start", begin)
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Appends the line of a finished episode. Returns immediately."""
         self._append(
             "episode",
-            lambda: {
+            lambda rows: {
                 "episode_id": result.episode_id,
                 "task_name": result.task_name,
                 "attempt": result.attempt,
                 "retry": result.retry,
                 "outcome": result.outcome.value,
-                **self._rows.add(result),
+                **rows.add(result),
             },
         )
 
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Appends the line of a measurement. Returns immediately."""
-        self._append("system", lambda: sample)
+        self._append("system", lambda _: sample)
 
     def log_order(self, line: Mapping[str, Any]) -> None:
         """Appends the line of a control command that the run received. Returns immediately."""
-        self._append("order", lambda: line)
+        self._append("order", lambda _: line)
 
     def finish(self, summary: RunSummary) -> None:
         """Appends the totals and closes the file, within `finish_timeout_sec`. Idempotent."""
-        self._append("finish", lambda: total_metrics(summary))
+        self._append("finish", lambda _: total_metrics(summary))
         self._writer.finish(self._finish_timeout_sec)
 
-    def _append(self, kind: str, make: Callable[[], Mapping[str, Any]]) -> None:
-        now = self._clock()
+    def _append(self, kind: str, make: Callable[[EpisodeRows], Mapping[str, Any]]) -> None:
+        # After a timeout of `finish`, the function may be called when the next run has started.
+        path, rows, now = self._path, self._rows, self._clock()
 
         def append() -> None:
-            line = {"kind": kind, "time": now, **make()}
-            append_text(self._path, f"{json_text(line)}\n", flags=os.O_CREAT)
+            line = {"kind": kind, "time": now, **make(rows)}
+            append_text(path, f"{json_text(line)}\n", flags=os.O_CREAT)
 
         self._writer.do(append)
 

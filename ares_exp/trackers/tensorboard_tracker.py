@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 
@@ -17,7 +17,9 @@ from ares_exp.records.secrets import scrub
 from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.metrics import EpisodeRows, attempt_values, total_metrics
 from ares_exp.trackers.tracker import RunInfo, TrackerBase
-from ares_exp.trajectories.records import EpisodeTrajectory
+
+if TYPE_CHECKING:
+    from ares_exp.trajectories.records import EpisodeTrajectory
 
 _BINS = 30
 
@@ -57,9 +59,7 @@ class TensorboardTracker(TrackerBase):
         self._finish_timeout_sec = finish_timeout_sec
         self._clock = clock
         self._writer = BackgroundWriter("tracker=tensorboard")
-        self._rows = EpisodeRows()
-        self._started = 0.0
-        self._file: Any = None  # only the background thread uses it, because it is not thread-safe
+        self._events: _EventFile | None = None
 
     @property
     def failures(self) -> int:
@@ -68,49 +68,69 @@ class TensorboardTracker(TrackerBase):
 
     def start(self, run: RunInfo) -> None:
         """Starts a new event file."""
-        self._started = min((result.started_at for result in run.earlier), default=self._clock())
-        self._rows = EpisodeRows(run.earlier)
+        started = min((result.started_at for result in run.earlier), default=self._clock())
+        self._events = _EventFile(RunDir(run.run_dir).tensorboard, started, run.earlier)
         self._writer.start()
-        self._write(lambda now: self._open(run, now))
+        self._write(lambda events, now: events.start(run, now))
 
     def log_episode(self, result: EpisodeResult, trajectory: EpisodeTrajectory | None = None) -> None:
         """Writes the scalars of a finished episode. Returns immediately."""
-        row = self._rows.add(result)
-        self._write(partial(self._add_scalars, row, self._rows.finished))
+        self._write(lambda events, now: events.add_episode(result, now))
 
     def log_system(self, sample: Mapping[str, float]) -> None:
         """Writes measurements of the run's process. Returns immediately."""
-        self._write(lambda now: self._add_scalars(sample, max(int(now - self._started), 0), now))
+        self._write(lambda events, now: events.add_system(sample, now))
 
     def finish(self, summary: RunSummary) -> None:
         """Writes the totals and closes the file, within `finish_timeout_sec`. Idempotent."""
-        self._write(lambda now: self._close(summary, now))
+        self._write(lambda events, now: events.end(summary, now))
         self._writer.finish(self._finish_timeout_sec)
 
-    def _write(self, act: Callable[[float], object]) -> None:
+    def _write(self, act: Callable[[_EventFile, float], object]) -> None:
         """Queues a write. Flushes the file after it, unless another write is waiting."""
-        now = self._clock()
+        events, now = self._events, self._clock()
+        if events is None:
+            return
 
         def write() -> None:
-            act(now)
-            if self._file is not None and not self._writer.waiting:
-                self._file.flush()
+            act(events, now)
+            if not self._writer.waiting:
+                events.flush()
 
         self._writer.do(write)
 
-    def _open(self, run: RunInfo, now: float) -> None:
+
+class _EventFile:
+    """The event file of one session of a run. Only the background thread may use it, because it is not thread-safe."""
+
+    def __init__(self, folder: Path, started: float, earlier: Sequence[EpisodeResult]) -> None:
+        self._folder = folder
+        self._started = started
+        self._earlier = earlier
+        self._rows = EpisodeRows()
+        self._file: Any = None
+
+    def start(self, run: RunInfo, now: float) -> None:
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter
 
-        folder = RunDir(run.run_dir).tensorboard
-        folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         # The writer's name has only seconds. The nanoseconds make the names unique and sort the sessions by start.
-        self._file = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        self._file = EventsWriter(str(self._folder / "events"), f".{time.time_ns()}")
+        for result in self._earlier:
+            self._rows.add(result)
+        self._earlier = ()
         for tag, content in (("config", run.config), ("provenance", run.provenance)):
             text = f"```json\n{dump_json(scrub(content), indent=2)}\n```"
-            self._add(summary.text(tag, text), len(run.earlier), now)
+            self._add(summary.text(tag, text), self._rows.finished, now)
 
-    def _close(self, summary: RunSummary, now: float) -> None:
+    def add_episode(self, result: EpisodeResult, now: float) -> None:
+        self._add_scalars(self._rows.add(result), self._rows.finished, now)
+
+    def add_system(self, sample: Mapping[str, float], now: float) -> None:
+        self._add_scalars(sample, max(int(now - self._started), 0), now)
+
+    def end(self, summary: RunSummary, now: float) -> None:
         import numpy as np
         from tensorboardX.summary import histogram
 
@@ -124,6 +144,10 @@ class TensorboardTracker(TrackerBase):
             file, self._file = self._file, None
             if file is not None:
                 file.close()
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
 
     def _add_scalars(self, values: Mapping[str, Any], step: int, now: float) -> None:
         from tensorboardX.proto.summary_pb2 import Summary

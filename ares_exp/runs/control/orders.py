@@ -195,6 +195,8 @@ class Inbox:
         try:
             with os.scandir(directory) as entries:
                 names = [entry.name for entry in itertools.islice(entries, MAX_LISTED)]
+            if len(names) < MAX_LISTED:
+                self._known.intersection_update(names)
             new = sorted(name for name in names if name[0] != "." and name not in self._known)
             return [found for name in new[:MAX_TAKEN] if (found := self._take(directory, name)) is not None]
         finally:

@@ -33,7 +33,7 @@ from ares_exp.environment import EnvironmentBase, MinimalEnvironment, PendingReq
 from ares_exp.environments.episode_limits import limited
 from ares_exp.environments.own_model import ModelsElsewhere
 from ares_exp.environments.source import EpisodeParts, SourceBase, make_scored_source
-from ares_exp.errors import ConfigError, EpisodeStateError
+from ares_exp.errors import ConfigError, EpisodeStateError, SnapshotUnsupportedError
 from ares_exp.llms.request import LLMClient
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.environment_responses import Asked
@@ -213,6 +213,11 @@ class EnvironmentHost(ModelsElsewhere):
             if made_from:
                 self._make(name, *made_from)
         environment, files = self._of(name)
+        if method == "export_state" and not self.shares_disk:
+            raise SnapshotUnsupportedError(
+                "Snapshots are written on the node, which cannot access the run directory. Put the run directory on a "
+                "disk that all nodes share, or set `snapshot=none`."
+            )
         result = await result_or_failure(getattr(environment, method), **arguments)
         if method == "export_state" and not isinstance(result, Failure):
             result = result.snapshot_dir
@@ -344,6 +349,7 @@ class EnvironmentHost(ModelsElsewhere):
         """Makes the run record a call to an environment's own model, even if the caller is cancelled."""
         if (name := self._name_of(files)) is not None:
             recording = asyncio.ensure_future(self._ask("append_record", name, key, asked))
+            recording.add_done_callback(lambda done: done.cancelled() or done.exception())
             await finish(asyncio.wait({recording}))
             await recording
 

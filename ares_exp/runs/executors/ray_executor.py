@@ -173,8 +173,9 @@ class RayExecutor(Executor):
         except TimeoutError:
             atexit.unregister(self._ray.shutdown)  # the exit handler would wait again
             logger.warning("Ray did not leave the cluster within %g s. The run ends anyway.", LEAVE_SEC)
-        self._has_left.set()
-        self._has_left = None
+        finally:
+            self._has_left.set()
+            self._has_left = None
 
     # The cluster
 
@@ -269,7 +270,7 @@ class RayExecutor(Executor):
         Stops if the node cannot run the tasks or is gone.
         """
         failed = 0
-        while node.refusal is None and node.node_id in self._nodes:
+        while node.refusal is None and self._nodes.get(node.node_id) is node:
             try:
                 async with self._host(node) as host:
                     self._placement.add(host, node.name.partition(" ")[0], self.episodes_per_host)

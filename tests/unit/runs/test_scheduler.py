@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ares_exp.runs import scheduler as module
-from ares_exp.runs.scheduler import PlannedEpisode, Retry, Scheduler, plan_episodes
+from ares_exp.runs.scheduler import PlannedEpisode, Retry, Scheduler, Slot, plan_episodes
 
 LONG_SEC = 1000.0
 
@@ -128,6 +128,22 @@ async def test_episode_cancelled_before_start_ends() -> None:
     assert sorted(ran) == ["task-1", "task-2"]
     assert dropped == [owed[0].slot]
     assert not scheduler.interrupted
+
+
+async def test_failed_report_of_a_drop_ends_the_run() -> None:
+    async def execute(_: PlannedEpisode) -> None:
+        await asyncio.sleep(60)
+
+    def on_drop(_: Slot) -> None:
+        raise ValueError("the trainer failed")
+
+    scheduler = Scheduler(2, execute)
+    scheduler.on_drop = on_drop
+    (owed,) = planned(1)
+    asyncio.get_running_loop().call_soon(scheduler.cancel, owed.slot)
+    with pytest.raises(ValueError, match="the trainer failed"):
+        async with asyncio.timeout(10):
+            await scheduler.run([owed])
 
 
 async def test_interrupt_before_the_start_runs_no_episode() -> None:
