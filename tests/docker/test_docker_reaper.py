@@ -10,7 +10,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from ares_exp.containers.docker import reaper
+from ares_exp.containers.docker import leftovers
 from tests.docker.compose_tasks import IMAGE, things
 from tests.docker.engine_relay import EngineRelay
 from tests.docker.runner import Runner
@@ -41,7 +41,7 @@ async def kill(runner: Runner) -> None:
 
 
 def helpers(relay: EngineRelay) -> list[int]:
-    found = [pid for pid, _, _, words in processes() if reaper.__name__ in words]
+    found = [pid for pid, _, _, words in processes() if leftovers.__name__ in words]
     return [pid for pid in found if f"DOCKER_HOST={relay.host}".encode() in Path(f"/proc/{pid}/environ").read_bytes()]
 
 

@@ -21,17 +21,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, differences, parents, sorted_by_path
+from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan, write_tree
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.filesystem.tree import write_tree
 from ares_exp.containers.local.host_root import Part
 from ares_exp.containers.local.isolation import CHANNELS
 from ares_exp.errors import CaptureError, RestoreError, SnapshotMismatchError, UnsafeSnapshotError
-
-if TYPE_CHECKING:
-    from ares_exp.containers.filesystem.overlay_upper import ScanCache
 
 _PACKAGES = (
     "/var/lib/dpkg/status",
@@ -260,8 +256,6 @@ class ContainerFiles:
             )
 
     def _scan(self, objects: ObjectStore, notes: list[str]) -> dict[str, Entry]:
-        from ares_exp.containers.filesystem.overlay_upper import scan
-
         found: dict[str, Entry] = {}
         for at, directory in {"/": self._root, **self._uppers}.items():
             entries = scan(

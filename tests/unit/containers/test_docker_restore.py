@@ -5,7 +5,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from ares_exp.containers.docker.changed_files import archive
+from ares_exp.containers.docker.container import archive
 from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, differences
 from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.containers.filesystem.stored_objects import ObjectStore

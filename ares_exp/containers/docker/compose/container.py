@@ -23,8 +23,7 @@ from ares_exp.containers.docker.container_lifetime import FirstProcess, starts, 
 from ares_exp.containers.docker.docker_cli import passed_on
 from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
 from ares_exp.containers.docker.image import ensure_image, image_tag, inspect_image
-from ares_exp.containers.docker.leftovers import find_labelled, image_labels
-from ares_exp.containers.docker.reaper import watch_over_us
+from ares_exp.containers.docker.leftovers import find_labelled, image_labels, watch_over_us
 from ares_exp.containers.docker.running import RunningContainer
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore

@@ -11,9 +11,8 @@ import pytest
 from ares_exp.containers.filesystem import overlay_upper
 from ares_exp.containers.filesystem.delta import Delta, Entry, contents, differences
 from ares_exp.containers.filesystem.delta_encoding import get_delta, put_delta
-from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
+from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan, write_tree
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
-from ares_exp.containers.filesystem.tree import write_tree
 from ares_exp.errors import CaptureError
 from tests.unit.containers.filesystem import trees
 

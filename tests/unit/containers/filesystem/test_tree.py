@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from ares_exp.containers.filesystem.delta import Entry, EntryKind
-from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
+from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan, write_tree
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
-from ares_exp.containers.filesystem.tree import write_tree
 from ares_exp.errors import RestoreError, SnapshotCorruptError
 from tests.unit.containers.filesystem.trees import IS_ROOT, NOBODY, as_nobody, make_awkward, tree_of
 
