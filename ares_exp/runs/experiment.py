@@ -45,6 +45,7 @@ from ares_exp.runs.resume.session import PreviousSessions
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode, Retry, Scheduler, episode_seed
 from ares_exp.runs.trainer import TrainedRun, Trainer, train
+from ares_exp.snapshots.schedule import SnapshottingEnvironment
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:
@@ -324,8 +325,6 @@ class Experiment:
         """Requests a snapshot of each running episode, which is taken when the episode next waits for the policy."""
         if self._parts.snapshots.output_dir is None:
             logger.warning("Snapshots are disabled in this run. To take snapshots on request, set snapshot=manual.")
-        from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
-
         for episode in self._running.values():
             if isinstance(episode.environment, SnapshottingEnvironment):
                 episode.environment.request_snapshot()

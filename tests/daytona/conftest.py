@@ -12,9 +12,8 @@ import pytest_asyncio
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.daytona.container import DaytonaContainer
-from ares_exp.containers.daytona.credentials import Credentials
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
-from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.containers.daytona.service import Credentials, DaytonaService
 
 if TYPE_CHECKING:  # they import the SDK, which not all tests here need
     from tests.daytona.emulator import Emulator

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from daytona import AsyncSandbox, CreateSandboxFromImageParams, CreateSandboxFromSnapshotParams
 
-from ares_exp.containers.daytona import creation
-from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
 from ares_exp.containers.daytona.factory import find_all
 from ares_exp.containers.daytona.provider_snapshot import (
     KEPT_PREFIX,
@@ -19,7 +17,7 @@ from ares_exp.containers.daytona.provider_snapshot import (
     make_ready,
     snapshot_to_start_from,
 )
-from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.containers.daytona.service import DaytonaService, create_sandbox, delete_sandbox
 from ares_exp.containers.filesystem.delta import Delta, StoredChanges
 from ares_exp.containers.filesystem.delta_encoding import get_delta, put_delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
@@ -101,7 +99,7 @@ async def test_missing_image_is_a_start_error(emulator: Emulator, service: Dayto
 async def test_unavailable_service_leaves_no_sandbox(
     emulator: Emulator, service: DaytonaService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(creation, "APPEARS_WITHIN_SEC", 0.2)
+    monkeypatch.setattr("ares_exp.containers.daytona.service.APPEARS_WITHIN_SEC", 0.2)
     emulator.faults.add(Fault("status", "POST", CREATION, status=503, times=None))
     with pytest.raises((ContainerServiceUnavailableError, EnvironmentStartTimeoutError)):
         await create_sandbox(service, params(), name=NAME, timeout_sec=0.5)

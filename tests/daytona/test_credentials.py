@@ -2,7 +2,7 @@
 
 import pytest
 
-from ares_exp.containers.daytona.credentials import DEFAULT_API_URL, Credentials, has_credentials
+from ares_exp.containers.daytona.service import DEFAULT_API_URL, Credentials, has_credentials
 from ares_exp.errors import PreflightError
 from ares_exp.records.secrets import mask_known_secrets
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from daytona import CreateSandboxFromSnapshotParams
 
-from ares_exp.containers.daytona.creation import create_sandbox
 from ares_exp.containers.daytona.factory import find, remove_stale
-from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.containers.daytona.service import DaytonaService, create_sandbox
 from ares_exp.containers.ownership import HOST, owner_labels
 from tests.daytona.emulator import Emulator, Fault
 from tests.leaks import until

@@ -15,10 +15,9 @@ from dataclasses import replace
 import pytest
 
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec, SnapshottableContainer
-from ares_exp.containers.daytona.credentials import Credentials, has_credentials
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory, find
 from ares_exp.containers.daytona.provider_snapshot import delete_kept
-from ares_exp.containers.daytona.service import DaytonaService
+from ares_exp.containers.daytona.service import Credentials, DaytonaService, has_credentials
 from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy

@@ -17,8 +17,7 @@ from daytona import AsyncDaytona, AsyncSandbox, CreateSandboxFromSnapshotParams
 
 from ares_exp import errors
 from ares_exp.containers.daytona import factory
-from ares_exp.containers.daytona.credentials import Credentials
-from ares_exp.containers.daytona.service import FEW_TRIES, DaytonaService
+from ares_exp.containers.daytona.service import FEW_TRIES, Credentials, DaytonaService
 from tests.daytona.conftest import tasks
 from tests.daytona.emulator import Emulator, Fault
 

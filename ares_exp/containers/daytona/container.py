@@ -31,19 +31,17 @@ from ares_exp.containers.container import (
     User,
     bounded_start,
 )
-from ares_exp.containers.daytona.creation import create_sandbox, delete_sandbox
 from ares_exp.containers.daytona.failures import NoObjectStoreError, plain
 from ares_exp.containers.daytona.provider_snapshot import keep_files, make_ready, snapshot_to_start_from
 from ares_exp.containers.daytona.sandbox_request import DaytonaOptions, create_params, network_settings, ttl_minutes
-from ares_exp.containers.daytona.service import Connections, DaytonaService
+from ares_exp.containers.daytona.service import Connections, DaytonaService, create_sandbox, delete_sandbox
 from ares_exp.containers.daytona.shells import SandboxShells, ShellStream
 from ares_exp.containers.filesystem.delta import Delta
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, ForwardedPorts, Serve
+from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, ForwardedPorts, Serve, open_relayed_port
 from ares_exp.containers.images.image_plan import ImagePlan, plan_image
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels, unique_name, working_directory
-from ares_exp.containers.relayed_port import open_relayed_port
 from ares_exp.containers.terminal import TERM, Terminal
 from ares_exp.errors import (
     ContainerDiedError,

@@ -16,12 +16,17 @@ import pydantic
 
 from ares_exp.containers.container import Container, ContainerFactoryBase, ContainerSpec, Shell
 from ares_exp.containers.daytona.container import DaytonaContainer
-from ares_exp.containers.daytona.creation import delete_sandbox
-from ares_exp.containers.daytona.credentials import Credentials, has_credentials
 from ares_exp.containers.daytona.failures import plain
 from ares_exp.containers.daytona.provider_snapshot import delete_kept, find_kept
 from ares_exp.containers.daytona.sandbox_request import DaytonaOptions, check_spec
-from ares_exp.containers.daytona.service import Connections, DaytonaService, state_of
+from ares_exp.containers.daytona.service import (
+    Connections,
+    Credentials,
+    DaytonaService,
+    delete_sandbox,
+    has_credentials,
+    state_of,
+)
 from ares_exp.containers.network_policy import NetworkPolicy, normalise_host
 from ares_exp.containers.ownership import (
     HOST,

@@ -1,30 +1,142 @@
-"""The connection of one event loop to the service: the SDK's client, requests with retries, and the renewal of TTLs.
+"""The connection of one event loop to the service: its credentials, requests with retries, and the life of sandboxes.
 
-A TTL is the time after which the service removes a sandbox. The connection closes when no container needs it any more.
+Address and credentials are read only from environment variables. A sandbox has a TTL, the time after which the service
+removes it, and a connection renews it. If the response to a creation is lost, this module looks for the sandbox by its
+unique name, which the service accepts only once. So no sandbox is created twice or forgotten. The connection closes
+when no container needs it any more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
 import os
 import random
+import re
 import threading
 import warnings
 import weakref
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from ares_exp.backoff import backoff_sec
-from ares_exp.cancellation import cancel_all
+from ares_exp.cancellation import cancel_all, finish
+from ares_exp.containers.container import bounded_start
 from ares_exp.containers.daytona import failures
-from ares_exp.containers.daytona.credentials import Credentials
-from ares_exp.errors import ContainerDiedError, ContainerError, ContainerNotFoundError, ContainerServiceError
+from ares_exp.errors import (
+    ContainerDiedError,
+    ContainerError,
+    ContainerNotFoundError,
+    ContainerServiceError,
+    ContainerServiceUnavailableError,
+    ContainerStartError,
+    PreflightError,
+)
+from ares_exp.records.secrets import protect
 
 if TYPE_CHECKING:
-    from daytona import AsyncDaytona, AsyncSandbox
+    from daytona import (
+        AsyncDaytona,
+        AsyncSandbox,
+        CreateSandboxFromImageParams,
+        CreateSandboxFromSnapshotParams,
+    )
+
+DEFAULT_API_URL = "https://app.daytona.io/api"
+
+_API_KEY, _JWT_TOKEN = "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN"
+_ORGANIZATION_ID, _API_URL, _TARGET = "DAYTONA_ORGANIZATION_ID", "DAYTONA_API_URL", "DAYTONA_TARGET"
+_PRINTABLE = re.compile(r"[!-\[\]-~]+")  # valid in a header and a URL: no space, line break or backslash
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Address and credentials of the service.
+
+    Attributes:
+        api_url: Address of the service's API, without a trailing slash.
+        api_key: API key of an organisation.
+        jwt_token: Token of a user, as an alternative to a key. It requires `organization_id`.
+        organization_id: Organisation whose account the sandboxes belong to. Used only with `jwt_token`.
+        target: Region of the sandboxes. `None`: the default region of the organisation.
+    """
+
+    api_url: str
+    api_key: str | None = field(default=None, repr=False)
+    jwt_token: str | None = field(default=None, repr=False)
+    organization_id: str | None = None
+    target: str | None = None
+
+    @classmethod
+    def from_environment(cls) -> Credentials:
+        """Reads the environment variables that Daytona's SDK documents. Then masks the secrets in all files and logs.
+
+        Raises `PreflightError` if a variable is missing or unusable.
+        """
+        key, token, organization = _value(_API_KEY), _value(_JWT_TOKEN), _value(_ORGANIZATION_ID)
+        protect(secret for secret in (key, token) if secret)
+        if not key and not token:
+            raise PreflightError(
+                f"container=daytona needs credentials, but the environment has none. Set {_API_KEY} to a key from the "
+                f"service's dashboard, or set {_JWT_TOKEN} and {_ORGANIZATION_ID}. Optionally set {_API_URL} to use a "
+                f"service other than {DEFAULT_API_URL}, and {_TARGET} to choose a region. Files named .env are ignored."
+            )
+        if not key and not organization:
+            raise PreflightError(
+                f"{_JWT_TOKEN} is set without {_ORGANIZATION_ID}. Also set {_ORGANIZATION_ID} to the "
+                f"organization that owns the sandboxes, or use {_API_KEY} instead of both."
+            )
+        return cls(
+            api_url=_checked_url(_value(_API_URL) or DEFAULT_API_URL),
+            api_key=key,
+            jwt_token=None if key else token,
+            organization_id=None if key else organization,
+            target=_value(_TARGET),
+        )
+
+
+def has_credentials() -> bool:
+    """Returns whether an environment variable contains a credential. Other required variables may still be missing."""
+    return any(os.environ.get(name, "").strip() for name in (_API_KEY, _JWT_TOKEN))
+
+
+def _value(name: str) -> str | None:
+    value = os.environ.get(name, "").strip()
+    if value and not _PRINTABLE.fullmatch(value):
+        raise PreflightError(
+            f"{name} contains a space, a line break or another character that keys and addresses cannot contain."
+        )
+    return value or None
+
+
+def _checked_url(text: str) -> str:
+    """Returns the API's address without a trailing slash. Raises `PreflightError` if it is malformed or unencrypted."""
+    try:
+        url = urlsplit(text)
+        host, _ = url.hostname, url.port
+    except ValueError as error:
+        raise PreflightError(
+            f"{_API_URL} is not an address: {error}. Set it to an address such as {DEFAULT_API_URL}."
+        ) from error
+    if url.username is not None or "?" in text or "#" in text:
+        raise PreflightError(
+            f"{_API_URL} has a user, a query or a fragment. Set it to a plain address such as "
+            f"{DEFAULT_API_URL}, and set {_API_KEY} to the key."
+        )
+    if url.scheme not in ("http", "https") or not host:
+        raise PreflightError(f"Expected {_API_URL} to be an address like {DEFAULT_API_URL}, got {text!r}.")
+    if url.scheme == "http" and host not in ("localhost", "127.0.0.1", "::1"):
+        raise PreflightError(
+            f"Expected {_API_URL} to start with https://, got {text}. Over http://, the key would be sent "
+            "unencrypted. Use http:// only for a service on this machine."
+        )
+    return text.rstrip("/")
+
 
 T = TypeVar("T")
 
@@ -266,3 +378,151 @@ class Connections:
         if service.holders == 0:
             self._of_loop.pop(asyncio.get_running_loop(), None)
             await service.close()
+
+
+APPEARS_WITHIN_SEC = 5.0
+"""Seconds to wait until a sandbox appears, after the response to its creation was lost."""
+
+REMOVAL_SEC = 60.0
+"""Time limit for removing a sandbox, with retries during its creation. If it expires, only the TTL removes it."""
+
+_TRIES = 6  # attempts at a creation, while failed attempts leave no sandbox
+_PAUSE_SEC = 0.3
+_LATE_START_SEC = 60.0
+_rng = random.Random()
+
+
+async def create_sandbox(
+    service: DaytonaService,
+    params: CreateSandboxFromSnapshotParams | CreateSandboxFromImageParams,
+    *,
+    name: str,
+    timeout_sec: float,
+) -> AsyncSandbox:
+    """Creates a sandbox and waits until it is running. Its TTL (time to live) starts at that moment.
+
+    After an error or cancellation, the sandbox is removed. The removal may take `REMOVAL_SEC` longer than
+    `timeout_sec`.
+
+    Raises:
+        EnvironmentStartTimeoutError: The creation took longer than `timeout_sec`.
+        ContainerStartError: The image cannot be built, or the sandbox does not start.
+        ContainerServiceError: The service rejected the request. The error's class identifies the cause.
+    """
+    params = params.model_copy(update={"name": name})
+    loop = asyncio.get_running_loop()
+    asked_at = loop.time()
+    remedy = "The first start with a large image takes longer. To double the limit, set `timeouts.build_multiplier=2`."
+    async with bounded_start(f"The sandbox {name}", timeout_sec, stop=lambda: _undo(service, name), remedy=remedy):
+        sandbox = await _create_or_adopt(service, params, name, timeout_sec)
+        ttl_min = params.ttl_minutes or 0
+        if ttl_min and loop.time() - asked_at > _LATE_START_SEC:  # includes the build of its image
+            await service.call(f"The sandbox {name}", lambda _: sandbox.set_ttl(ttl_min))
+    if service.creating.pop(name, None) is None:  # its removal was requested in the meantime
+        await finish(_delete(service, sandbox))
+        raise ContainerDiedError(f"The sandbox {name} was removed while it was being created.")
+    return sandbox
+
+
+async def delete_sandbox(service: DaytonaService, name: str) -> None:
+    """Removes a sandbox, even if it is still being created. Does nothing if the sandbox does not exist."""
+    loop = asyncio.get_running_loop()
+    creation = service.creating.pop(name, None)
+    deadline = loop.time() + APPEARS_WITHIN_SEC
+    try:
+        for tries in itertools.count(1):
+            sandbox = await _find(service, name)
+            if sandbox is not None:
+                await _delete(service, sandbox)
+                return
+            if creation is None or not _may_appear(creation) or loop.time() > deadline:
+                return
+            pause = backoff_sec(tries, base_sec=_PAUSE_SEC, max_sec=2.0, rng=_rng)
+            await (asyncio.sleep(pause) if creation.done() else asyncio.wait({creation}, timeout=pause))
+    finally:
+        if creation is not None:
+            await cancel_all(creation)
+
+
+async def _create_or_adopt(
+    service: DaytonaService,
+    params: CreateSandboxFromSnapshotParams | CreateSandboxFromImageParams,
+    name: str,
+    timeout_sec: float,
+) -> AsyncSandbox:
+    """Creates a sandbox, and returns it when it is running. If the response is lost, finds the sandbox by its name.
+
+    The caller must limit the total time, because `timeout_sec` limits only the retries of one request.
+    """
+    what = f"The sandbox {name}"
+
+    async def create(client: AsyncDaytona) -> AsyncSandbox:
+        # A separate task, because the service may still act on an abandoned request. Its response is then needed.
+        creation = service.creating[name] = asyncio.ensure_future(client.create(params, timeout=0))
+        creation.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieves the exception
+        await asyncio.wait({creation})
+        if creation.cancelled():
+            raise ContainerDiedError(f"The sandbox {name} was removed while it was being created.")
+        return creation.result()
+
+    for tries in itertools.count(1):
+        try:
+            return await service.call(what, create, timeout_sec=timeout_sec, repeatable=False)
+        except ContainerError as error:
+            sandbox = await _find(service, name)
+            if sandbox is not None:
+                return await _wait_until_started(service, sandbox)
+            is_conflict = isinstance(error, ContainerServiceError) and error.status == 409  # with a deleted sandbox
+            if tries == _TRIES or not (is_conflict or isinstance(error, ContainerServiceUnavailableError)):
+                raise
+            await asyncio.sleep(backoff_sec(tries, base_sec=_PAUSE_SEC, max_sec=10.0, rng=_rng))
+    raise AssertionError("unreachable")
+
+
+async def _wait_until_started(service: DaytonaService, sandbox: AsyncSandbox) -> AsyncSandbox:
+    """Waits until an existing sandbox is running, after the response to its creation was lost."""
+    what = f"The sandbox {sandbox.name}"
+    try:
+        if not has_ended(sandbox):
+            await service.call(what, lambda _: sandbox.wait_for_sandbox_start(timeout=0), timeout_sec=math.inf)
+            return sandbox
+    except ContainerServiceError:
+        if not has_ended(sandbox):
+            raise
+    state = state_of(sandbox)
+    reason = failures.plain(sandbox.error_reason or "the service gives no reason").rstrip(".")
+    problem = "its image could not be built" if state == "build_failed" else f"it is in state {state}"
+    raise ContainerStartError(f"{what} did not start, because {problem}: {reason}.")
+
+
+async def _undo(service: DaytonaService, name: str) -> None:
+    """Removes the sandbox after a failed creation. Only logs errors, so that the creation's own error is raised."""
+    if name not in service.creating:
+        return  # nothing was requested
+    try:
+        async with asyncio.timeout(REMOVAL_SEC):
+            await delete_sandbox(service, name)
+    except (ContainerError, TimeoutError) as error:
+        reason = str(error) or f"it did not end within {REMOVAL_SEC:g} s"
+        _logger.warning("The sandbox %s could not be removed, and may remain until its TTL ends. %s", name, reason)
+
+
+async def _find(service: DaytonaService, name: str) -> AsyncSandbox | None:
+    try:
+        return await service.call(f"The sandbox {name}", lambda client: client.get(name), timeout_sec=_LOOK_SEC)
+    except (ContainerDiedError, ContainerNotFoundError):
+        return None
+
+
+async def _delete(service: DaytonaService, sandbox: AsyncSandbox) -> None:
+    with contextlib.suppress(ContainerDiedError, ContainerNotFoundError):  # another removal was faster
+        await service.call(
+            f"The sandbox {sandbox.name}", lambda _: sandbox.delete(timeout=_LOOK_SEC), timeout_sec=REMOVAL_SEC
+        )
+
+
+def _may_appear(creation: asyncio.Task[AsyncSandbox]) -> bool:
+    if not creation.done() or creation.cancelled():
+        return True
+    error = creation.exception()
+    return error is not None and not failures.was_refused(error)

@@ -33,9 +33,9 @@ from ares_exp.containers.forwarded_port import (
     Serve,
     listen_at_free_port,
     open_listening_port,
+    open_relayed_port,
 )
 from ares_exp.containers.network_namespace import listen_inside
-from ares_exp.containers.relayed_port import open_relayed_port
 from ares_exp.containers.terminal import FIND_SHELL, TERM, Terminal
 from ares_exp.errors import (
     ContainerDiedError,

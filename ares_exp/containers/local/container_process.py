@@ -31,8 +31,8 @@ from ares_exp.cancellation import cancel_all, finish, happened
 from ares_exp.containers.container import ROOT_NAMES, User
 from ares_exp.containers.local import guardian
 from ares_exp.containers.local.cgroup import RECORD, Reserve, lack_of_memory
+from ares_exp.containers.local.container_files import SEARCH_PATH
 from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
-from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.containers.local.isolation import CHANNELS, compiled_filter
 from ares_exp.containers.network_namespace import listen_in_namespace
 from ares_exp.containers.ownership import read_if_readable

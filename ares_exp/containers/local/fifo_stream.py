@@ -18,7 +18,7 @@ from typing import IO
 
 from ares_exp.cancellation import in_thread
 from ares_exp.containers import archive
-from ares_exp.containers.local.host_root import SEARCH_PATH
+from ares_exp.containers.local.container_files import SEARCH_PATH
 from ares_exp.errors import TransferError
 
 _CHUNK_BYTES = 256 * 1024

@@ -32,9 +32,9 @@ from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.images.dockerfile_steps import CopyStep, Dockerfile, MakeDirectoryStep, find_sources
 from ares_exp.containers.local.container import LocalContainer, read_task_dockerfile
 from ares_exp.containers.local.container_directory import ContainerDirectory, remove_stale
+from ares_exp.containers.local.container_files import SEARCH_PATH
 from ares_exp.containers.local.container_process import ContainerProcess, Launch
 from ares_exp.containers.local.guardian import MADE
-from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.containers.local.isolation import WAYS_OUT, container_evidence, container_note
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.containers.ownership import locked

@@ -5,11 +5,11 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+from ares_exp.containers.docker.capture import read_tar
 from ares_exp.containers.docker.container import archive
 from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, differences
 from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.filesystem.tar_entries import read_tar
 from tests.unit.containers.filesystem.trees import make_awkward, tree_of
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.local.host_root import _hidden, root_parts, write_layer
+from ares_exp.containers.local.container_files import _hidden, root_parts, write_layer
 from tests.conftest import run_command
 from tests.unit.containers.local_containers import ROOT, needs_local
 

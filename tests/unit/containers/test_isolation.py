@@ -20,7 +20,7 @@ from ares_exp.containers.local.isolation import Isolation, Machine, compiled_fil
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ConfigError, PreflightError, SnapshotUnsupportedError, UnsupportedTaskError
 
-_FACTORY = "ares_exp.containers.local.factory"
+_FACTORY = "ares_exp.containers.local.container"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
-from ares_exp.containers.local.host_root import _hidden_in_etc
+from ares_exp.containers.local.container_files import _hidden_in_etc
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from tests.unit.containers.local_containers import local_container, needs_local
 

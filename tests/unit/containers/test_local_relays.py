@@ -11,13 +11,12 @@ import pytest
 from ares_exp.containers.container import Container, ContainerFactory, ContainerSpec, Mount
 from ares_exp.containers.filesystem.delta import StoredChanges
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
-from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Serve
+from ares_exp.containers.forwarded_port import _RUN, FORWARDED_PORT, ForwardedPort, Serve, open_relayed_port
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container import LocalContainer
+from ares_exp.containers.local.container_files import SEARCH_PATH
 from ares_exp.containers.local.fifo_stream import FifoStream
-from ares_exp.containers.local.host_root import SEARCH_PATH
 from ares_exp.containers.network_policy import PUBLIC
-from ares_exp.containers.relayed_port import _RUN, open_relayed_port
 from ares_exp.errors import PortForwardingError
 from ares_exp.testing.forwarded_port_contract import (
     ForwardedPortContract,

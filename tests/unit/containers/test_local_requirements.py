@@ -90,8 +90,8 @@ def test_network_and_users_are_shared_only_on_request() -> None:
 
 _PREFLIGHT = """
 import asyncio, sys
-from ares_exp.containers.local import LocalContainerFactory, factory, host_factory
-factory.container_evidence = host_factory.container_evidence = lambda: None  # this machine may be a container
+from ares_exp.containers.local import LocalContainerFactory, container, host_factory
+container.container_evidence = host_factory.container_evidence = lambda: None  # this machine may be a container
 from ares_exp.errors import PreflightError
 try:
     asyncio.run(LocalContainerFactory().preflight())

@@ -22,8 +22,7 @@ from ares_exp.environments.source import as_source
 from ares_exp.errors import ConfigError, PolicyError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.runs.preparation import check_snapshots
-from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
-from ares_exp.snapshots.snapshotting_environment import SnapshottingEnvironment
+from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule, SnapshottingEnvironment
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.tasks.harbor_task import load_task
 from ares_exp.tasks.task_set import SAMPLES

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.containers.filesystem import tar_entries
+from ares_exp.containers.docker import capture
+from ares_exp.containers.docker.capture import read_tar
 from ares_exp.containers.filesystem.delta import Delta, Entry, differences
 from ares_exp.containers.filesystem.overlay_upper import ScanCache, scan
 from ares_exp.containers.filesystem.stored_objects import CHUNK_BYTES, ObjectStore
-from ares_exp.containers.filesystem.tar_entries import read_tar
 from ares_exp.errors import CaptureError
 from tests.unit.containers.filesystem.trees import make_awkward, make_unkept
 
@@ -181,22 +181,22 @@ def test_endless_archive_is_bounded(objects: ObjectStore, monkeypatch: pytest.Mo
     with pytest.raises(CaptureError, match=r"it contains .* twice"):
         read_tar(stream, objects, notes=[])
     stream = Endless(b"", lambda size: archive_of(member("proc/x"))[:512] * (size // 512))
-    monkeypatch.setattr(tar_entries, "MAX_BYTES", -(2**29) + 1_000_000)
+    monkeypatch.setattr(capture, "MAX_BYTES", -(2**29) + 1_000_000)
     with pytest.raises(CaptureError, match="it is too long"):
         read_tar(stream, objects, notes=[])
 
 
 def test_archive_is_bounded(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = archive_of((member("a"), b"x" * 100), member("b", tarfile.LNKTYPE, linkname="a"))
-    monkeypatch.setattr(tar_entries, "MAX_ENTRIES", 2)
-    monkeypatch.setattr(tar_entries, "MAX_BYTES", 200)
+    monkeypatch.setattr(capture, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(capture, "MAX_BYTES", 200)
     assert len(entries_of(archive, objects)) == 2
     for most, message in ((199, r"more than 199 bytes of files \(last read: '/b'\)"), (99, "'/a' has 100 bytes")):
-        monkeypatch.setattr(tar_entries, "MAX_BYTES", most)
+        monkeypatch.setattr(capture, "MAX_BYTES", most)
         with pytest.raises(CaptureError, match=message):
             entries_of(archive, objects)
-    monkeypatch.setattr(tar_entries, "MAX_ENTRIES", 1)
-    monkeypatch.setattr(tar_entries, "MAX_BYTES", 200)
+    monkeypatch.setattr(capture, "MAX_ENTRIES", 1)
+    monkeypatch.setattr(capture, "MAX_BYTES", 200)
     with pytest.raises(CaptureError, match=r"more than 1 files \(last read: '/b'\)"):
         entries_of(archive, objects)
 
