@@ -18,8 +18,7 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
 from ares_exp.containers.docker.container_lifetime import starts
 from ares_exp.containers.docker.engine import connect, connect_blocking
-from ares_exp.containers.docker.image import ensure_image, find_buildkit, image_tag
-from ares_exp.containers.docker.shared_work import work_lock
+from ares_exp.containers.docker.image import ensure_image, find_buildkit, image_tag, work_lock
 from ares_exp.errors import ContainerStartError, EnvironmentStartTimeoutError
 from tests.compatibility.case import write_task
 from tests.docker.dockerfiles import built

@@ -24,7 +24,6 @@ from ares_exp.containers.container import (
     bounded_start,
     find_missing_glibc,
 )
-from ares_exp.containers.docker.capabilities import limits
 from ares_exp.containers.docker.capture import Capture, CaptureWay
 from ares_exp.containers.docker.container_lifetime import (
     FIRST_COMMAND,
@@ -40,6 +39,7 @@ from ares_exp.containers.docker.engine import (
     connection_failure,
     engine_errors,
     in_thread,
+    limits,
     reason,
     why_unreachable,
 )
@@ -47,9 +47,8 @@ from ares_exp.containers.docker.image import ensure_image, inspect_image
 from ares_exp.containers.docker.leftovers import watch_over_us
 from ares_exp.containers.docker.mounts import container_mounts
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
-from ares_exp.containers.docker.running import RunningContainer
+from ares_exp.containers.docker.running import RunningContainer, exists
 from ares_exp.containers.docker.stream import run_program
-from ares_exp.containers.docker.transfer import exists
 from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, contents, sorted_by_path
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Serve

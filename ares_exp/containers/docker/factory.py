@@ -16,17 +16,18 @@ from urllib.parse import urlsplit
 import pydantic
 
 from ares_exp.containers.container import Container, ContainerFactoryBase, ContainerSpec, Shell
-from ares_exp.containers.docker.capabilities import Capabilities, unenforced
 from ares_exp.containers.docker.capture import CaptureWay
 from ares_exp.containers.docker.compose.container import ComposeContainer, check_compose
 from ares_exp.containers.docker.container import DockerContainer, DockerOptions
 from ares_exp.containers.docker.engine import (
     PODMAN_SOCKET,
+    Capabilities,
     connect,
     connect_blocking,
     engine_errors,
     in_thread,
     reason,
+    unenforced,
     why_unreachable,
 )
 from ares_exp.containers.docker.image import check_buildable

@@ -20,9 +20,9 @@ from ares_exp.containers.child_process import ChildProcess
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.container import Mount as Directory
 from ares_exp.containers.docker.engine import Engine, address_of_engine
+from ares_exp.containers.docker.image import work_lock
 from ares_exp.containers.docker.leftovers import KEPT_VOLUME
-from ares_exp.containers.docker.shared_work import work_lock
-from ares_exp.containers.docker.transfer import open_archive, put
+from ares_exp.containers.docker.running import open_archive, put
 from ares_exp.containers.ownership import NAME_PREFIX, owner_labels
 from ares_exp.errors import UnsupportedTaskError
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import functools
+import json
 import logging
 import posixpath
 import shlex
@@ -12,10 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from ares_exp.containers.archive import pack, unpack_directory, unpack_file
 from ares_exp.containers.command_runner import CommandRunner
 from ares_exp.containers.container import ExecOptions, ExecResult, Shell, User
 from ares_exp.containers.docker.container_lifetime import ExitWatch, FirstProcess, exit_reason, out_of_reach
 from ares_exp.containers.docker.engine import (
+    CALL_TIMEOUT_SEC,
     Engine,
     EngineError,
     connection_failure,
@@ -26,7 +30,6 @@ from ares_exp.containers.docker.engine import (
 )
 from ares_exp.containers.docker.network import namespace_obstacle
 from ares_exp.containers.docker.stream import DockerTerminal, EngineStream
-from ares_exp.containers.docker.transfer import get, put
 from ares_exp.containers.forwarded_port import (
     ForwardedPort,
     ForwardedPorts,
@@ -47,7 +50,7 @@ from ares_exp.errors import (
 
 if TYPE_CHECKING:
     from docker import APIClient
-
+    from requests import Response
 
 _TERMINAL_SEC = 30.0
 _HANG_UP_SEC = 10.0
@@ -269,3 +272,56 @@ class RunningContainer:
             self._exit_watch.close()
         if self._channels is not None:
             await self._channels.close()
+
+
+# Bits of Go's file mode, which the engine reports.
+_DIRECTORY, _SYMLINK = 1 << 31, 1 << 27
+_MAX_LINKS = 10
+
+
+def put(api: APIClient, container: str, source: Path, directory: str, file_name: str) -> None:
+    """Copies `source` into the existing `directory` of the container. Blocking.
+
+    `archive.pack` describes the arguments.
+    """
+    with pack(source, file_name) as packed:
+        api.put_archive(container, directory, packed)
+
+
+def get(api: APIClient, container: str, source: str, target: Path) -> None:
+    """Copies the file or directory `source` from the container to `target`. Copies the target of a link, not the link.
+
+    Blocking. Raises `TransferError` if `source` is missing, or cannot be unpacked safely.
+    """
+    path = source
+    for _ in range(_MAX_LINKS):
+        with open_archive(api, container, path) as answer:
+            if answer.status_code == 404:
+                raise TransferError(f"Cannot download {source}: no such file in the container.")
+            if answer.status_code != 200:
+                raise EngineError(answer.json().get("message", answer.reason), answer.status_code)
+            stat = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
+            if stat["mode"] & _DIRECTORY:
+                return unpack_directory(answer.raw, target, strip_root=True)
+            if not stat["mode"] & _SYMLINK:
+                return unpack_file(answer.raw, target)
+            path = posixpath.join(posixpath.dirname(path), stat["linkTarget"])
+    raise TransferError(f"Cannot download {source}: its path has more than {_MAX_LINKS} symbolic links.")
+
+
+def exists(api: APIClient, container: str, path: str) -> bool:
+    """Returns whether a path exists in a container. Also works before the container's start. Blocking."""
+    with open_archive(api, container, path) as answer:
+        return answer.status_code != 404
+
+
+def open_archive(api: APIClient, container: str, path: str) -> Response:
+    """Requests a tar archive of a path. Unlike with docker-py's method, the response can be closed early. Blocking."""
+    answer: Response = api.get(
+        f"{api.base_url}/v{api.api_version}/containers/{container}/archive",
+        params={"path": path},
+        headers={"Accept-Encoding": "identity"},
+        stream=True,
+        timeout=CALL_TIMEOUT_SEC,
+    )
+    return answer

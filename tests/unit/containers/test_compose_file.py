@@ -8,11 +8,11 @@ import pytest
 
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.docker import DockerContainerFactory
-from ares_exp.containers.docker.capabilities import Capabilities
 from ares_exp.containers.docker.compose.project_file import base_document, complete
 from ares_exp.containers.docker.compose.security_policy import check_file
 from ares_exp.containers.docker.compose.tool import find_compose, variables
 from ares_exp.containers.docker.container import DockerOptions
+from ares_exp.containers.docker.engine import Capabilities
 from ares_exp.containers.docker.network import NetworkOptions
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC
 from ares_exp.containers.ownership import owner_labels

@@ -3,7 +3,7 @@
 import pytest
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.capabilities import Capabilities, capabilities_of, has_disk_quota, limits, unenforced
+from ares_exp.containers.docker.engine import Capabilities, capabilities_of, has_disk_quota, limits, unenforced
 from ares_exp.errors import UnsupportedTaskError
 
 XFS = {"Driver": "overlay2", "DriverStatus": [["Backing Filesystem", "xfs"]], "DockerRootDir": "/data/docker"}

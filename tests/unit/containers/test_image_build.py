@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from ares_exp.containers.child_process import ChildFailedError, ChildProcess
-from ares_exp.containers.docker.capabilities import Capabilities
 from ares_exp.containers.docker.docker_cli import docker_clis
-from ares_exp.containers.docker.engine import Engine
+from ares_exp.containers.docker.engine import Capabilities, Engine
 from ares_exp.containers.docker.image import build_image, check_buildable, find_buildkit, find_buildkit_feature
 from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 from tests.leaks import is_alive, wait_until

@@ -12,7 +12,7 @@ import pytest
 
 from ares_exp.containers import ownership
 from ares_exp.containers.child_process import ChildFailedError, ChildProcess
-from ares_exp.containers.docker.shared_work import work_lock
+from ares_exp.containers.docker.image import work_lock
 from ares_exp.containers.ownership import describe, is_dead, is_dead_mark, owner_labels, owner_mark
 from ares_exp.errors import ContainerStartError
 from tests.unit.containers.local_containers import NAMESPACES, needs_local
@@ -146,7 +146,7 @@ def test_other_pid_namespace_is_not_dead() -> None:
 HOLDER = """
 import sys
 from ares_exp.containers.child_process import ChildProcess
-from ares_exp.containers.docker.shared_work import work_lock
+from ares_exp.containers.docker.image import work_lock
 with work_lock("one", ChildProcess()):
     print("held", flush=True)
     sys.stdin.read()

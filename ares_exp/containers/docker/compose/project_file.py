@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.containers.docker.capabilities import Capabilities, gpu_request
 from ares_exp.containers.docker.container import DockerOptions
 from ares_exp.containers.docker.container_lifetime import FIRST_COMMAND
+from ares_exp.containers.docker.engine import Capabilities, gpu_request
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.containers.ownership import owner_labels
 from ares_exp.errors import ContainerStartError
