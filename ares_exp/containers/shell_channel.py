@@ -27,7 +27,6 @@ EXEC_ID_VARIABLE = "ARES_EXEC"
 
 # The kernel limits one argument of exec() to 128 KiB; a longer command is sent as a here-document.
 _MAX_ARGUMENT_BYTES = 100_000
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
@@ -78,7 +77,7 @@ def check_arguments(command: str, cwd: str | None, env: Mapping[str, str]) -> No
             found = text[error.start]
             raise ValueError(f"Expected {what} to be valid Unicode text, but it contains {found!r}.") from None
     for name in env:
-        if not _NAME.fullmatch(name):
+        if not (name.isascii() and name.isidentifier()):
             raise ValueError(f"Expected an identifier as the name of an environment variable, got {name!r}.")
 
 

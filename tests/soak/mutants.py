@@ -71,7 +71,7 @@ MUTANTS = [
       "a thing outside this machine counts as dead after a reboot", ("test_ownership.py",)),
     M("C09", "end_descendants", "            _signal(found - stopped, signal.SIGSTOP)\n            if found <= stopped:\n", "            if True:\n",
       "the guardian kills without stopping first: a fork bomb outlives it", ("test_guardian.py",)),
-    M("C10", "_Connection.hear", "            if self._allowed < 0:\n                raise _RelayError(\"it sent more data on a connection than allowed\")\n", "",
+    M("C10", "_RelayedConnection.hear", "            if self._allowed < 0:\n                raise _RelayError(\"it sent more data on a connection than allowed\")\n", "",
       "a relay may send any amount of data that nobody reads", ("test_local_relays.py",)),
     # --- trajectories
     M("T01", "ending", "    if last is None:\n", "    if last is None or failure is not None:\n",

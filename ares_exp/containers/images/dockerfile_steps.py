@@ -33,7 +33,6 @@ from ares_exp.errors import ContainerStartError, TaskError, UnsupportedTaskError
 _FOLLOWED = ("FROM", "ARG", "ENV", "WORKDIR", "USER", "SHELL")
 _IGNORED = ("CMD", "LABEL", "EXPOSE", "MAINTAINER", "STOPSIGNAL", "COMMENT")
 _ARCHIVE = re.compile(r"\.(tar|tgz|tbz2?|txz|tar\.\w+)$")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ class _Reader:
         except ValueError as error:
             raise self._malformed(f"ENV: {error}") from error
         for name, _ in pairs:
-            if not _NAME.fullmatch(name):
+            if not (name.isascii() and name.isidentifier()):
                 raise self._refusal(f"ENV {name}: the name is not an identifier")
         self.env |= dict(pairs)
 

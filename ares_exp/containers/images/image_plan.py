@@ -69,7 +69,6 @@ _REFUSAL = (
     "does not support {}"
 )
 _SHELLS_OWN = frozenset({"_", "HOME", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "USER"})
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +302,9 @@ async def _variables(run: RunInContainer) -> dict[str, str]:
     if result.exit_code != 0 or result.elided_bytes:
         raise ContainerStartError(f"The environment variables of the sandbox could not be read: {result.output[-500:]}")
     pairs = (entry.partition("=") for entry in result.output.split("\0"))
-    return {name: value for name, _, value in pairs if _NAME.fullmatch(name) and name not in _SHELLS_OWN}
+    return {
+        name: value for name, _, value in pairs if name.isascii() and name.isidentifier() and name not in _SHELLS_OWN
+    }
 
 
 def _changed(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

@@ -82,6 +82,7 @@ from ares_exp.containers.local.isolation import (
 )
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.containers.ownership import Leftover
+from ares_exp.containers.terminal import Terminal
 from ares_exp.errors import (
     ContainerDiedError,
     ContainerError,
@@ -97,7 +98,6 @@ from ares_exp.records.results import HOST_IMAGE
 
 if TYPE_CHECKING:
     from ares_exp.containers.local.host_factory import HostContainerFactory
-    from ares_exp.containers.terminal import Terminal
 
 TRANSFER_TIMEOUT_SEC = 600.0
 

@@ -25,7 +25,6 @@ import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ares_exp.cancellation import cancel_all, finish, happened
 from ares_exp.containers.container import ROOT_NAMES, User
@@ -36,10 +35,8 @@ from ares_exp.containers.local.fifo_stream import FifoStream, fifo_pair
 from ares_exp.containers.local.isolation import CHANNELS, compiled_filter
 from ares_exp.containers.network_namespace import listen_in_namespace
 from ares_exp.containers.ownership import read_if_readable
+from ares_exp.containers.terminal import FIND_SHELL, TERM, Terminal
 from ares_exp.errors import ContainerDiedError, ContainerError, ContainerStartError
-
-if TYPE_CHECKING:
-    from ares_exp.containers.terminal import Terminal
 
 SHELL_TIMEOUT_SEC = 20.0
 
@@ -226,8 +223,6 @@ class ContainerProcess:
         self, user: User, *, columns: int, lines: int, env: Mapping[str, str], workdir: str
     ) -> Terminal:
         """Starts a login shell on a terminal in the container. Raises the same errors as `open_shell`."""
-        from ares_exp.containers.terminal import FIND_SHELL, TERM
-
         try:
             pid = os.getpid() if self._how.bwrap is None else self._namespaces()["child-pid"]
             terminal, path = _open_pseudo_terminal(pid, columns=columns, lines=lines)
