@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, Self, TypeVar, cast
 
 from ares_exp.cancellation import finish
-from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason
-from ares_exp.containers.docker.stream import run_program
+from ares_exp.containers.docker.engine import Engine, engine_errors, in_thread, reason, run_program
 from ares_exp.containers.filesystem.delta import (
     MAX_BYTES,
     MAX_ENTRIES,

@@ -41,6 +41,7 @@ from ares_exp.containers.docker.engine import (
     in_thread,
     limits,
     reason,
+    run_program,
     why_unreachable,
 )
 from ares_exp.containers.docker.image import ensure_image, inspect_image
@@ -48,7 +49,6 @@ from ares_exp.containers.docker.leftovers import watch_over_us
 from ares_exp.containers.docker.mounts import container_mounts
 from ares_exp.containers.docker.network import ContainerNetwork, NetworkOptions
 from ares_exp.containers.docker.running import RunningContainer, exists
-from ares_exp.containers.docker.stream import run_program
 from ares_exp.containers.filesystem.delta import Delta, Entry, StoredChanges, contents, sorted_by_path
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Serve

@@ -18,8 +18,15 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.containers.docker.engine import INQUIRY_TIMEOUT_SEC, Engine, EngineError, engine_errors, in_thread, reason
-from ares_exp.containers.docker.stream import EngineStream
+from ares_exp.containers.docker.engine import (
+    INQUIRY_TIMEOUT_SEC,
+    Engine,
+    EngineError,
+    EngineStream,
+    engine_errors,
+    in_thread,
+    reason,
+)
 
 if TYPE_CHECKING:
     from docker import APIClient

@@ -6,17 +6,18 @@ The module also has the engine's features, from its response to `GET /info`, and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from ares_exp.cancellation import finish, result_of
@@ -39,8 +40,10 @@ PODMAN_SOCKET = "/podman/podman.sock"
 Pool = Literal["calls", "starts", "removals", "transfers"]
 """Kinds of calls. Each kind has its own threads, so that quick calls do not wait for slow calls of another kind."""
 
+STREAM_CHUNK_BYTES = 256 * 1024
+"""Maximum size of one read from a stream of the engine, and the limit of its reader."""
+
 _THREADS: dict[Pool, int] = {"calls": 8, "starts": 16, "removals": 8, "transfers": 8}
-_STREAM_LIMIT = 256 * 1024
 _T = TypeVar("_T")
 
 
@@ -96,8 +99,8 @@ class Engine:
         url = urlsplit(self.host)
         try:
             if url.scheme == "unix":
-                return await asyncio.open_unix_connection(url.path, limit=_STREAM_LIMIT)
-            return await asyncio.open_connection(url.hostname, url.port or 2375, limit=_STREAM_LIMIT)
+                return await asyncio.open_unix_connection(url.path, limit=STREAM_CHUNK_BYTES)
+            return await asyncio.open_connection(url.hostname, url.port or 2375, limit=STREAM_CHUNK_BYTES)
         except OSError as error:
             raise ConnectionError(str(error)) from error
 
@@ -365,3 +368,113 @@ def unenforced(spec: ContainerSpec, can: Capabilities) -> list[str]:
             "the disk space of a container; overlay2 on XFS mounted with pquota, btrfs and zfs can)"
         ]
     return []
+
+
+_STDOUT = 1
+_DRAIN_SEC = 10.0
+
+
+class EngineStream:
+    """The stdin and stdout of a process, as a `ChannelStream` over a connection from `Engine.hijack`.
+
+    The engine sends output in frames: stream number, three zero bytes, length, payload. With `with_stderr`, `read`
+    returns both stdout and stderr. Otherwise, stderr is discarded.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, with_stderr: bool = False
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._with_stderr = with_stderr
+        self._wanted = False
+        self._left = 0
+
+    async def read(self) -> bytes:
+        try:
+            while True:
+                if not self._left:
+                    header = await self._reader.readexactly(8)
+                    self._wanted = header[0] == _STDOUT or self._with_stderr
+                    self._left = int.from_bytes(header[4:8], "big")
+                    continue
+                data = await self._reader.read(min(self._left, STREAM_CHUNK_BYTES))
+                self._left -= len(data)
+                if self._wanted or not data:
+                    return data
+        except asyncio.IncompleteReadError:
+            return b""
+
+    async def write(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def close(self) -> None:
+        """Closes the connection. The engine then closes the stdin of the process."""
+        self._writer.close()
+
+
+async def run_program(
+    engine: Engine, container: str, command: Sequence[str], stdin: bytes, read: Callable[[BinaryIO], _T]
+) -> tuple[_T, int]:
+    """Runs a program as root in the container, in the directory `/`. Its stderr is discarded.
+
+    `read` is called in a thread with a stream of the output, which is not seekable. Returns the result of `read` and
+    the exit code. Raises errors of the engine and of `read`.
+    """
+    created = await in_thread(
+        lambda: engine.api.exec_create(container, list(command), stdin=True, user="0:0", workdir="/"), abandon=True
+    )
+    connection = await engine.hijack(f"/exec/{created['Id']}/start", {"Detach": False, "Tty": False})
+    stream = EngineStream(*connection)
+    feeder = asyncio.create_task(_feed(connection[1], stdin))
+    try:
+        found = await _read_in_thread(stream, read)
+        await feeder
+    finally:
+        feeder.cancel()
+        await finish(_drain(stream))  # otherwise the program would block on its output
+        await finish(asyncio.wait({feeder}))
+        stream.close()
+    answer = await in_thread(lambda: engine.api.exec_inspect(created["Id"]), abandon=True)
+    return found, int(answer["ExitCode"])
+
+
+async def _feed(writer: asyncio.StreamWriter, data: bytes) -> None:
+    with contextlib.suppress(ConnectionError):  # the program ended without reading everything: the exit code shows why
+        writer.write(data)
+        await writer.drain()
+        writer.write_eof()
+
+
+async def _drain(stream: EngineStream) -> None:
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_DRAIN_SEC):
+            while await stream.read():
+                pass
+
+
+async def _read_in_thread(stream: EngineStream, read: Callable[[BinaryIO], _T]) -> _T:
+    """Calls `read` in a thread, and passes the stream to it through a socket pair, whose small buffer limits memory."""
+    ours, theirs = socket.socketpair()
+
+    def work() -> _T:
+        with theirs, theirs.makefile("rb") as file:
+            return read(file)
+
+    try:
+        _, writer = await asyncio.open_unix_connection(sock=ours)
+    except BaseException:  # cancelled
+        ours.close()
+        theirs.close()
+        raise
+    reading = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        with contextlib.suppress(ConnectionError):  # the reader has ended
+            while data := await stream.read():
+                writer.write(data)
+                await writer.drain()
+    finally:
+        writer.close()
+        await finish(asyncio.wait({reading}))
+    return reading.result()

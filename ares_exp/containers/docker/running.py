@@ -10,7 +10,7 @@ import json
 import logging
 import posixpath
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -20,8 +20,10 @@ from ares_exp.containers.container import ExecOptions, ExecResult, Shell, User
 from ares_exp.containers.docker.container_lifetime import ExitWatch, FirstProcess, exit_reason, out_of_reach
 from ares_exp.containers.docker.engine import (
     CALL_TIMEOUT_SEC,
+    STREAM_CHUNK_BYTES,
     Engine,
     EngineError,
+    EngineStream,
     connection_failure,
     engine_errors,
     in_thread,
@@ -29,7 +31,6 @@ from ares_exp.containers.docker.engine import (
     why_unreachable,
 )
 from ares_exp.containers.docker.network import namespace_obstacle
-from ares_exp.containers.docker.stream import DockerTerminal, EngineStream
 from ares_exp.containers.forwarded_port import (
     ForwardedPort,
     ForwardedPorts,
@@ -272,6 +273,32 @@ class RunningContainer:
             self._exit_watch.close()
         if self._channels is not None:
             await self._channels.close()
+
+
+class DockerTerminal:
+    """A `Terminal` over a connection from `Engine.hijack`, on which the engine sends plain bytes without frames."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hang_up: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Takes over a connection. `hang_up` must end the shell, which the engine would keep running."""
+        self._reader = reader
+        self._writer = writer
+        self._hang_up = hang_up
+        self._closed = False
+
+    async def read(self) -> bytes:
+        return await self._reader.read(STREAM_CHUNK_BYTES)
+
+    async def write(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._writer.close()
+            await self._hang_up()
 
 
 # Bits of Go's file mode, which the engine reports.
