@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ares_exp.containers.container import ContainerSpec
-from ares_exp.tasks.swebench.official import official_version
-from ares_exp.tasks.swebench.swebench_task import SweBenchTask
+from ares_exp.tasks.swebench.swebench_task import SweBenchTask, official_version
 
 BUGGY = "def add(a, b):\n    return a - b\n\n\ndef double(a):\n    return 2 * a\n"
 FIXED = BUGGY.replace("a - b", "a + b")

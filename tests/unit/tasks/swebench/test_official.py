@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import VerifierError
-from ares_exp.tasks.swebench.official import official_report, official_version, rewards, ungraded
 from ares_exp.tasks.swebench.rows import SweBenchRow, parse_row
+from ares_exp.tasks.swebench.swebench_task import official_report, official_version, rewards, ungraded
 
 needs_harness = pytest.mark.skipif(official_version() is None, reason="the package swebench is not installed")
 

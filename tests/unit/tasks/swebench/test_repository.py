@@ -8,7 +8,7 @@ import pytest
 from ares_exp.containers.container import Container, ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ContainerStartError
-from ares_exp.tasks.swebench.repository import agent_patch, apply_patch, set_up_repository
+from ares_exp.tasks.swebench.swebench_task import agent_patch, apply_patch, set_up_repository
 from tests.swebench_rows import BUGGY, git
 
 pytestmark = [pytest.mark.local, pytest.mark.once]
