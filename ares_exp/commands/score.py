@@ -27,8 +27,7 @@ from ares_exp.config.schema import KEYS, validate
 from ares_exp.containers.container import Container
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.scoring.scored_source import make_scoring_rules
-from ares_exp.environments.scoring.scorer import ScoredEpisode
-from ares_exp.environments.scoring.scorer_call import ConfiguredScorer
+from ares_exp.environments.scoring.scorer import ConfiguredScorer, ScoredEpisode
 from ares_exp.environments.source import make_source
 from ares_exp.errors import ConfigError, EpisodeError, SnapshotError, TrajectoryFormatError, UserError
 from ares_exp.records import exit_codes

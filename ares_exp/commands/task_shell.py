@@ -179,7 +179,7 @@ def _recorded(
 
     If an override sets `container=…`, the copy keeps the backend of `episode`.
     """
-    from ares_exp.environments.recorded_setup import recorded_container_factory, recorded_task
+    from ares_exp.environments.restoring import recorded_container_factory, recorded_task
 
     containers: ContainerFactoryBase = episode.container_factory
     if not any(one.startswith("container=") for one in overrides):

@@ -333,8 +333,7 @@ class CodeEnvironment(EnvironmentBase):
                 recorded point. Nothing is left running.
             ContainerError: The container could not be started.
         """
-        from ares_exp.environments.recorded_setup import recorded_setup
-        from ares_exp.environments.restoring import Continuation, read_snapshot
+        from ares_exp.environments.restoring import Continuation, read_snapshot, recorded_setup
 
         found = await read_snapshot(snapshot)
         setup = recorded_setup(

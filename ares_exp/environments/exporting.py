@@ -24,8 +24,7 @@ from ares_exp.containers.shell_channel import EXEC_ID_VARIABLE
 from ares_exp.environment import TimeStep
 from ares_exp.environments.agent_host import AgentHost
 from ares_exp.environments.past_stage import recorded_stage
-from ares_exp.environments.recorded_setup import EpisodeFacts
-from ares_exp.environments.restoring import Continuation
+from ares_exp.environments.restoring import Continuation, EpisodeFacts
 from ares_exp.errors import SnapshotError, SnapshotTimingError, SnapshotUnsupportedError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.records.run_dir import dump_json

@@ -12,14 +12,13 @@ from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, effec
 from ares_exp.config.targets import instantiate_group, instantiate_node, instantiate_several
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.environment import MinimalEnvironment
-from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.episode_limits import EpisodeLimits, TimeLimits
 from ares_exp.environments.source import SourceBase, make_scored_source
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.runs.budget import Budget
 from ares_exp.runs.executors.executor import Executor, LocalExecutor, Recipe
 from ares_exp.runs.retries import RetryRules
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trackers.tracker import SeveralTrackers, TrackerBase
 from ares_exp.trajectories.collector import CollectorBase, as_collector
 

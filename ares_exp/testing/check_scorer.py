@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ares_exp.containers.container import Container
-from ares_exp.environments.scoring.scorer import ScoredEpisode, as_scorer
-from ares_exp.environments.scoring.scorer_call import ConfiguredScorer
+from ares_exp.environments.scoring.scorer import ConfiguredScorer, ScoredEpisode, as_scorer
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import Outcome

@@ -15,10 +15,9 @@ import pydantic
 from ares_exp.agents.code_agent import CodeAgent
 from ares_exp.config.targets import import_target, option_targets
 from ares_exp.containers.container import ContainerFactory, ContainerFactoryBase, as_container_factory
-from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.episode_limits import EpisodeLimits, TimeLimits
 from ares_exp.errors import ConfigError, PresetError, UserError, close_matches
 from ares_exp.llms.response import LLMResponse
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import TrajectoryCollector
 from ares_exp.trajectories.collectors import JsonTrajectoryCollector

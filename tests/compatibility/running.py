@@ -8,7 +8,7 @@ from ares_exp.agents.code_agent import AgentContainer, CodeAgentFactory, as_agen
 from ares_exp.agents.shell_agent import SUBMIT, ShellAgentFactory, bash_blocks
 from ares_exp.containers.container import ContainerFactory
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.episode_limits import EpisodeLimits, TimeLimits
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.errors import AresExpError
@@ -18,7 +18,6 @@ from ares_exp.policies.episode_events import EpisodeEvents
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.policies.scripted import ScriptedPolicy
 from ares_exp.rollout import run_episode
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from tests.compatibility.case import DONE, Episode, write_task
 from tests.compatibility.outcome import files_below, manifest
 

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import pydantic
 import pytest
 
+from ares_exp.environments.episode_limits import TimeLimits
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import TaskError, UserError
 from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.task_set import load_task_set
 from ares_exp.tasks.task_sources.task_lists import HARBOR_REPOSITORY
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from tests.compatibility.case import Case, Containers, Directory, Episode, Limits, Reading, Selection, write_task
 from tests.compatibility.outcome import as_json, matches
 from tests.compatibility.readings import read

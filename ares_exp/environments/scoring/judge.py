@@ -21,8 +21,7 @@ from pydantic import Field, validate_call
 from ares_exp.config.parts import name_of
 from ares_exp.containers.container import Container
 from ares_exp.environments.own_model import OwnModel, Reading, without_reasoning
-from ares_exp.environments.scoring.scorer import ScoredEpisode, ScorerBase
-from ares_exp.environments.scoring.scorer_call import REWARD
+from ares_exp.environments.scoring.scorer import REWARD, ScoredEpisode, ScorerBase
 from ares_exp.errors import ConfigError, JudgeResponseError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.trajectories.episode_printer import message_text

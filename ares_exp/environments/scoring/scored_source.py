@@ -17,8 +17,7 @@ from ares_exp.config.targets import SCORER, added_defaults, import_target, insta
 from ares_exp.environment import Environment, EnvironmentWrapper, EpisodeReport, LimitName, MinimalEnvironment, TimeStep
 from ares_exp.environments.episode_limits import PhaseClock, limited
 from ares_exp.environments.own_model import OwnModel
-from ares_exp.environments.scoring.scorer import ScoredEpisode
-from ares_exp.environments.scoring.scorer_call import REWARD, ConfiguredScorer, combined_reward, named_rewards
+from ares_exp.environments.scoring.scorer import REWARD, ConfiguredScorer, ScoredEpisode, combined_reward, named_rewards
 from ares_exp.environments.source import EpisodeParts, SourceBase
 from ares_exp.errors import ConfigError, ScorerError
 from ares_exp.records.results import EnvironmentUsage

@@ -21,11 +21,10 @@ import pytest
 
 from ares_exp.environment import TimeStep
 from ares_exp.environments.ares_adapter import AresEnvironment, AresEnvironments, request_from_ares, response_to_ares
-from ares_exp.environments.episode_limits import EpisodeLimits, LimitedEnvironment
+from ares_exp.environments.episode_limits import EpisodeLimits, LimitedEnvironment, TimeLimits
 from ares_exp.errors import EpisodeStateError, PolicyError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ToolCallData, Usage
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from tests.conftest import SECRET_FREE
 from tests.warm_start import warm_command
 

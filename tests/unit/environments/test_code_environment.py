@@ -16,13 +16,12 @@ from ares_exp.containers.container import ContainerSpec, Mount
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environment import truncation
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.episode_limits import EpisodeLimits, TimeLimits
 from ares_exp.environments.source import EpisodeParts
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.policies.oracle import OraclePolicy
 from ares_exp.rollout import run_episode
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from tests.unit.environments.snapshots import SUBMIT, agent_of, ask, run, running_boxes
 
 pytestmark = pytest.mark.local

@@ -10,8 +10,8 @@ import pytest
 from ares_exp import errors
 from ares_exp.agents.runtime.agent_runtime import AgentRuntime
 from ares_exp.containers.activity import Activity
+from ares_exp.environments.agent_host import HostedContainer
 from ares_exp.environments.episode_limits import EpisodeLimits
-from ares_exp.environments.hosted_container import HostedContainer
 from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.testing.echo_container import RehearsalContainer
 from ares_exp.testing.forwarded_port_contract import ForwardedPortContract, Server, echo, greet

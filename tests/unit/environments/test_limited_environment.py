@@ -7,12 +7,11 @@ import pytest
 
 from ares_exp.environment import EnvironmentWrapper, EpisodeReport, LimitName, TimeStep, restart, truncation
 from ares_exp.environment import transition as mid
-from ares_exp.environments.episode_limits import EpisodeLimits, LimitedEnvironment, limited
+from ares_exp.environments.episode_limits import EpisodeLimits, LimitedEnvironment, TimeLimits, limited
 from ares_exp.errors import EpisodeStateError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.records.results import EpisodeUsage
 from ares_exp.rollout import run_episode
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collectors import MemoryTrajectoryCollector
 from ares_exp.trajectories.records import serialize_llm_response

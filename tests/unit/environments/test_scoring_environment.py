@@ -14,8 +14,7 @@ from ares_exp.environment import TimeStep, restart, termination, transition
 from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits
 from ares_exp.environments.scoring.scored_source import ScoredSource, ScoringEnvironment, ScoringRules
-from ares_exp.environments.scoring.scorer import ScoredEpisode
-from ares_exp.environments.scoring.scorer_call import ConfiguredScorer
+from ares_exp.environments.scoring.scorer import ConfiguredScorer, ScoredEpisode
 from ares_exp.environments.source import EpisodeParts, SourceBase
 from ares_exp.errors import ContainerError, EpisodeStateError, ScorerError
 from ares_exp.llms.request import LLMRequest

@@ -10,9 +10,8 @@ import pytest
 from ares_exp import errors
 from ares_exp.agents.shell_agent import ShellAgentFactory
 from ares_exp.environments import exporting
-from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.episode_limits import EpisodeLimits, TimeLimits
 from ares_exp.policies.oracle import OraclePolicy
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trajectories.collecting_environment import TrajectoryCollectingEnvironment
 from ares_exp.trajectories.collector import EpisodeCollector
 from tests.agents.thorough_agent import ThoroughAgentFactory

@@ -14,7 +14,7 @@ import pytest
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.local.container_directory import find
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.episode_limits import EpisodeLimits, TimeLimits
 from ares_exp.errors import (
     AgentError,
     ConfigError,
@@ -24,7 +24,6 @@ from ares_exp.errors import (
     SnapshotUnsupportedError,
 )
 from ares_exp.llms.response import LLMResponse
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from tests.agents.stateful_agent import StatefulAgent, StatefulAgentFactory
 from tests.unit.environments.conftest import MakeEnvironment
 from tests.unit.environments.snapshots import SUBMIT, Restore, agent_of, ask, last_message, run, running_boxes, say

@@ -10,7 +10,7 @@ import pytest
 
 from ares_exp.containers.filesystem.zstd import zstd
 from ares_exp.containers.local.isolation import is_privileged
-from ares_exp.environments.recorded_setup import EpisodeFacts
+from ares_exp.environments.restoring import EpisodeFacts
 from ares_exp.errors import SnapshotMetadataError
 from ares_exp.snapshots.snapshot import with_checksum
 from ares_exp.snapshots.store import SnapshotStore

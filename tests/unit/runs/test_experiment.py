@@ -20,7 +20,7 @@ import pytest
 from ares_exp.agents.code_agent import as_agent_factory
 from ares_exp.containers.container import as_container_factory
 from ares_exp.environment import EpisodeReport, TimeStep, complete, restart, termination, transition
-from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.episode_limits import EpisodeLimits, TimeLimits
 from ares_exp.environments.own_model import OwnModel
 from ares_exp.environments.source import as_source
 from ares_exp.errors import AgentError, ConfigError, PreflightError, UserError, VerifierError
@@ -37,7 +37,6 @@ from ares_exp.runs.budget import Budget, Limits
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import GC_THRESHOLD, Experiment, collecting_seldom
 from ares_exp.runs.preparation import bounded_concurrency
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.trackers.tracker import NullTracker, RunInfo
 from ares_exp.trajectories.collector import as_collector
 from ares_exp.trajectories.collectors import JsonTrajectoryCollector, MemoryTrajectoryCollector

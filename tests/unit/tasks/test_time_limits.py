@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from ares_exp.environments.episode_limits import TimeLimits
 from ares_exp.errors import ConfigError
 from ares_exp.tasks.harbor_task import load_task
 from ares_exp.tasks.verification.step_setup import whole_seconds
-from ares_exp.tasks.verification.time_limits import TimeLimits
 
 CASES: list[tuple[dict[str, Any], str, str, float | None]] = [
     # limits, task.toml, phase, expected

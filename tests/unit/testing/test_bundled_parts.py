@@ -15,7 +15,7 @@ from ares_exp.agents.tools_agent import ToolsAgentFactory
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environment import MinimalEnvironment, TimeStep, restart, termination, transition
 from ares_exp.environments.code_environment import CodeEnvironment
-from ares_exp.environments.episode_limits import EpisodeLimits
+from ares_exp.environments.episode_limits import EpisodeLimits, TimeLimits
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.environments.source import EnvironmentSource
 from ares_exp.environments.swebench import SweBenchEnvironments
@@ -31,7 +31,6 @@ from ares_exp.policies.scripted import ScriptedPolicy
 from ares_exp.snapshots.schedule import SnapshotSchedule
 from ares_exp.tasks.harbor_task import load_task
 from ares_exp.tasks.task_set import SAMPLES
-from ares_exp.tasks.verification.time_limits import TimeLimits
 from ares_exp.testing.agent_contract import AgentContract
 from ares_exp.testing.collector_contract import CollectorContract
 from ares_exp.testing.environment_contract import EnvironmentContract

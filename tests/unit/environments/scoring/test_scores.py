@@ -10,8 +10,14 @@ import pytest
 
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.environments.scoring.scored_source import make_scoring_rules
-from ares_exp.environments.scoring.scorer import ScoredEpisode, ScorerBase
-from ares_exp.environments.scoring.scorer_call import ConfiguredScorer, checked_score, combined_reward, named_rewards
+from ares_exp.environments.scoring.scorer import (
+    ConfiguredScorer,
+    ScoredEpisode,
+    ScorerBase,
+    checked_score,
+    combined_reward,
+    named_rewards,
+)
 from ares_exp.errors import ConfigError, ContainerDiedError, ScorerError, ScorerTimeoutError
 from ares_exp.records.results import Outcome
 from ares_exp.testing.check_scorer import check_scorer, sample_episode
