@@ -23,7 +23,7 @@ from ares_exp.errors import AgentError, WireFormatError
 from ares_exp.llms.chat_messages import function_tool
 from ares_exp.llms.response_stream import EventReader
 from ares_exp.llms.wire import list_of, optional, required, shorten, typed
-from ares_exp.tasks.environment_section import McpServer
+from ares_exp.tasks.task_toml import McpServer
 
 PROTOCOL_VERSION = "2025-06-18"
 MAX_TOOLS = 128

@@ -37,7 +37,7 @@ from ares_exp.records.statistics.task_statistics import pass_at_k
 from ares_exp.runs.resume.recorded_run import RecordedRun, recorded_config
 from ares_exp.tasks.task_files import content_of
 from ares_exp.tasks.task_set import SAMPLES
-from ares_exp.tasks.toml_table import check_step_name, check_unique
+from ares_exp.tasks.task_toml import check_step_name, check_unique
 from ares_exp.trajectories.collectors import SAFE_NAME
 from ares_exp.trajectories.exports.atif_writer import iso_8601, to_atif
 from ares_exp.trajectories.records import EpisodeTrajectory

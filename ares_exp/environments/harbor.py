@@ -13,11 +13,9 @@ from ares_exp.environments.code_environment import CodeEnvironment
 from ares_exp.environments.source import Entry, EpisodeParts, Report, SelectingSource
 from ares_exp.errors import TaskError, UnsupportedTaskError
 from ares_exp.tasks.harbor_task import HarborTask
-from ares_exp.tasks.instruction import read_extra_instruction
 from ares_exp.tasks.task_contract import Task, TaskOrigin
-from ares_exp.tasks.task_files import with_files
-from ares_exp.tasks.task_set import SAMPLES, TaskFolder
-from ares_exp.tasks.task_warnings import TaskWarnings, refusal
+from ares_exp.tasks.task_files import read_extra_instruction, with_files
+from ares_exp.tasks.task_set import SAMPLES, TaskFolder, TaskWarnings, refusal
 
 if TYPE_CHECKING:
     from ares_exp.tasks.task_sources.task_lists import ListedTasks

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ares_exp.containers.container import Container, ContainerSpec, Shell, User
 from ares_exp.containers.network_policy import NetworkPolicy
-from ares_exp.tasks.environment_section import McpServer
+from ares_exp.tasks.task_toml import McpServer
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,11 @@ from typing import Any
 
 from ares_exp.containers.network_policy import NetworkPolicy
 from ares_exp.errors import TaskError, UserError, VerifierError
-from ares_exp.tasks.env_templates import resolve_env
-from ares_exp.tasks.instruction import strip_canary
+from ares_exp.tasks.harbor_task import resolve_env
+from ares_exp.tasks.task_files import strip_canary
 from ares_exp.tasks.task_sources.task_lists import parse_registry
-from ares_exp.tasks.task_toml import parse_task_toml
-from ares_exp.tasks.toml_table import TomlTable
-from ares_exp.tasks.verification.rewards import choose_reward, parse_reward_json, parse_reward_txt
+from ares_exp.tasks.task_toml import TomlTable, parse_task_toml
+from ares_exp.tasks.verification.verification import choose_reward, parse_reward_json, parse_reward_txt
 from tests.compatibility.case import HOST, INVALID, Reading
 
 

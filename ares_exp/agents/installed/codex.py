@@ -16,7 +16,7 @@ from ares_exp.agents.toolbox.package import GNU_MACHINES
 from ares_exp.agents.toolbox.placing import Placed
 from ares_exp.containers.forwarded_port import FORWARDED_PORT
 from ares_exp.errors import AgentError
-from ares_exp.tasks.environment_section import McpServer
+from ares_exp.tasks.task_toml import McpServer
 
 _CONFIG = """\
 model = {model}

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ares_exp.errors import AgentError
-from ares_exp.tasks.environment_section import McpServer
 from ares_exp.tasks.task_contract import AgentContext
+from ares_exp.tasks.task_toml import McpServer
 
 AGENT_DIR = "/logs/agent"
 """Directory in the container for session files, saved as `files/<episode>/agent/`. The agent's user can write to it."""

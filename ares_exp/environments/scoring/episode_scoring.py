@@ -23,8 +23,7 @@ from ares_exp.errors import (
     VerifierTimeoutError,
 )
 from ares_exp.tasks.task_contract import Stage, Verdict
-from ares_exp.tasks.verification.manifest import MANIFEST
-from ares_exp.tasks.verification.redaction import redacted
+from ares_exp.tasks.verification.collection import MANIFEST, redacted
 from ares_exp.tasks.verification.root_commands import PLAIN_SHELL
 
 VERIFIER_FOLDER = "verifier"

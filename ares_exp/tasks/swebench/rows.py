@@ -24,7 +24,7 @@ from ares_exp.containers.child_process import ChildFailedError, ChildProcess
 from ares_exp.containers.ownership import short_lived_directory
 from ares_exp.containers.user_cache import announce
 from ares_exp.errors import ConfigError, PreflightError, TaskError
-from ares_exp.tasks.toml_table import explain
+from ares_exp.tasks.task_toml import explain
 
 MAX_TEXT_CHARS = 16 * 2**20
 MAX_TESTS = 50_000

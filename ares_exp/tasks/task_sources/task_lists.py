@@ -19,18 +19,19 @@ from ares_exp.errors import ConfigError, GitError, PreflightError, TaskError, cl
 from ares_exp.records.record_files import read_record
 from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.task_contract import TaskOrigin
-from ares_exp.tasks.task_set import Select, refuse_url
-from ares_exp.tasks.task_sources.git_names import (
+from ares_exp.tasks.task_set import SHOWN_PROBLEMS, Select, refusal, refuse_url
+from ares_exp.tasks.task_sources.git_tasks import (
+    FOLDER,
+    Git,
     GitTask,
+    Repositories,
     RepositoryReference,
     check_git_ref,
     check_git_url,
     check_inner_path,
+    default_cache_dir,
 )
-from ares_exp.tasks.task_sources.git_tasks import FOLDER, Git, Repositories, default_cache_dir
-from ares_exp.tasks.task_toml import TASK_TOML
-from ares_exp.tasks.task_warnings import SHOWN_PROBLEMS, refusal
-from ares_exp.tasks.toml_table import explain
+from ares_exp.tasks.task_toml import TASK_TOML, explain
 
 DEFAULT_FOLDER = "tasks"
 HARBOR_REPOSITORY = "https://github.com/harbor-framework/harbor.git"

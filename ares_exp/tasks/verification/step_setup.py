@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ares_exp.containers.container import Container, User
 from ares_exp.errors import HealthcheckError, StepSetupError, TaskError
-from ares_exp.tasks.environment_section import HealthCheck
 from ares_exp.tasks.task_files import UploadFilter, require_uploaded, uploadable
+from ares_exp.tasks.task_toml import HealthCheck
 from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
 
 MAX_HEALTH_CHECK_SEC = 3600.0

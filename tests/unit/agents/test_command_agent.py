@@ -22,7 +22,7 @@ from ares_exp.errors import SnapshotUnsupportedError, UserError
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-from ares_exp.tasks.environment_section import McpServer
+from ares_exp.tasks.task_toml import McpServer
 from ares_exp.training.sampled_calls import conversations_of
 from ares_exp.trajectories import load
 from ares_exp.trajectories.exports.atif_writer import to_atif

@@ -13,8 +13,8 @@ from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.records.results import EpisodeResult, Outcome
-from ares_exp.tasks.environment_section import McpServer
 from ares_exp.tasks.task_contract import AgentContext
+from ares_exp.tasks.task_toml import McpServer
 from tests import fake_harbor
 
 CLASSES = "tests.harbor_classes"

@@ -14,8 +14,8 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.errors import AgentError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, ToolCallData
-from ares_exp.tasks.environment_section import McpServer
 from ares_exp.tasks.task_contract import AgentContext
+from ares_exp.tasks.task_toml import McpServer
 from ares_exp.testing.check_agent import check_agent
 from ares_exp.testing.echo_container import RehearsalContainer
 

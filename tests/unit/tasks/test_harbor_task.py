@@ -14,7 +14,7 @@ from ares_exp.containers.network_policy import NO_NETWORK
 from ares_exp.errors import TaskError, UnsupportedTaskError
 from ares_exp.llms.request import freeze
 from ares_exp.tasks.harbor_task import load_task
-from ares_exp.tasks.instruction import read_prior_context
+from ares_exp.tasks.task_files import read_prior_context
 from ares_exp.tasks.task_set import SAMPLES, TaskFolder, load_task_set
 from tests.examples import examples
 from tests.unit.trajectories.strategies import json_values

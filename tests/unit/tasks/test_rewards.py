@@ -4,7 +4,7 @@ import pytest
 
 from ares_exp.errors import VerifierOutputParseError
 from ares_exp.tasks.task_contract import Verdict
-from ares_exp.tasks.verification.rewards import (
+from ares_exp.tasks.verification.verification import (
     MAX_REWARD_BYTES,
     choose_reward,
     overall_verdict,

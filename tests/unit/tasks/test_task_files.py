@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ares_exp.errors import TaskError
-from ares_exp.tasks.env_templates import resolve_env, secret_values
-from ares_exp.tasks.instruction import read_instruction
+from ares_exp.tasks.harbor_task import resolve_env, secret_values
+from ares_exp.tasks.task_files import read_instruction
+from ares_exp.tasks.task_set import TaskWarnings
 from ares_exp.tasks.task_toml import TaskToml, parse_task_toml, read_task_toml, warnings_of
-from ares_exp.tasks.task_warnings import TaskWarnings
 from ares_exp.tasks.verification.link_bounds import LinkBounds
 
 PATH = Path("/set/a-task/task.toml")

@@ -8,7 +8,7 @@ from ares_exp.containers.activity import CommandRecord
 from ares_exp.llms.request import LLMRequest, freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.tasks.instruction import read_prior_context
+from ares_exp.tasks.task_files import read_prior_context
 from ares_exp.trajectories.exports.atif_writer import NO_CHAT, PARTS, REWRITTEN, SURROGATES, to_atif, write_atif
 from ares_exp.trajectories.records import (
     EpisodeTrajectory,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ares_exp.tasks.task_sources import git_names
+from ares_exp.tasks.task_sources import git_tasks
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -31,7 +31,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 )
 def test_unsafe_addresses_are_refused(url: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        git_names.check_git_url(url)
+        git_tasks.check_git_url(url)
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,12 @@ def test_unsafe_addresses_are_refused(url: str, complaint: str) -> None:
 )
 def test_password_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ValueError, match="without a user name or password") as caught:
-        git_names.check_git_url(url)
+        git_tasks.check_git_url(url)
     assert "hush-hush" not in str(caught.value)
 
 
 def test_commit_is_lowercased() -> None:
-    assert git_names.check_git_ref("A" * 40) == "a" * 40
+    assert git_tasks.check_git_ref("A" * 40) == "a" * 40
 
 
 @pytest.mark.parametrize(
@@ -52,20 +52,20 @@ def test_commit_is_lowercased() -> None:
 )
 def test_unsafe_refs_are_refused(ref: str) -> None:
     with pytest.raises(ValueError, match="a commit, a branch or a tag"):
-        git_names.check_git_ref(ref)
+        git_tasks.check_git_ref(ref)
 
 
 @pytest.mark.parametrize(
     ("path", "expected"), [("a/b", "a/b"), ("a/./b/", "a/b"), ("a/../b", "b"), ("", "."), (".", "."), ("a/..", ".")]
 )
 def test_inner_paths_are_normalised(path: str, expected: str) -> None:
-    assert git_names.check_inner_path(path) == expected
+    assert git_tasks.check_inner_path(path) == expected
 
 
 @pytest.mark.parametrize("path", ["/a", "..", "../a", "a/../../b", "a\nb", "a\0b", "a\\b", "a/" * 600])
 def test_paths_outside_the_repository_are_refused(path: str) -> None:
     with pytest.raises(ValueError, match="stays inside the repository"):
-        git_names.check_inner_path(path)
+        git_tasks.check_inner_path(path)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_paths_outside_the_repository_are_refused(path: str) -> None:
     ],
 )
 def test_task_name_comes_from_the_repository(url: str, name: str) -> None:
-    assert git_names.GitTask(url, None, ".").name == name
+    assert git_tasks.GitTask(url, None, ".").name == name
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_task_name_comes_from_the_repository(url: str, name: str) -> None:
     ],
 )
 def test_reference_is_parsed(text: str, url: str, ref: str | None, folder: str | None) -> None:
-    assert git_names.RepositoryReference.parse(text) == git_names.RepositoryReference(url, ref, folder)
+    assert git_tasks.RepositoryReference.parse(text) == git_tasks.RepositoryReference(url, ref, folder)
 
 
 @pytest.mark.parametrize("text", ["", ".", "./tasks", "../tasks", "/srv/tasks", "~/tasks", "name", "a/b/c", "-x/y"])
 def test_local_paths_and_other_text_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a repository"):
-        git_names.RepositoryReference.parse(text)
+        git_tasks.RepositoryReference.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -122,4 +122,4 @@ def test_local_paths_and_other_text_are_refused(text: str) -> None:
 )
 def test_unsafe_references_are_refused(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        git_names.RepositoryReference.parse(text)
+        git_tasks.RepositoryReference.parse(text)

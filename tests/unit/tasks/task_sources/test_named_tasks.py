@@ -9,7 +9,7 @@ import pytest
 from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.errors import ConfigError
 from ares_exp.tasks.task_set import SAMPLES
-from ares_exp.tasks.task_sources.git_names import RepositoryReference
+from ares_exp.tasks.task_sources.git_tasks import RepositoryReference
 from ares_exp.tasks.task_sources.task_lists import DatasetName, choose, data_set_of_repository, parse_registry
 
 ROW: dict[str, Any] = {"name": "bench", "version": "1.0", "description": "", "tasks": [{"name": "t", "path": "t"}]}

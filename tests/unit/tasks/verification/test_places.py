@@ -1,7 +1,7 @@
 import pytest
 
 from ares_exp.tasks.task_toml import Artifact
-from ares_exp.tasks.verification.manifest import ManifestEntry, Places, is_conventional, place_of, with_conventional
+from ares_exp.tasks.verification.collection import ManifestEntry, Places, is_conventional, place_of, with_conventional
 
 
 def artifact(source: str, destination: str = "", **more: object) -> Artifact:
