@@ -31,14 +31,12 @@ Scores = float | Mapping[str, float]
 
 @runtime_checkable
 class _Instructed(Protocol):
-    @property
-    def instruction(self) -> str: ...
+    instruction: str
 
 
 @runtime_checkable
 class _Staged(Protocol):
-    @property
-    def stages(self) -> Any: ...
+    stages: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
