@@ -25,11 +25,9 @@ from ares_exp.errors import ConfigError
 from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.run_dir import dump_json, is_run
-from ares_exp.records.statistics.comparison import ALPHA
+from ares_exp.records.statistics.comparison import ALPHA, Difference
 from ares_exp.records.statistics.estimate import Estimate
-from ares_exp.records.statistics.paired import Difference
-from ares_exp.records.statistics.run_statistics import THRESHOLD, Spread, json_ready
-from ares_exp.records.statistics.task_statistics import TaskStatistics
+from ares_exp.records.statistics.run_statistics import THRESHOLD, Spread, TaskStatistics, json_ready
 from ares_exp.records.terminal_text import (
     collapsed,
     count_of,

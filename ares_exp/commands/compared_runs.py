@@ -13,8 +13,7 @@ from ares_exp.config.overrides import dotted_items
 from ares_exp.errors import ConfigError
 from ares_exp.records.recorded_results import last_attempts, object_or_empty, read_results
 from ares_exp.records.run_dir import RunDir
-from ares_exp.records.statistics.comparison import Comparison
-from ares_exp.records.statistics.power import Obstacle, Remedy
+from ares_exp.records.statistics.comparison import Comparison, Obstacle, Remedy
 from ares_exp.records.statistics.run_statistics import RunStatistics
 from ares_exp.records.terminal_text import count_of, format_number, print_warning
 from ares_exp.runs.resume.recorded_run import RecordedRun, is_recorded_run, recorded_config

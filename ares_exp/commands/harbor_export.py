@@ -33,7 +33,7 @@ from ares_exp.records.recorded_results import is_count, read_object, recorded_su
 from ares_exp.records.results import UNFINISHED, EpisodeResult, ErrorInfo, Outcome, RunSummary, StageResult
 from ares_exp.records.run_dir import RunDir, appearing, dump_json
 from ares_exp.records.secrets import KnownSecrets, mask_known_secrets, scrub
-from ares_exp.records.statistics.task_statistics import pass_at_k
+from ares_exp.records.statistics.run_statistics import pass_at_k
 from ares_exp.runs.resume.recorded_run import RecordedRun, recorded_config
 from ares_exp.tasks.task_files import content_of
 from ares_exp.tasks.task_set import SAMPLES

@@ -18,10 +18,10 @@ from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.recorded_results import added_rewards, read_results, recorded_summary
 from ares_exp.records.run_dir import RunDir
-from ares_exp.records.statistics.metric_estimates import added_metrics
 from ares_exp.records.terminal_text import printable
 from ares_exp.runs.resume.trusted_record import is_trusted
 from ares_exp.trackers.background_writer import error_line
+from ares_exp.trackers.metrics import added_metrics
 from ares_exp.trackers.wandb_files import KEY, WandbFiles, scores_bytes
 from ares_exp.trackers.wandb_service import WandbRecord, close_run, no_traces, open_run, sessions, uploaded_mark
 from ares_exp.trackers.wandb_tracker import FINISHED, WALL_SEC

@@ -29,8 +29,7 @@ from ares_exp.records.recorded_results import (
 from ares_exp.records.results import EpisodeResult, RunSummary
 from ares_exp.records.run_dir import RunDir, is_run
 from ares_exp.records.statistics.estimate import mean_over_attempts
-from ares_exp.records.statistics.run_statistics import json_ready, mean_scores, results_document
-from ares_exp.records.statistics.task_statistics import by_task
+from ares_exp.records.statistics.run_statistics import by_task, json_ready, mean_scores, results_document
 from ares_exp.records.terminal_text import count_of
 from ares_exp.reports.episode_files import episode_files, file_changes
 from ares_exp.reports.episode_payload import episode_payload

@@ -12,8 +12,7 @@ from ares_exp.errors import may_pass
 from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, RunSummary, count_outcomes, reward_names
 from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, resume_command
 from ares_exp.records.statistics.estimate import Estimate, mean
-from ares_exp.records.statistics.run_statistics import RunStatistics
-from ares_exp.records.statistics.task_statistics import PassRate, by_task
+from ares_exp.records.statistics.run_statistics import PassRate, RunStatistics, by_task
 from ares_exp.records.terminal_text import (
     COLUMN_GAP,
     count_of,

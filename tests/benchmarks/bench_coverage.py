@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from itertools import product
 
 from ares_exp.records.results import EpisodeResult, Outcome, RunSummary
+from ares_exp.records.statistics.comparison import Difference
 from ares_exp.records.statistics.estimate import Estimate, mean, mean_over_attempts, wilson
-from ares_exp.records.statistics.paired import Difference
-from ares_exp.records.statistics.run_statistics import RunStatistics
-from ares_exp.records.statistics.task_statistics import ks_up_to, pass_rates
+from ares_exp.records.statistics.run_statistics import RunStatistics, ks_up_to, pass_rates
 from ares_exp.runs.sweeps.sweep_report import pooled
 
 REPETITIONS = 2000

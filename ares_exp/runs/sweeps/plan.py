@@ -13,8 +13,8 @@ from ares_exp.errors import ConfigError
 from ares_exp.records.record_files import read_record
 from ares_exp.records.run_dir import dump_json, write_atomically
 from ares_exp.records.secrets import scrub_argv
-from ares_exp.records.statistics.metric_estimates import DEFAULT
 from ares_exp.runs.resume.session import RESUME_KEYS
+from ares_exp.trackers.metrics import DEFAULT
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

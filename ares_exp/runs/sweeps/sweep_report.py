@@ -14,7 +14,6 @@ from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records import exit_codes
 from ares_exp.records.results import RunSummary
 from ares_exp.records.run_dir import dump_json, write_atomically
-from ares_exp.records.statistics.metric_estimates import PREFIX, metrics
 from ares_exp.records.statistics.run_statistics import RunStatistics, json_ready
 from ares_exp.records.terminal_text import (
     PIPE_COLUMNS,
@@ -31,6 +30,7 @@ from ares_exp.records.terminal_text import (
 from ares_exp.runs.resume.session import RESUME_KEYS
 from ares_exp.runs.sweeps.job_folder import JobFolder, JobState, job_folders
 from ares_exp.runs.sweeps.plan import SweepPlan, unescaped, varied
+from ares_exp.trackers.metrics import PREFIX, metrics
 
 SWEEP_JSON = "sweep.json"
 SCHEMA_VERSION = 1

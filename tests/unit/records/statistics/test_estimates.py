@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 import scipy
 
+from ares_exp.records.statistics.comparison import (
+    MOST_FLIPS,
+    Difference,
+    Obstacle,
+    find_remedy,
+    sign_flip_p,
+    smallest_sign_flip_p,
+)
 from ares_exp.records.statistics.estimate import mean, wilson
-from ares_exp.records.statistics.paired import MOST_FLIPS, Difference, sign_flip_p, smallest_sign_flip_p
-from ares_exp.records.statistics.power import Obstacle, find_remedy
-from ares_exp.records.statistics.task_statistics import ks_up_to, pass_at_k, pass_hat_k, pass_rates
+from ares_exp.records.statistics.run_statistics import ks_up_to, pass_at_k, pass_hat_k, pass_rates
 
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 """Crossed minus self-fertilised maize, in eighths of an inch: Fisher 1935, "The Design of Experiments", section 17."""

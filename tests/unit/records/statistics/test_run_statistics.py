@@ -8,8 +8,8 @@ from itertools import permutations
 import pytest
 
 from ares_exp.records.results import UNFINISHED, EpisodeResult, ErrorInfo, Outcome, RunSummary
-from ares_exp.records.statistics.metric_estimates import metrics
 from ares_exp.records.statistics.run_statistics import RunStatistics, results_document
+from ares_exp.trackers.metrics import metrics
 
 
 def _try(
