@@ -20,10 +20,19 @@ from ares_exp.records.recorded_results import added_rewards, read_results, recor
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.terminal_text import printable
 from ares_exp.runs.resume.trusted_record import is_trusted
-from ares_exp.trackers.background_writer import error_line
 from ares_exp.trackers.metrics import added_metrics
-from ares_exp.trackers.wandb_files import KEY, WandbFiles, scores_bytes
-from ares_exp.trackers.wandb_service import WandbRecord, close_run, no_traces, open_run, sessions, uploaded_mark
+from ares_exp.trackers.tracker import error_line
+from ares_exp.trackers.wandb_run import (
+    KEY,
+    WandbFiles,
+    WandbRecord,
+    close_run,
+    no_traces,
+    open_run,
+    scores_bytes,
+    sessions,
+    uploaded_mark,
+)
 from ares_exp.trackers.wandb_tracker import FINISHED, WALL_SEC
 
 UPLOAD_TIMEOUT_SEC = 60.0  # time limit for reaching the service to extend an uploaded run

@@ -13,9 +13,8 @@ import pydantic
 from ares_exp.records.results import EpisodeResult, RunSummary
 from ares_exp.records.run_dir import RunDir, append_text, json_text
 from ares_exp.records.secrets import scrub
-from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.metrics import EpisodeRows, total_metrics
-from ares_exp.trackers.tracker import RunInfo, TrackerBase
+from ares_exp.trackers.tracker import BackgroundWriter, RunInfo, TrackerBase
 from ares_exp.trajectories.records import EpisodeTrajectory
 
 _LONGEST_TORN_LINE = 2**24

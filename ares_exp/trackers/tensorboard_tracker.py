@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import pydantic
 
@@ -14,12 +14,9 @@ from ares_exp.errors import ConfigError
 from ares_exp.records.results import EpisodeResult, RunSummary
 from ares_exp.records.run_dir import RunDir, dump_json
 from ares_exp.records.secrets import scrub
-from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.metrics import EpisodeRows, attempt_values, total_metrics
-from ares_exp.trackers.tracker import RunInfo, TrackerBase
-
-if TYPE_CHECKING:
-    from ares_exp.trajectories.records import EpisodeTrajectory
+from ares_exp.trackers.tracker import BackgroundWriter, RunInfo, TrackerBase
+from ares_exp.trajectories.records import EpisodeTrajectory
 
 _BINS = 30
 

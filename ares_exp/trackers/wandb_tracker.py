@@ -20,11 +20,17 @@ import pydantic
 from ares_exp.records.results import EpisodeResult, RunSummary
 from ares_exp.records.secrets import mask_known_secrets, scrub
 from ares_exp.records.terminal_text import shown_path
-from ares_exp.trackers.background_writer import BackgroundWriter, error_line
 from ares_exp.trackers.metrics import EpisodeRows, attempt_values, total_metrics
-from ares_exp.trackers.tracker import RunInfo, TrackerBase
-from ares_exp.trackers.wandb_files import WandbFiles
-from ares_exp.trackers.wandb_service import WandbRecord, close_run, folders_in, open_run, sessions, uploaded_mark
+from ares_exp.trackers.tracker import BackgroundWriter, RunInfo, TrackerBase, error_line
+from ares_exp.trackers.wandb_run import (
+    WandbFiles,
+    WandbRecord,
+    close_run,
+    folders_in,
+    open_run,
+    sessions,
+    uploaded_mark,
+)
 
 if TYPE_CHECKING:
     import wandb

@@ -9,9 +9,9 @@ import pytest
 
 from ares_exp.records.results import RunSummary
 from ares_exp.trackers import jsonl_tracker, tensorboard_tracker
-from ares_exp.trackers.background_writer import BackgroundWriter
 from ares_exp.trackers.jsonl_tracker import JsonlTracker
 from ares_exp.trackers.tensorboard_tracker import TensorboardTracker
+from ares_exp.trackers.tracker import BackgroundWriter
 from tests.unit.trackers.event_file import EventFiles
 from tests.unit.trackers.tracked_run import RESULTS, run_info
 

@@ -10,7 +10,7 @@ import pytest
 from ares_exp.commands.wandb import BARS, CHARTS
 from ares_exp.records.results import RunSummary
 from ares_exp.runs.control.runner_monitor import RunnerMonitor
-from ares_exp.trackers.wandb_files import KEY
+from ares_exp.trackers.wandb_run import KEY
 from tests.unit.trackers.tracked_run import RESULTS, patient_tracker, run_info
 from tests.unit.trackers.wandb_service import LEAVES_FOLDERS, ServedRun, WandbService
 from tests.warm_start import warm_command
