@@ -8,7 +8,7 @@ import pytest
 from ares_exp.commands import clean
 from ares_exp.commands.cli.run_command import run_command
 from ares_exp.config.targets import find_part, option_targets
-from ares_exp.runs.provenance import collect_provenance
+from ares_exp.runs.resume.session import collect_provenance
 from ares_exp.wrappers.preset_gym import container_factory
 from tests.installed_package import Site
 from tests.unit.commands.harbor_export.recorded_run import record, tried

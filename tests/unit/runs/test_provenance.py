@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.runs.provenance import collect_provenance
+from ares_exp.runs.resume.session import collect_provenance
 from tests.compatibility.sources import git
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +83,7 @@ def test_hanging_git_times_out(repository: Path, tmp_path: Path, monkeypatch: py
     fake.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(fake.parent))
-    monkeypatch.setattr("ares_exp.runs.provenance._GIT_TIMEOUT_SEC", 0.2)
+    monkeypatch.setattr("ares_exp.runs.resume.session._GIT_TIMEOUT_SEC", 0.2)
     started = time.monotonic()
     assert _state(repository / "tasks") is None
     assert time.monotonic() - started < 30.0
