@@ -129,7 +129,7 @@ def test_script_logging_is_unchanged(caplog: pytest.LogCaptureFixture) -> None:
     ares_exp.run([*TWO, "policy=scripted", "policy.replies=[]", "hydra.run.dir=mine"], quiet=True)
     assert (list(root.handlers), root.level, list(ours.handlers), ours.level, ours.propagate) == before
     assert [record for record in caplog.records if record.levelno < logging.WARNING] == []
-    assert "INFO ares_exp.runs.recorder" in Path("mine/run.log").read_text()
+    assert "INFO ares_exp.runs.experiment" in Path("mine/run.log").read_text()
 
 
 async def test_runs_in_a_running_loop_have_separate_directories() -> None:
