@@ -137,7 +137,7 @@ def _show(stored: StoredEpisode, arguments: argparse.Namespace) -> None:
 
 def _verifier_output(stored: StoredEpisode) -> dict[str, str]:
     """Returns the output of an episode's verifier: the text of each output file, by file name."""
-    from ares_exp.reports.episode_files import episode_files
+    from ares_exp.reports.episode_payload import episode_files
 
     files = episode_files(_run_of(stored), stored.episode_id)
     return {one["name"]: one["text"] for one in files if one["name"].endswith(VERIFIER_OUTPUT) and one.get("text")}

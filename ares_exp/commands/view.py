@@ -35,8 +35,8 @@ from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.records.latest_run import MEANING, OUTPUTS, run_path
 from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, is_run, json_text
 from ares_exp.reports.page import page_foot, page_head, policy
-from ares_exp.reports.run_facts import run_facts
 from ares_exp.reports.run_payload import ShownRun, payload_of
+from ares_exp.reports.summary import run_facts
 from ares_exp.runs.control.status import read_status
 from ares_exp.trajectories.stored_episodes import HeaderCache, runs_below
 

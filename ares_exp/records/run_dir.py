@@ -237,15 +237,16 @@ def _open_to_append(path: Path | str, flags: int) -> IO[bytes]:
     return os.fdopen(descriptor, "ab", buffering=0)
 
 
-def open_regular(path: Path, *, flags: int = 0) -> IO[bytes]:
+def open_regular(path: Path | str, *, flags: int = 0, dir_fd: int | None = None) -> IO[bytes]:
     """Opens a regular file for reading. Rejects pipes and devices, because reading from them could block indefinitely.
 
-    `flags` are additional flags for `os.open`, such as `os.O_NOFOLLOW`.
+    `flags` are additional flags for `os.open`, such as `os.O_NOFOLLOW`. If `dir_fd` is set, `path` is relative to this
+    open directory.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
     """
-    descriptor = os.open(path, flags | os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, flags | os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
     if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
         os.close(descriptor)
         if stat.S_ISDIR(mode):

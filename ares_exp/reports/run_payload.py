@@ -7,6 +7,7 @@ computed by the same code. All views of a run (the report, the live page, W&B) u
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -31,14 +32,13 @@ from ares_exp.records.run_dir import RunDir, is_run
 from ares_exp.records.statistics.estimate import mean_over_attempts
 from ares_exp.records.statistics.run_statistics import by_task, json_ready, mean_scores, results_document
 from ares_exp.records.terminal_text import count_of
-from ares_exp.reports.episode_files import episode_files, file_changes
-from ares_exp.reports.episode_payload import episode_payload
-from ares_exp.reports.run_facts import command_line, run_facts
-from ares_exp.reports.summary import format_estimate
+from ares_exp.reports.episode_payload import episode_files, episode_payload, file_changes
+from ares_exp.reports.summary import format_estimate, run_facts
 from ares_exp.trajectories.files.line_file import has_writer
 from ares_exp.trajectories.stored_episodes import HeaderCache, StoredEpisode, StoredEpisodes, load
 
 SCHEMA_VERSION = 1
+PROGRAM = "ares-exp"
 QUIET_SEC = 120.0
 """Seconds without a write after which a run on another machine, whose lock is not visible, counts as killed."""
 MAX_CONFIG_KEYS = 2_000
@@ -275,6 +275,16 @@ def payload_of(runs: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]
     from ares_exp import __version__
 
     return {"schema_version": SCHEMA_VERSION, "ares_exp": __version__, "made": time.time(), "runs": list(runs), **more}
+
+
+def command_line(run: RunDir) -> str | None:
+    """Returns the command line that started a run, which can be pasted into a shell; `None` if it is not recorded."""
+    words = object_or_empty(run.provenance).get("argv")
+    if not isinstance(words, list) or not words:
+        return None
+    program, *arguments = map(str, words)
+    is_own = Path(program).name == PROGRAM or Path(program).parts[-2:] == ("ares_exp", "__main__.py")
+    return shlex.join([PROGRAM if is_own else program, *arguments])
 
 
 def _tail(path: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from ares_exp.errors import may_pass
+from ares_exp.records.recorded_results import last_attempts, object_or_empty
 from ares_exp.records.results import HOST_IMAGE, UNFINISHED, EpisodeResult, RunSummary, count_outcomes, reward_names
 from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, resume_command
 from ares_exp.records.statistics.estimate import Estimate, mean
@@ -28,11 +29,11 @@ from ares_exp.records.terminal_text import (
     wrapped,
     write,
 )
-from ares_exp.reports.run_facts import run_facts
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+GROUPS = ("env", "agent", "container", "policy")
 _MAX_TASKS = 40
 """Maximum number of tasks in the table. If there are more, only the tasks with the lowest rewards are shown."""
 _MAX_UNSCORED = 10
@@ -292,6 +293,21 @@ def _places(summary: RunSummary, run_dir: Path, stream: TextIO) -> Iterator[str]
     yield from filter(None, [" ".join(f"{key}={value}" for key, value in run_facts(RunDir(run_dir)).items())])
     is_narrow = stream.isatty() and len("; ".join(parts)) > width_of(stream)
     yield ("\n" if is_narrow else "; ").join(parts)
+
+
+def run_facts(run: RunDir) -> dict[str, str]:
+    """Returns the main settings of a run by config key, such as `env`, `model` and `seed`. Omits unknown values."""
+    choices = object_or_empty(run.provenance).get("choices")
+    options = choices if isinstance(choices, Mapping) else {}
+    values = object_or_empty(run.config)
+    policy = values.get("policy")
+    found = {
+        **{group: options.get(group) for group in GROUPS},
+        "model": policy.get("model") if isinstance(policy, Mapping) else None,
+        "attempts": last_attempts(run) or values.get("attempts"),  # a resume can raise them
+        "seed": values.get("seed"),
+    }
+    return {key: str(value) for key, value in found.items() if isinstance(value, str | int)}
 
 
 def _unscored(summary: RunSummary) -> Iterator[str]:

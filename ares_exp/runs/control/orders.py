@@ -22,7 +22,7 @@ import pydantic
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, TypeAdapter, ValidationError
 
 from ares_exp.errors import ConfigError
-from ares_exp.records.run_dir import DIRECTORY_FLAGS, dump_json, write_atomically
+from ares_exp.records.run_dir import DIRECTORY_FLAGS, dump_json, open_regular, write_atomically
 from ares_exp.records.terminal_text import one_line
 from ares_exp.records.validation import explain_validation
 
@@ -233,15 +233,12 @@ def _read(directory: int, name: str) -> tuple[bytes, int]:
     """Reads a small regular file without following links. Returns its content and the user id of its owner."""
     if not stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
         raise ValueError("expected a regular file")
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("expected a regular file")
+    with open_regular(name, flags=os.O_NOFOLLOW, dir_fd=directory) as file:
+        owner = os.fstat(file.fileno()).st_uid
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ValueError(f"expected at most {MAX_BYTES:,} bytes")
-    return data, found.st_uid
+    return data, owner
 
 
 def _remove(directory: int, name: str) -> bool:

@@ -14,8 +14,7 @@ from ares_exp.llms.request import LLMRequest, Origin
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
 from ares_exp.records.run_dir import json_text
 from ares_exp.records.statistics.run_statistics import results_document
-from ares_exp.reports.episode_files import HEAD_BYTES, TAIL_BYTES, episode_files
-from ares_exp.reports.episode_payload import episode_payload
+from ares_exp.reports.episode_payload import HEAD_BYTES, TAIL_BYTES, episode_files, episode_payload
 from ares_exp.reports.page import in_html, policy, script, style
 from ares_exp.reports.run_payload import ShownRun
 from ares_exp.trajectories.divergence import step_marks
