@@ -22,7 +22,7 @@ from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, append_lines, d
 from ares_exp.records.terminal_text import count_of, format_duration, one_line
 from ares_exp.runs.control.orders import VERBS, Order, watch, write_order
 from ares_exp.runs.control.status import PLACES, RunStatus, read_status
-from ares_exp.runs.sweeps.job_folder import job_folders
+from ares_exp.runs.sweeps.jobs import job_folders
 from ares_exp.trajectories.files.line_file import has_writer
 
 WAIT_SEC = 15.0

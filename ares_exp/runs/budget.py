@@ -190,7 +190,7 @@ class BudgetMeter:
         Raises:
             ConfigError: The results of some jobs are invalid. For these jobs, the last known amounts are kept.
         """
-        from ares_exp.runs.sweeps.job_folder import job_folders
+        from ares_exp.runs.sweeps.jobs import job_folders
 
         if self._sweep_dir is None or self.budget.sweep == Limits():
             return

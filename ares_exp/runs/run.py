@@ -25,7 +25,7 @@ from ares_exp.reports.summary import render_job, render_summary
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import Experiment
 from ares_exp.runs.resume.session import Session, check_package, close_session, collect_provenance, open_session
-from ares_exp.runs.sweeps.plan import job_label
+from ares_exp.runs.sweeps.jobs import job_label
 from ares_exp.trackers.tracker import RunInfo
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, lock, write_ato
 from ares_exp.records.secrets import typed_secrets
 from ares_exp.runs.control.orders import Inbox
 from ares_exp.runs.sweeps.interruption import Interruption
-from ares_exp.runs.sweeps.job_folder import job_folders
-from ares_exp.runs.sweeps.plan import PLAN, SweepPlan
+from ares_exp.runs.sweeps.jobs import PLAN, SweepPlan, job_folders
 
 logger = logging.getLogger(__name__)
 

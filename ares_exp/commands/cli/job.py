@@ -24,8 +24,7 @@ from ares_exp.records.results import RunSummary
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.terminal_text import print_error
 from ares_exp.runs.sweeps.interruption import JobProcess
-from ares_exp.runs.sweeps.job_folder import FailureNote, JobFolder
-from ares_exp.runs.sweeps.plan import BASIC_SWEEPER
+from ares_exp.runs.sweeps.jobs import BASIC_SWEEPER, FailureNote, JobFolder
 from ares_exp.trackers.metrics import DEFAULT, check_objective, objective
 
 logger = logging.getLogger(__name__)

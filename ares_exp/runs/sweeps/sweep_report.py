@@ -28,8 +28,7 @@ from ares_exp.records.terminal_text import (
     write,
 )
 from ares_exp.runs.resume.session import RESUME_KEYS
-from ares_exp.runs.sweeps.job_folder import JobFolder, JobState, job_folders
-from ares_exp.runs.sweeps.plan import SweepPlan, unescaped, varied
+from ares_exp.runs.sweeps.jobs import JobFolder, JobState, SweepPlan, job_folders, unescaped, varied
 from ares_exp.trackers.metrics import PREFIX, metrics
 
 SWEEP_JSON = "sweep.json"

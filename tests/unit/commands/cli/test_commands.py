@@ -18,7 +18,7 @@ from ares_exp.commands.cli.main import main
 from ares_exp.commands.cli.run_command import COMMANDS, parser_of
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import STOP
-from ares_exp.runs.sweeps.plan import SweepPlan
+from ares_exp.runs.sweeps.jobs import SweepPlan
 from tests.conftest import ROOT
 from tests.unit.runs.sweeps.recorded_job import record, result
 from tests.warm_start import warm_command

@@ -14,8 +14,7 @@ from ares_exp.config.hydra_setup import hydra_records
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import Outcome, RunSummary
 from ares_exp.records.statistics.estimate import mean_over_attempts
-from ares_exp.runs.sweeps.job_folder import FailureNote, JobFolder, JobState, job_folders
-from ares_exp.runs.sweeps.plan import SweepPlan, job_label, varied
+from ares_exp.runs.sweeps.jobs import FailureNote, JobFolder, JobState, SweepPlan, job_folders, job_label, varied
 from ares_exp.runs.sweeps.sweep_report import SweepReport, render_report
 from ares_exp.trackers.metrics import check_objective, known_metrics, objective
 from tests.unit.runs.sweeps.recorded_job import record, result
