@@ -14,8 +14,8 @@ from ares_exp.environments.source import SourceBase
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.records.terminal_text import first_of
 from ares_exp.runs.components import Components, Settings
-from ares_exp.runs.episode_maker import EpisodeMaker
 from ares_exp.runs.executors.executor import RunPlan
+from ares_exp.runs.running_episode import EpisodeMaker
 from ares_exp.runs.scheduler import PlannedEpisode, plan_episodes
 from ares_exp.trajectories.collector import CollectorBase
 
