@@ -38,8 +38,7 @@ from ares_exp.records.run_dir import SCORES_SUFFIX, RunDir, append_lines
 from ares_exp.records.statistics.run_statistics import mean_scores
 from ares_exp.records.terminal_text import count_of, first_of, one_line, print_warning, write
 from ares_exp.reports.summary import format_estimate, render_summary
-from ares_exp.runs.resume.recorded_run import RecordedRun
-from ares_exp.runs.resume.trusted_record import is_trusted, values_of
+from ares_exp.runs.resume.recorded_run import RecordedRun, is_trusted, values_of
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.tasks.task_contract import Task
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_response

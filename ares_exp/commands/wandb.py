@@ -19,7 +19,7 @@ from ares_exp.records.latest_run import MEANING, run_path
 from ares_exp.records.recorded_results import added_rewards, read_results, recorded_summary
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.terminal_text import printable
-from ares_exp.runs.resume.trusted_record import is_trusted
+from ares_exp.runs.resume.recorded_run import is_trusted
 from ares_exp.trackers.metrics import added_metrics
 from ares_exp.trackers.tracker import error_line
 from ares_exp.trackers.wandb_run import (

@@ -24,6 +24,7 @@ from ares_exp.records.terminal_text import first_of, print_error
 from ares_exp.reports.summary import render_job, render_summary
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.experiment import Experiment
+from ares_exp.runs.resume.recorded_run import EpisodeRef, check_trust
 from ares_exp.runs.resume.session import Session, check_package, close_session, collect_provenance, open_session
 from ares_exp.runs.sweeps.jobs import job_label
 from ares_exp.trackers.tracker import RunInfo
@@ -69,7 +70,6 @@ class Run:
         scrub_hydra_records(self.run_dir.path / HYDRA_RECORDS, overrides)
         if config.resume and self.run_dir.has_run:
             from ares_exp.runs.resume.compose_from_run import keep_recorded
-            from ares_exp.runs.resume.trusted_record import check_trust
 
             check_trust(self.run_dir.path, forced=config.resume_force)
             if self.run_dir.service.is_dir() and "trainer" not in (given or {}):
@@ -222,8 +222,6 @@ def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
     named = [config[key] for key in _VERBS.values() if config[key] is not None]
     if not named:
         return ()
-    from ares_exp.runs.resume.recorded_run import EpisodeRef
-
     return tuple(EpisodeRef.parse(name).run.path for name in named)
 
 

@@ -35,9 +35,8 @@ from ares_exp.records.run_storage import RunStorage
 from ares_exp.rollout import run_episode
 from ares_exp.runs.components import Components, Settings
 from ares_exp.runs.executors.executor import Place, make_here
-from ares_exp.runs.outages import Outages
 from ares_exp.runs.resume.resumable_policy import GivenAgain, ResumablePolicy
-from ares_exp.runs.scheduler import PlannedEpisode, Retry
+from ares_exp.runs.scheduler import Outages, PlannedEpisode, Retry
 from ares_exp.trajectories.collecting_environment import EpisodeEnds, TrajectoryCollectingEnvironment
 from ares_exp.trajectories.recorded_responses import responses
 from ares_exp.trajectories.records import EpisodeTrajectory, ending

@@ -1,9 +1,9 @@
 """Commands that continue a recorded run: `resume=<run>`, `resume=<sweep>`, `replay=<run>[/<episode>]`, `branch_from=…`.
 
 This module calls these keys verbs. The command starts from the recorded config of the run, in which references to other
-keys are kept (see `trusted_record.values_of`). An override on the command line replaces the recorded values of its key
-and of all keys below it. For example, `policy.temperature=1` changes one value of the recorded policy, and
-`policy=other` drops all recorded values of the policy.
+keys are kept (see `values_of`). An override on the command line replaces the recorded values of its key and of all keys
+below it. For example, `policy.temperature=1` changes one value of the recorded policy, and `policy=other` drops all
+recorded values of the policy.
 
 A sweep has no single config, because its jobs differ. To resume a sweep, the command line that started it is run again,
 and each job continues with its own recorded config (`keep_recorded`).
@@ -29,19 +29,17 @@ from ares_exp.runs.resume.recorded_run import (
     EpisodeRef,
     RecordedRun,
     RecordedSweep,
-    is_folder_of_runs,
-    starts_where_started,
-)
-from ares_exp.runs.resume.session import BRANCH_KEYS, RESUME_KEYS, VERBS, config_differences, names_recorded_run
-from ares_exp.runs.resume.trusted_record import (
     check_config_dirs,
     check_secrets,
     check_trust,
     check_values,
+    is_folder_of_runs,
     is_trusted,
+    starts_where_started,
     values_as_meant,
     values_of,
 )
+from ares_exp.runs.resume.session import BRANCH_KEYS, RESUME_KEYS, VERBS, config_differences, names_recorded_run
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

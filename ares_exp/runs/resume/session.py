@@ -45,6 +45,7 @@ from ares_exp.records.results import (
 from ares_exp.records.run_dir import RunDir, append_durably, append_lines, dump_json, write_atomically
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.records.terminal_text import count_of
+from ares_exp.runs.resume.recorded_run import recorded_config, starts_where_started
 from ares_exp.runs.scheduler import PlannedEpisode, Slot, episode_seed
 from ares_exp.tasks.task_contract import TaskOrigin
 from ares_exp.tasks.task_files import changed_files, content_of
@@ -395,8 +396,6 @@ def _check_same(
     provenance: Mapping[str, Any],
 ) -> None:
     """Raises `ConfigError`, or logs a warning with `resume_force=true`, if the config, tasks or agent have changed."""
-    from ares_exp.runs.resume.recorded_run import recorded_config
-
     was = recorded_config(run_dir.path)
     place = Path(str(recorded.get("cwd", ".")))
     differing = [
@@ -453,8 +452,6 @@ def config_differences(
     Keys are dotted. The string `"nothing"` stands for a missing value. Relative paths in `was` are resolved against
     `place`, or the current directory. Keys in `may_differ`, and keys below them, are skipped.
     """
-    from ares_exp.runs.resume.recorded_run import starts_where_started
-
     old, new = dict(dotted_items(was)), dict(dotted_items(now))
     given = {key for key, value in new.items() if value is not None}
     for key in [*new, *(key for key in old if key not in new)]:

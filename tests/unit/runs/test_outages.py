@@ -10,9 +10,8 @@ import pytest
 from ares_exp.errors import UnreachableError
 from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.records import exit_codes
-from ares_exp.runs import outages as module
-from ares_exp.runs.outages import MAX_OUTAGE_SEC, Outages
-from ares_exp.runs.scheduler import PlannedEpisode, Scheduler
+from ares_exp.runs import scheduler as module
+from ares_exp.runs.scheduler import MAX_OUTAGE_SEC, Outages, PlannedEpisode, Scheduler
 from tests.closed_port import closed_port
 from tests.unit.runs.test_experiment import Ready, execute, experiment, rows
 from tests.unit.runs.test_scheduler import planned

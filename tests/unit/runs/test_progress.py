@@ -20,8 +20,7 @@ from rich.console import Console
 
 from ares_exp.records.results import EpisodeResult, EpisodeUsage, ErrorInfo, Outcome
 from ares_exp.records.terminal_text import format_duration, format_number
-from ares_exp.runs.control.status import Held, LiveStatus
-from ares_exp.runs.progress import Progress
+from ares_exp.runs.control.status import Held, LiveStatus, Progress
 from ares_exp.runs.running_episode import RunningEpisode
 from ares_exp.runs.scheduler import Scheduler, plan_episodes
 
@@ -289,7 +288,7 @@ def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.
 
 SCRIPT = """
 import sys, time
-from ares_exp.runs.progress import Progress
+from ares_exp.runs.control.status import Progress
 from tests.unit.runs.test_progress import State
 with Progress(State(2).read):
     time.sleep(100)

@@ -19,7 +19,7 @@ from ares_exp.config.hydra_setup import compose_config, set_up_hydra, store_reco
 from ares_exp.config.options import ROOT_CONFIG, conf_dir
 from ares_exp.errors import ConfigError
 from ares_exp.runs.resume.compose_from_run import compose_from_run
-from ares_exp.runs.resume.trusted_record import is_trusted
+from ares_exp.runs.resume.recorded_run import is_trusted
 from ares_exp.trajectories.files.episode_file import dump_episode
 from tests.unit.trajectories.chats import chat, write
 
