@@ -31,12 +31,19 @@ from ares_exp.records.run_dir import GatheredCalls, RunDir, dump_json
 from ares_exp.records.run_storage import RunStorage
 from ares_exp.records.validation import explain_validation
 from ares_exp.runs.budget import Spending
-from ares_exp.runs.components import Components, Settings, close_all
+from ares_exp.runs.components import (
+    Components,
+    Settings,
+    bounded_concurrency,
+    check_collectors,
+    close_all,
+    planned_episodes,
+    prepare,
+)
 from ares_exp.runs.control.run_control import RunControl
 from ares_exp.runs.control.runner_monitor import RunnerMonitor
 from ares_exp.runs.control.status import LiveStatus, Progress
 from ares_exp.runs.executors.executor import LocalExecutor, Place, make_here
-from ares_exp.runs.preparation import bounded_concurrency, check_collectors, planned_episodes, prepare
 from ares_exp.runs.resume.session import PreviousSessions
 from ares_exp.runs.running_episode import ResumableEpisodeMaker, RunningEpisode
 from ares_exp.runs.scheduler import Outages, PlannedEpisode, Retry, Scheduler, episode_seed

@@ -29,8 +29,7 @@ from ares_exp.environments.source import (
 from ares_exp.errors import ConfigError
 from ares_exp.policies.policy import as_policy
 from ares_exp.records.results import EpisodeResult, EpisodeUsage, ErrorInfo, Outcome
-from ares_exp.runs.components import Components, Settings, close_all
-from ares_exp.runs.preparation import bounded_concurrency, planned_episodes, prepare
+from ares_exp.runs.components import Components, Settings, bounded_concurrency, close_all, planned_episodes, prepare
 from ares_exp.runs.running_episode import EpisodeMaker, RunningEpisode
 from ares_exp.runs.scheduler import PlannedEpisode
 from ares_exp.trackers.tracker import SeveralTrackers

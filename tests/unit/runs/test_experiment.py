@@ -34,9 +34,8 @@ from ares_exp.records.run_dir import RunDir
 from ares_exp.records.run_storage import PROBE_BYTES
 from ares_exp.runs.branching import _FirstResponse
 from ares_exp.runs.budget import Budget, Limits
-from ares_exp.runs.components import Components, Settings
+from ares_exp.runs.components import Components, Settings, bounded_concurrency
 from ares_exp.runs.experiment import GC_THRESHOLD, Experiment, collecting_seldom
-from ares_exp.runs.preparation import bounded_concurrency
 from ares_exp.trackers.tracker import NullTracker, RunInfo
 from ares_exp.trajectories.collector import as_collector
 from ares_exp.trajectories.collectors import JsonTrajectoryCollector, MemoryTrajectoryCollector

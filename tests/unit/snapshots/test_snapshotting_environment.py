@@ -21,7 +21,7 @@ from ares_exp.environments.harbor import HarborEnvironments
 from ares_exp.environments.source import as_source
 from ares_exp.errors import ConfigError, PolicyError
 from ares_exp.llms.response import LLMResponse
-from ares_exp.runs.preparation import check_snapshots
+from ares_exp.runs.components import check_snapshots
 from ares_exp.snapshots.schedule import NoSnapshots, SnapshotSchedule, SnapshottingEnvironment
 from ares_exp.snapshots.store import SnapshotStore
 from ares_exp.tasks.harbor_task import load_task
