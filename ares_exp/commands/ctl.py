@@ -17,8 +17,7 @@ from ares_exp.config.overrides import value_of
 from ares_exp.errors import ConfigError
 from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.record_files import read_tail
-from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, append_lines, dump_json, is_run
+from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, append_lines, dump_json, is_run, read_tail
 from ares_exp.records.terminal_text import count_of, format_duration, one_line
 from ares_exp.runs.control.orders import VERBS, Order, watch, write_order
 from ares_exp.runs.control.status import PLACES, RunStatus, read_status

@@ -21,7 +21,6 @@ from ares_exp.config.overrides import listed
 from ares_exp.errors import ConfigError
 from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.record_files import read_yaml
 from ares_exp.records.recorded_results import read_object, read_results
 from ares_exp.records.results import EpisodeResult, RunSummary
 from ares_exp.records.run_dir import (
@@ -33,6 +32,7 @@ from ares_exp.records.run_dir import (
     is_plain_file,
     open_regular,
     plain_files,
+    read_yaml,
     sync_to_disk,
 )
 from ares_exp.records.terminal_text import print_warning

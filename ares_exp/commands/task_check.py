@@ -33,10 +33,9 @@ from ares_exp.llms.response import TextData
 from ares_exp.policies.oracle import SOLVING
 from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import CHECKS
-from ares_exp.records.record_files import read_tail
 from ares_exp.records.recorded_results import read_results
 from ares_exp.records.results import HOST_IMAGE, EpisodeResult, Outcome, final_results
-from ares_exp.records.run_dir import RunDir, fresh_dir, write_atomically
+from ares_exp.records.run_dir import RunDir, fresh_dir, read_tail, write_atomically
 from ares_exp.records.statistics.run_statistics import by_task
 from ares_exp.records.terminal_text import count_of, draw, format_number, make_table, one_line, printable, write
 from ares_exp.tasks.harbor_task import empty_instructions, load_task

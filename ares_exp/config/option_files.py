@@ -22,7 +22,7 @@ from ares_exp.config.options import PROVIDER, ROOT_CONFIG, SCHEME, conf_dir, fol
 from ares_exp.config.schema import MADE_NODES
 from ares_exp.config.targets import NO_VALUE, option_defaults
 from ares_exp.errors import ConfigError
-from ares_exp.records.record_files import MAX_YAML_BYTES
+from ares_exp.records.run_dir import MAX_YAML_BYTES
 
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)\s*$", re.MULTILINE)
 _HEADER_CHARS = 512

@@ -12,9 +12,8 @@ from typing import Any, TypeGuard
 from ares_exp.errors import ConfigError
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.llms.wire import refuse_constant
-from ares_exp.records.record_files import read_json_object, read_record, read_yaml
 from ares_exp.records.results import EpisodeResult, RunSummary, final_results
-from ares_exp.records.run_dir import SCORES_SUFFIX, RunDir, open_regular
+from ares_exp.records.run_dir import SCORES_SUFFIX, RunDir, open_regular, read_json_object, read_record, read_yaml
 from ares_exp.records.validation import MAX_COUNT, MAX_NUMBER
 
 MAX_ROWS = 2_000_000

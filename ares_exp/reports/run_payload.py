@@ -19,7 +19,6 @@ from typing import Any
 
 from ares_exp.config.overrides import dotted_items
 from ares_exp.errors import ConfigError
-from ares_exp.records.record_files import read_tail
 from ares_exp.records.recorded_results import (
     added_rewards,
     object_or_empty,
@@ -28,7 +27,7 @@ from ares_exp.records.recorded_results import (
     with_added,
 )
 from ares_exp.records.results import EpisodeResult, RunSummary
-from ares_exp.records.run_dir import RunDir, is_run
+from ares_exp.records.run_dir import RunDir, is_run, read_tail
 from ares_exp.records.statistics.estimate import mean_over_attempts
 from ares_exp.records.statistics.run_statistics import by_task, json_ready, mean_scores, results_document
 from ares_exp.records.terminal_text import count_of

@@ -24,9 +24,17 @@ import pydantic
 
 from ares_exp.containers.ownership import short_lived_directory
 from ares_exp.errors import ConfigError
-from ares_exp.records.record_files import read_json_object
 from ares_exp.records.results import EpisodeResult
-from ares_exp.records.run_dir import RUN_FILES, RunDir, dump_json, is_plain_file, is_run, plain_files, write_atomically
+from ares_exp.records.run_dir import (
+    RUN_FILES,
+    RunDir,
+    dump_json,
+    is_plain_file,
+    is_run,
+    plain_files,
+    read_json_object,
+    write_atomically,
+)
 from ares_exp.records.secrets import KnownSecrets, mask_known_secrets, scrub
 from ares_exp.tasks.task_files import content_of, digested_files
 from ares_exp.tasks.task_toml import TASK_TOML

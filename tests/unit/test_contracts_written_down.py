@@ -17,7 +17,7 @@ FOREIGN = {
     "containers/filesystem/stored_objects.py": {"compressor"},  # a threading.local
     "agents/runtime/agent_runtime.py": {"args", "__qualname__"},  # a function or a partial of the agent's
     "agents/runtime/virtual_clock.py": {"__self__"},  # a function of `random`
-    "records/record_files.py": {"CSafeLoader"},  # of PyYAML, where it was built with it
+    "records/run_dir.py": {"CSafeLoader"},  # of PyYAML, where it was built with it
     "records/secrets.py": {"_data"},  # of os.environ
     "records/terminal_text.py": {"encoding"},  # a stream
     "training/skyrl.py": {"instance_id"},  # a trajectory id of SkyRL

@@ -23,9 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from ares_exp.errors import ConfigError
 from ares_exp.policies.episode_events import WaitsFor
-from ares_exp.records.record_files import read_record
 from ares_exp.records.results import UNFINISHED, EpisodeResult, EpisodeUsage
-from ares_exp.records.run_dir import atomic_file
+from ares_exp.records.run_dir import atomic_file, read_record
 from ares_exp.records.secrets import mask_known_secrets
 from ares_exp.records.statistics.estimate import Estimate, mean_over_attempts
 from ares_exp.records.terminal_text import format_duration, format_number, one_line, separator, wrap

@@ -28,9 +28,8 @@ from ares_exp.config.overrides import covers, dotted_items, leaves
 from ares_exp.config.targets import classes_of_options
 from ares_exp.errors import ConfigError, SnapshotError, TrajectoryFormatError, close_matches
 from ares_exp.records.latest_run import run_path
-from ares_exp.records.record_files import broken, read_yaml
 from ares_exp.records.results import Outcome, attempt_of
-from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, is_file, open_regular
+from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, broken, is_file, open_regular, read_yaml
 from ares_exp.records.secrets import MASK
 from ares_exp.records.terminal_text import first_of
 from ares_exp.snapshots.snapshot import step_of

@@ -28,7 +28,6 @@ from ares_exp.config.options import ENTRY_POINTS
 from ares_exp.config.overrides import covers, dotted_items
 from ares_exp.errors import ConfigError, TrajectoryFormatError, UserError
 from ares_exp.records.environment_responses import recorded_usage
-from ares_exp.records.record_files import read_json_object
 from ares_exp.records.recorded_results import read_object, read_results, read_sessions
 from ares_exp.records.results import (
     RESPONSES_USED_UP,
@@ -42,7 +41,7 @@ from ares_exp.records.results import (
     RunSummary,
     final_results,
 )
-from ares_exp.records.run_dir import RunDir, append_durably, append_lines, dump_json, write_atomically
+from ares_exp.records.run_dir import RunDir, append_durably, append_lines, dump_json, read_json_object, write_atomically
 from ares_exp.records.secrets import scrub_argv
 from ares_exp.records.terminal_text import count_of
 from ares_exp.runs.resume.recorded_run import recorded_config, starts_where_started

@@ -18,10 +18,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.errors import ConfigError
 from ares_exp.records import exit_codes
-from ares_exp.records.record_files import read_json_object, read_record, read_yaml
 from ares_exp.records.recorded_results import recorded_summary
 from ares_exp.records.results import RunSummary
-from ares_exp.records.run_dir import HYDRA_RECORDS, RunDir, dump_json, write_atomically
+from ares_exp.records.run_dir import (
+    HYDRA_RECORDS,
+    RunDir,
+    dump_json,
+    read_json_object,
+    read_record,
+    read_yaml,
+    write_atomically,
+)
 from ares_exp.records.secrets import MASK, scrub, scrub_argv, typed_secrets
 from ares_exp.runs.resume.recorded_run import recorded_config
 from ares_exp.runs.resume.session import KEYS_THAT_MAY_CHANGE, RESUME_KEYS, config_differences

@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
 from ares_exp.errors import ConfigError, GitError, PreflightError, TaskError, close_matches
-from ares_exp.records.record_files import read_record
+from ares_exp.records.run_dir import read_record
 from ares_exp.tasks.harbor_task import HarborTask, load_task
 from ares_exp.tasks.task_contract import TaskOrigin
 from ares_exp.tasks.task_set import SHOWN_PROBLEMS, Select, refusal, refuse_url

@@ -25,7 +25,7 @@ from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.twenty_questions import TwentyQuestionsEnvironments
 from ares_exp.errors import ConfigError
 from ares_exp.policies.chat_completions import OpenAIPolicy
-from ares_exp.records.record_files import MAX_YAML_BYTES
+from ares_exp.records.run_dir import MAX_YAML_BYTES
 from ares_exp.wrappers.registry import ConfiguredPreset, make
 from tests.installed_package import Site
 

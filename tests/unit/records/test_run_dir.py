@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from ares_exp.errors import ConfigError
-from ares_exp.records.record_files import read_json_object, read_record, read_yaml
 from ares_exp.records.run_dir import (
     RunDir,
     RunLogHandler,
     append_lines,
     open_regular,
+    read_json_object,
+    read_record,
+    read_yaml,
     refuse_used_run_dir,
     write_atomically,
 )

@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 import scipy
 
-from ares_exp.records.statistics.comparison import (
-    MOST_FLIPS,
-    Difference,
-    Obstacle,
-    find_remedy,
-    sign_flip_p,
-    smallest_sign_flip_p,
-)
+from ares_exp.records.statistics import comparison
+from ares_exp.records.statistics.comparison import MOST_FLIPS, Difference, Obstacle, find_remedy, sign_flip_p
 from ares_exp.records.statistics.estimate import mean, wilson
 from ares_exp.records.statistics.run_statistics import ks_up_to, pass_at_k, pass_hat_k, pass_rates
 
@@ -89,7 +83,7 @@ def test_constant_difference_without_scale_has_no_interval() -> None:
 def test_equal_differences_of_many_tasks_are_significant(tasks: int) -> None:
     found = Difference.of([0.25] * tasks, is_bounded=True)
     assert found is not None
-    assert found.p == smallest_sign_flip_p(tasks)
+    assert found.p == comparison.smallest_sign_flip_p(tasks)
     assert found.low is not None
     assert found.low > 0
 
