@@ -49,8 +49,8 @@ from ares_exp.errors import ConfigError, EpisodeStateError, OracleResponseError,
 from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec, Policy
-from ares_exp.records.record_files import read_yaml
 from ares_exp.records.results import EnvironmentUsage
+from ares_exp.records.run_dir import read_yaml
 
 
 @dataclass(frozen=True, slots=True)
