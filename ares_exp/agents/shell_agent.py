@@ -12,17 +12,19 @@ from typing import Annotated
 from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.conversation import CompactionKind, Conversation, as_plain_chat
-from ares_exp.agents.conversing_factory import (
+from ares_exp.agents.conversing_agent import (
     SHARED_OPTIONS,
+    CompactionKind,
+    Conversation,
     ConversingAgent,
     ConversingAgentFactory,
     FormatErrors,
     Outputs,
     Seconds,
     Tokens,
+    as_plain_chat,
 )
-from ares_exp.agents.conversing_factory import SUBMIT as SUBMIT
+from ares_exp.agents.conversing_agent import SUBMIT as SUBMIT
 from ares_exp.llms.request import LLMClient, Message
 
 OPENERS = frozenset({"```bash", "```sh", "```shell"})

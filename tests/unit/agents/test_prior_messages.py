@@ -1,4 +1,4 @@
-from ares_exp.agents.conversation import as_plain_chat
+from ares_exp.agents.conversing_agent import as_plain_chat
 
 
 def test_tool_calls_become_text() -> None:

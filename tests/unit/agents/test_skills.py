@@ -1,6 +1,6 @@
 import pytest
 
-from ares_exp.agents.conversing_factory import MAX_SKILLS, Skill, find_skills, read_skill
+from ares_exp.agents.conversing_agent import MAX_SKILLS, Skill, find_skills, read_skill
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 

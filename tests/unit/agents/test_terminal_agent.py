@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
-from ares_exp.agents.terminal_agent import TerminalAgentFactory, cut_bytes
-from ares_exp.agents.terminal_reply import TerminalReply, read_reply
-from ares_exp.agents.terminal_screen import TerminalScreen, as_typed
+from ares_exp.agents.terminal_agent import (
+    TerminalAgentFactory,
+    TerminalReply,
+    TerminalScreen,
+    as_typed,
+    cut_bytes,
+    read_reply,
+)
 from ares_exp.containers.container import ContainerSpec, TerminalOutput
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.terminal import KEPT_BYTES, TerminalSession
