@@ -27,8 +27,7 @@ from ares_exp.agents.code_agent import (
     StatefulAgent,
 )
 from ares_exp.agents.runtime.agent_runtime import AgentRuntime
-from ares_exp.agents.runtime.encoding import HostFiles, digest_of
-from ares_exp.agents.runtime.journal import Call, CallEntry, Journal, UnheardEntry
+from ares_exp.agents.runtime.journal import Call, CallEntry, HostFiles, Journal, UnheardEntry, digest_of
 from ares_exp.cancellation import finish
 from ares_exp.containers.activity import Activity, CommandRecord
 from ares_exp.containers.container import Container, ExecOptions, ExecResult, Shell, TerminalOutput, User

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ares_exp.agents.code_agent import CodeAgentFactory, as_agent_factory
-from ares_exp.agents.runtime.encoding import JournalEncoder
-from ares_exp.agents.runtime.journal import Journal, StepEntry
+from ares_exp.agents.runtime.journal import Journal, JournalEncoder, StepEntry
 from ares_exp.cancellation import finish
 from ares_exp.containers.activity import Activity, BackgroundRequest
 from ares_exp.containers.container import (

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 
-from ares_exp.agents.runtime.encoding import JournalEncoder, decode_journal
-from ares_exp.agents.runtime.journal import CallEntry, DoneEntry, Journal, UnheardEntry
+from ares_exp.agents.runtime.journal import CallEntry, DoneEntry, Journal, JournalEncoder, UnheardEntry, decode_journal
 from ares_exp.containers.activity import Activity
 from ares_exp.containers.filesystem.stored_objects import ObjectStore
 from ares_exp.environment import LimitName, PastStep, restart, transition

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 from pydantic import Strict
 
 from ares_exp.agents.code_agent import AgentFactoryBase, CodeAgentFactory, as_agent_factory
-from ares_exp.agents.runtime.encoding import decode_journal
-from ares_exp.agents.runtime.journal import Journal
+from ares_exp.agents.runtime.journal import Journal, decode_journal
 from ares_exp.config.parts import import_name, name_of
 from ares_exp.config.targets import find_part, import_target, option_targets
 from ares_exp.containers.container import ContainerFactory, ContainerFactoryBase, as_container_factory

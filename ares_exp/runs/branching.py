@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.agents.code_agent import AgentFactoryBase
-from ares_exp.agents.runtime.encoding import decode_journal
-from ares_exp.agents.runtime.journal import DoneEntry
+from ares_exp.agents.runtime.journal import DoneEntry, decode_journal
 from ares_exp.environment import MinimalEnvironment, complete
 from ares_exp.environments.restoring import Continuation, EpisodeStart, Rerun
 from ares_exp.errors import (

@@ -55,8 +55,7 @@ from pathlib import Path
 from typing import Unpack, cast
 
 from ares_exp.agents.code_agent import AgentContainer, CodeAgentFactory, StatefulAgent, as_agent_factory
-from ares_exp.agents.runtime.encoding import JournalEncoder, decode_journal
-from ares_exp.agents.runtime.journal import CallEntry, Journal, StepEntry
+from ares_exp.agents.runtime.journal import CallEntry, Journal, JournalEncoder, StepEntry, decode_journal
 from ares_exp.containers.container import Container, ExecOptions, ExecResult
 from ares_exp.environments.agent_host import AgentHost, AgentState
 from ares_exp.errors import AgentError, DivergenceError, NondeterministicCallError, SnapshotUnsupportedError

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.runtime.encoding import JournalEncoder
-from ares_exp.agents.runtime.journal import Journal, StepEntry
+from ares_exp.agents.runtime.journal import Journal, JournalEncoder, StepEntry
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.containers.container import Container, ExecResult
 from ares_exp.environments.agent_host import AgentHost

@@ -2,8 +2,16 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ares_exp.agents.runtime.encoding import HostFiles
-from ares_exp.agents.runtime.journal import CallEntry, DoneEntry, Entry, Journal, SeedEntry, StepEntry, UnheardEntry
+from ares_exp.agents.runtime.journal import (
+    CallEntry,
+    DoneEntry,
+    Entry,
+    HostFiles,
+    Journal,
+    SeedEntry,
+    StepEntry,
+    UnheardEntry,
+)
 from ares_exp.containers.activity import CommandRecord
 from ares_exp.containers.container import ExecResult, TerminalOutput
 from ares_exp.errors import ContainerDiedError, TransferError

@@ -18,8 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from ares_exp.agents.runtime.agent_runtime import AgentRuntime
-from ares_exp.agents.runtime.encoding import JournalEncoder, decode_journal
-from ares_exp.agents.runtime.journal import Call, Journal
+from ares_exp.agents.runtime.journal import Call, Journal, JournalEncoder, decode_journal
 from ares_exp.containers.container import ExecResult
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse

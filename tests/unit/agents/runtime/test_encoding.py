@@ -9,9 +9,18 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ares_exp import errors
-from ares_exp.agents.runtime.encoding import MAX_ENTRIES, HostFiles, JournalEncoder, decode_journal
-from ares_exp.agents.runtime.journal import CallEntry, DoneEntry, Entry, Journal
-from ares_exp.agents.runtime.replayed_calls import CallIdentities, RequestPrint
+from ares_exp.agents.runtime.journal import (
+    MAX_ENTRIES,
+    CallEntry,
+    CallIdentities,
+    DoneEntry,
+    Entry,
+    HostFiles,
+    Journal,
+    JournalEncoder,
+    RequestPrint,
+    decode_journal,
+)
 from ares_exp.containers.container import ExecResult
 from ares_exp.errors import AresExpError, SnapshotMetadataError, SnapshotUnsupportedError
 from ares_exp.llms.request import LLMRequest
@@ -169,14 +178,14 @@ def test_hostile_lines_are_refused(lines: list[bytes], told: str) -> None:
 
 
 def test_too_many_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ares_exp.agents.runtime.encoding.MAX_ENTRIES", 3)
+    monkeypatch.setattr("ares_exp.agents.runtime.journal.MAX_ENTRIES", 3)
     with pytest.raises(SnapshotMetadataError, match="at most 3 journal entries"):
         decoded([line(t="seed", seed=1)] * 4)
     assert MAX_ENTRIES > 3
 
 
 def test_expanded_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ares_exp.agents.runtime.encoding.MAX_MESSAGES", 100)
+    monkeypatch.setattr("ares_exp.agents.runtime.journal.MAX_MESSAGES", 100)
     calls = [line(t="call", id=0, k="llm", s="x", keep=0, m=["a"] * 20)]
     calls += [line(t="call", id=number, k="llm", s="x", keep=20, m=[]) for number in range(1, 6)]
     assert len(decoded(calls[:5]).entries) == 5
