@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ares_exp.agents.toolbox.installing import install
+from ares_exp.agents.toolbox.installing import default_name, install, parse_spec
 from ares_exp.agents.toolbox.package import (
     PACKAGE_NAME,
     PACKAGES,
@@ -21,7 +21,6 @@ from ares_exp.agents.toolbox.package import (
     user_package,
 )
 from ares_exp.agents.toolbox.package_store import AgentStore
-from ares_exp.agents.toolbox.packing import default_name, parse_spec
 from ares_exp.agents.toolbox.placing import default_builds
 from ares_exp.commands.cli.run_command import CommandParser
 from ares_exp.errors import ConfigError, close_matches

@@ -18,8 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ares_exp.agents.installed.installed_agent import InstalledAgentFactory
-from ares_exp.agents.installed.launch import AGENT_DIR, MCP_FILE, NO_SKILLS, Launch, mcp_json
+from ares_exp.agents.installed.installed_agent import (
+    AGENT_DIR,
+    MCP_FILE,
+    NO_SKILLS,
+    InstalledAgentFactory,
+    Launch,
+    mcp_json,
+)
 from ares_exp.config.hydra_setup import compose_config
 from ares_exp.config.targets import instantiate_group
 from ares_exp.containers.container import ExecResult

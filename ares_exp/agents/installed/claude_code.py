@@ -5,8 +5,14 @@ from __future__ import annotations
 import shlex
 import uuid
 
-from ares_exp.agents.installed.launch import AGENT_DIR, MCP_FILE, Launch, LaunchedCommand
-from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, PackagedAgentFactory
+from ares_exp.agents.installed.installed_agent import (
+    AGENT_DIR,
+    LONGEST_WAIT_MS,
+    MCP_FILE,
+    Launch,
+    LaunchedCommand,
+    PackagedAgentFactory,
+)
 from ares_exp.agents.toolbox.placing import Placed
 
 _SESSION = str(uuid.uuid5(uuid.NAMESPACE_URL, "https://github.com/ares-exp/ares_exp"))

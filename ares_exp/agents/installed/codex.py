@@ -9,8 +9,15 @@ from typing import Annotated
 
 from pydantic import Field, validate_call
 
-from ares_exp.agents.installed.launch import AGENT_DIR, AgentFile, Launch, LaunchedCommand, mcp_entry
-from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, PackagedAgentFactory
+from ares_exp.agents.installed.installed_agent import (
+    AGENT_DIR,
+    LONGEST_WAIT_MS,
+    AgentFile,
+    Launch,
+    LaunchedCommand,
+    PackagedAgentFactory,
+    mcp_entry,
+)
 from ares_exp.agents.interception.line import KEEPALIVE_SEC
 from ares_exp.agents.toolbox.package import GNU_MACHINES
 from ares_exp.agents.toolbox.placing import Placed

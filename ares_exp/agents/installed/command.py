@@ -12,8 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, Field, model_validator, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.installed.installed_agent import InstalledAgentFactory
-from ares_exp.agents.installed.launch import AgentFile, Launch, LaunchedCommand
+from ares_exp.agents.installed.installed_agent import AgentFile, InstalledAgentFactory, Launch, LaunchedCommand
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
 from ares_exp.agents.toolbox.package import PACKAGE_NAME
 from ares_exp.agents.toolbox.package_store import Installed, digest_and_size

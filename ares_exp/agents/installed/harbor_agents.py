@@ -18,15 +18,16 @@ from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.installed.codex import CodexFactory
 from ares_exp.agents.installed.command import MOUNT_TARGET, CommandAgentFactory
 from ares_exp.agents.installed.installed_agent import (
+    AGENT_DIR,
     INSTRUCTION_FILE,
     POLICY,
+    AgentFile,
     InstalledAgent,
     Result,
 )
-from ares_exp.agents.installed.launch import AGENT_DIR, AgentFile
 from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests
+from ares_exp.agents.toolbox.installing import PYTHON
 from ares_exp.agents.toolbox.package import PACKAGE_NAME
-from ares_exp.agents.toolbox.packing import PYTHON
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import ExecResult, User
 from ares_exp.containers.forwarded_port import FORWARDED_PORT

@@ -1,41 +1,148 @@
 """The base of all third-party agents: an agent that starts a program in the container and waits for its exit.
 
 The program sends its LLM requests over HTTP to a port in the container. The port is forwarded to this process.
+`Launch` and `LaunchedCommand` describe the start of a program: its command, environment variables, files and MCP
+servers. `PackagedAgentFactory` is the base for programs that are pinned packages of the toolbox.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, validate_call
 
 from ares_exp.agents.code_agent import AgentContainer, AgentFactoryBase
-from ares_exp.agents.installed.launch import (
-    AGENT_DIR,
-    MCP_FILE,
-    NO_SKILLS,
-    AgentFile,
-    Launch,
-    LaunchedCommand,
-    mcp_json,
-)
-from ares_exp.agents.interception.line import BackgroundRequests, Line
+from ares_exp.agents.interception.line import KEEPALIVE_SEC, BackgroundRequests, Line
+from ares_exp.agents.toolbox.package import PACKAGES, Build
+from ares_exp.agents.toolbox.placing import Placed, check_runs, fitting_build, ready_builds
 from ares_exp.cancellation import finish, in_thread
 from ares_exp.containers.container import ExecResult, Mount
-from ares_exp.containers.forwarded_port import ForwardedPort, ServingContainer
+from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, ServingContainer
 from ares_exp.containers.ownership import working_directory
 from ares_exp.errors import AgentError, AgentExitError, EndpointLostError, NoRequestError, PortForwardingError
 from ares_exp.llms.request import LLMClient
 from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.task_contract import AgentContext
+from ares_exp.tasks.task_toml import McpServer
 
 if TYPE_CHECKING:
     from ares_exp.agents.interception.agent_endpoint import Endpoint
+
+
+AGENT_DIR = "/logs/agent"
+"""Directory in the container for session files, saved as `files/<episode>/agent/`. The agent's user can write to it."""
+MCP_FILE = f"{AGENT_DIR}/mcp.json"
+"""Path of the file with the task's MCP servers, in the format of `mcp_json`."""
+NO_SKILLS = f"{AGENT_DIR}/skills"
+"""Empty directory that agents get as the directory of skills if a task has no skills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Values for the command of one episode, which an agent's factory receives. All paths are container paths.
+
+    Attributes:
+        url: URL of the LLM, such as `http://127.0.0.1:61081`, without `/v1` and without a trailing slash.
+        key: API key to send with each request.
+        model: Model name to send in requests.
+        instruction_file: Path of the file with the task's instruction.
+        program: Return value of `InstalledAgentFactory.find_program`.
+        context: Skills, MCP servers and earlier messages of the task.
+    """
+
+    url: str
+    key: str
+    model: str
+    instruction_file: str
+    program: str = ""
+    context: AgentContext = field(default_factory=AgentContext)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables that the command of every agent gets. Its factory may add more variables."""
+        return {
+            "ARES_LLM_URL": self.url,
+            "ARES_LLM_KEY": self.key,
+            "ARES_MODEL": self.model,
+            "ARES_INSTRUCTION_FILE": self.instruction_file,
+            "ARES_AGENT_DIR": AGENT_DIR,
+            "ARES_MCP_FILE": MCP_FILE,
+            "ARES_SKILLS": self.context.skills_dir or NO_SKILLS,
+        }
+
+    def copy_skills(self, target: str) -> str:
+        """Returns shell source that copies the task's skills to `target`. Empty if the task has no skills."""
+        if self.context.skills_dir is None:
+            return ""
+        source, folder = shlex.quote(self.context.skills_dir), shlex.quote(target)
+        return f"if [ -d {source} ]; then mkdir -p {folder} && cp -r {source}/. {folder}; fi\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFile:
+    """A text file to create in the container before the agent's program starts.
+
+    Attributes:
+        text: Contents of the file.
+        mode: Octal mode; `None` for the default mode of new files.
+        is_secret: Whether the text contains the API key. If so, the text is never written to a disk of this machine.
+    """
+
+    text: str
+    mode: str | None = None
+    is_secret: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedCommand:
+    """The command that starts the agent.
+
+    Attributes:
+        command: Shell source, run as the agent's user in the container's working directory. Its standard input is the
+            instruction, and its environment includes `Launch.variables`.
+        env: Additional environment variables. Put the API key here, not into `command`, which is recorded.
+        files: Text files to create before the start: path → file. They belong to the agent's user. A path is absolute
+            or starts with `~/`.
+    """
+
+    command: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, AgentFile] = field(default_factory=dict)
+
+
+def mcp_json(servers: Sequence[McpServer]) -> str:
+    """Returns MCP servers in the JSON format that most agents read: `{"mcpServers": {NAME: …}}`.
+
+    Raises:
+        AgentError: The headers of a server refer to variables of the host.
+    """
+    return json.dumps({"mcpServers": {server.name: mcp_entry(server) for server in servers}}, indent=1)
+
+
+def mcp_entry(server: McpServer) -> dict[str, Any]:
+    """Returns the JSON object that describes one MCP server in the format of `mcp_json`.
+
+    Raises:
+        AgentError: The headers of the server refer to variables of the host.
+    """
+    if any("${" in value for value in server.headers.values()):
+        raise AgentError(
+            f"The MCP server {server.name!r} of the task has headers with variables of this machine, which third-party "
+            "agents do not receive, because they could print them. Leave the task out with env.exclude=[TASK]."
+        )
+    if server.transport == "stdio":
+        return {"type": "stdio", "command": server.command, "args": list(server.args)}
+    kind = "sse" if server.transport == "sse" else "http"
+    return {"type": kind, "url": server.url, "headers": server.headers}
+
 
 INSTRUCTION_FILE = f"{AGENT_DIR}/instruction.md"
 OUTPUT_FILE = f"{AGENT_DIR}/output.txt"
@@ -282,3 +389,91 @@ def _write_numbered(folder: Path, texts: list[str]) -> None:
         path = folder / str(number)
         path.write_text(text, encoding="utf-8", errors="surrogateescape")
         path.chmod(0o644)
+
+
+LibcChoice = Literal["auto", "glibc", "musl"]
+
+LONGEST_WAIT_MS = 24 * 3600 * 1000
+"""Time limit of one day, in milliseconds, for the agents' HTTP clients, so that the limits of the run apply first."""
+
+
+class PackagedAgentFactory(InstalledAgentFactory):
+    """The base of the factories whose program is the pinned package `name`. Subclasses define how it is started.
+
+    Attributes:
+        package: The pinned package.
+    """
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        model_name: str | None = None,
+        subagents: bool = True,
+        extra_args: list[str] | None = None,
+        env: dict[str, str] | None = None,
+        libc: LibcChoice = "auto",
+        port: Annotated[int, Field(gt=0, lt=65000)] = FORWARDED_PORT,
+        keepalive_sec: Annotated[float, Field(gt=0)] = KEEPALIVE_SEC,
+        forward_sampling: bool = False,
+        background_requests: BackgroundRequests = "observe",
+    ) -> None:
+        """Validates the options. Only `preflight` accesses the disk.
+
+        Args:
+            model_name: Model name that the agent sends in its requests. Any name works, but the agent may select its
+                prompts and tools by the name, and show the name to the model. With `None`, the name is `policy`.
+            subagents: Whether the agent may start subagents. Each subagent has its own conversation.
+            extra_args: Additional arguments of the program.
+            env: Additional environment variables of the program.
+            libc: Build to install: `glibc`, `musl` (for images without glibc, if available), or `auto`, which uses the
+                installed builds, or installs the glibc build if there are none.
+            port: Port on the container's loopback for requests to the LLM. If it is in use, the next ports are tried.
+            keepalive_sec: Interval in seconds between keepalives while the agent waits for a response.
+            forward_sampling: Whether the requests to the policy include the agent's own sampling parameters.
+            background_requests: Handling of background requests, which offer no tools (titles, summaries). `observe`
+                makes each request an ordinary observation. `answer` sends each request to the policy without a step.
+        """
+        super().__init__(
+            model_name=model_name,
+            port=port,
+            keepalive_sec=keepalive_sec,
+            forward_sampling=forward_sampling,
+            background_requests=background_requests,
+        )
+        self.package = PACKAGES[self.name]
+        self.version = self.package.version
+        self.described = f"{self.package.title} {self.version}"
+        self.subagents = subagents
+        self.extra_args = tuple(extra_args or ())
+        self.env = dict(env or {})
+        self.pythons: Sequence[str] = ()
+        self._libc = None if libc == "auto" else libc
+        self._builds: tuple[Build, ...] = ()
+
+    async def preflight(self) -> None:
+        """Installs the package if it is missing. Raises `ToolboxError`, with a command to try again, if this fails."""
+        installed = await ready_builds(self.package, libc=self._libc, pythons=self.pythons)
+        self._builds = tuple(one.build for one in installed)
+        self.mounts = tuple(one.mount for one in installed)
+
+    async def find_program(self, container: AgentContainer) -> str:
+        """Finds the build that fits the container, and returns the shell words that start its program.
+
+        Raises:
+            AgentInstallError: No build fits, or the program does not run in the container.
+        """
+        placed = await fitting_build(container, self.package, self._builds)
+        await check_runs(container, self.package, placed.build, self.check(placed))
+        return self.program(placed)
+
+    @abstractmethod
+    def program(self, placed: Placed) -> str:
+        """Returns the shell words that start the program in the container."""
+
+    def check(self, placed: Placed) -> str:
+        """Returns a command that prints the pinned version if the program's file exists.
+
+        Starting a program with `--version` would take up to 0.5 seconds in each episode.
+        """
+        return f"[ -x {self.program(placed)} ] && echo {self.version}"

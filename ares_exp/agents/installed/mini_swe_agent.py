@@ -7,8 +7,14 @@ from typing import Annotated
 
 from pydantic import Field, validate_call
 
-from ares_exp.agents.installed.launch import AGENT_DIR, Launch, LaunchedCommand
-from ares_exp.agents.installed.packaged import LONGEST_WAIT_MS, LibcChoice, PackagedAgentFactory
+from ares_exp.agents.installed.installed_agent import (
+    AGENT_DIR,
+    LONGEST_WAIT_MS,
+    Launch,
+    LaunchedCommand,
+    LibcChoice,
+    PackagedAgentFactory,
+)
 from ares_exp.agents.interception.line import KEEPALIVE_SEC
 from ares_exp.agents.toolbox.placing import Placed
 from ares_exp.containers.forwarded_port import FORWARDED_PORT

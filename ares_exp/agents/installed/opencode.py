@@ -7,8 +7,13 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ares_exp.agents.installed.launch import AGENT_DIR, Launch, LaunchedCommand, mcp_entry
-from ares_exp.agents.installed.packaged import PackagedAgentFactory
+from ares_exp.agents.installed.installed_agent import (
+    AGENT_DIR,
+    Launch,
+    LaunchedCommand,
+    PackagedAgentFactory,
+    mcp_entry,
+)
 from ares_exp.agents.toolbox.placing import Placed
 
 _SWITCHED_OFF = (

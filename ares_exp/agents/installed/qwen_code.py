@@ -6,8 +6,14 @@ import json
 import shlex
 from typing import Any
 
-from ares_exp.agents.installed.launch import AGENT_DIR, AgentFile, Launch, LaunchedCommand, mcp_entry
-from ares_exp.agents.installed.packaged import PackagedAgentFactory
+from ares_exp.agents.installed.installed_agent import (
+    AGENT_DIR,
+    AgentFile,
+    Launch,
+    LaunchedCommand,
+    PackagedAgentFactory,
+    mcp_entry,
+)
 from ares_exp.agents.toolbox.placing import Placed
 
 _SETTINGS = {

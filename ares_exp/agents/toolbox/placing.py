@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ares_exp.agents.code_agent import AgentContainer
-from ares_exp.agents.toolbox.installing import ensure
+from ares_exp.agents.toolbox.installing import NODE, PYTHON, ensure
 from ares_exp.agents.toolbox.package import PACKAGES, PYTHONS, AgentPackage, Build, this_machine, user_package
 from ares_exp.agents.toolbox.package_store import AgentStore, Installed
-from ares_exp.agents.toolbox.packing import NODE, PYTHON
 from ares_exp.cancellation import in_thread
 from ares_exp.containers.container import GLIBC_LOADERS, find_missing_glibc
 from ares_exp.errors import AgentInstallError, ConfigError, ToolboxError, close_matches

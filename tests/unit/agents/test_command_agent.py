@@ -11,7 +11,7 @@ import pytest
 
 import ares_exp
 from ares_exp.agents.installed.command import CommandAgentFactory
-from ares_exp.agents.installed.launch import mcp_json
+from ares_exp.agents.installed.installed_agent import mcp_json
 from ares_exp.agents.toolbox.package import user_package
 from ares_exp.agents.toolbox.package_store import Installed
 from ares_exp.commands.cli.main import run_word

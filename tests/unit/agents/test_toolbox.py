@@ -16,10 +16,9 @@ import pytest
 
 from ares_exp.agents.toolbox import installing as fetching
 from ares_exp.agents.toolbox import package as catalogue
-from ares_exp.agents.toolbox.installing import ensure, install, requirement_lines
+from ares_exp.agents.toolbox.installing import ensure, install, parse_spec, requirement_lines
 from ares_exp.agents.toolbox.package import PACKAGES, PYTHONS, AgentPackage, Build, Pack, Wheels, this_machine
 from ares_exp.agents.toolbox.package_store import AgentStore
-from ares_exp.agents.toolbox.packing import parse_spec
 from ares_exp.agents.toolbox.placing import check_runs, fitting_build
 from ares_exp.commands.cli.run_command import run_command
 from ares_exp.containers.child_process import ChildProcess
