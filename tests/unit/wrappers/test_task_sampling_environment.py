@@ -18,7 +18,7 @@ from ares_exp.errors import ConfigError, EpisodeStateError, PreflightError
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse
 from ares_exp.runs.scheduler import episode_seed
-from ares_exp.wrappers.task_sampling_environment import TaskSamplingEnvironment
+from ares_exp.wrappers.registry import TaskSamplingEnvironment
 
 RESPONSE = LLMResponse.from_text("yes")
 
