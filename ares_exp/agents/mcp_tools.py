@@ -21,8 +21,7 @@ from ares_exp.agents.code_agent import AgentContainer
 from ares_exp.agents.tool_calls import McpCall, ToolError
 from ares_exp.errors import AgentError, WireFormatError
 from ares_exp.llms.chat_messages import function_tool
-from ares_exp.llms.response_stream import EventReader
-from ares_exp.llms.wire import list_of, optional, required, shorten, typed
+from ares_exp.llms.wire import EventReader, list_of, optional, required, shorten, typed
 from ares_exp.tasks.task_toml import McpServer
 
 PROTOCOL_VERSION = "2025-06-18"

@@ -11,7 +11,7 @@ content raises a `WireFormatError` that names the content. With `strict=False`, 
 | `tool_calls` | `tool_use`; arguments that are not a JSON object become `{"invalid_arguments": TEXT}` |
 | messages of role tool | `tool_result` blocks at the start of a user message |
 | reasoning with a signature | `thinking`, or `redacted_thinking` if redacted. Without a signature, responses contain \
-a seal of this package (see `reasoning.seal`), and requests omit the reasoning |
+a seal of this package (see `chat_messages.seal`), and requests omit the reasoning |
 | images | `image`, from base64 data or a URL |
 | files | `document`, from base64 data; text documents become text |
 | `tools` | `tools` with an `input_schema`; tools of the provider are not supported |
@@ -39,18 +39,20 @@ from ares_exp.llms.chat_messages import (
     function_tool,
     image_part,
     input_of_arguments,
+    reasoning_of_message,
+    seal,
     split_data_url,
     split_system,
     text_part,
     tool_name,
+    unsealed,
 )
-from ares_exp.llms.reasoning import reasoning_of_message, seal, unsealed
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, Piece, TextData, ThinkingData, ToolCallData, Usage
-from ares_exp.llms.response_stream import ResponseStream
 from ares_exp.llms.wire import (
     NUMBER,
     Report,
+    ResponseStream,
     WireFormatError,
     check_keys,
     count_of,

@@ -15,7 +15,7 @@ Unsupported content raises a `WireFormatError` that names the content. With `str
 | a refusal | text, with `finish_reason="refusal"`, so that the agent sees it |
 | `prompt_token_ids`, `completion_token_ids` | vLLM's `prompt_token_ids` and `choices[0].token_ids` |
 | `logprobs` | `choices[0].logprobs.content[].logprob`; token strings are not kept |
-| reasoning (`ThinkingData`) | `reasoning_content`, `reasoning`, `reasoning_details` of the message (see `reasoning`) |
+| reasoning (`ThinkingData`) | `reasoning_content`, `reasoning`, `reasoning_details` (see `chat_messages`) |
 | `usage.cached_tokens`, `cache_write_tokens` | `usage.prompt_tokens_details`, by the same names |
 | `usage.reasoning_tokens` | `usage.completion_tokens_details.reasoning_tokens`. If the total shows that a server does \
 not include them in the completion tokens, they are added |
@@ -34,15 +34,20 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ares_exp.errors import MalformedResponseError, UnsendableRequestError
-from ares_exp.llms.chat_messages import call_part, calls_of
-from ares_exp.llms.reasoning import reasoning_of_message, reasoning_of_part, reasoning_to_message
+from ares_exp.llms.chat_messages import (
+    call_part,
+    calls_of,
+    reasoning_of_message,
+    reasoning_of_part,
+    reasoning_to_message,
+)
 from ares_exp.llms.request import REASONING_FIELDS, LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from ares_exp.llms.response_stream import ResponseStream
 from ares_exp.llms.wire import (
     MAX_COUNT,
     NUMBER,
     Report,
+    ResponseStream,
     WireFormatError,
     check_keys,
     errors_as,

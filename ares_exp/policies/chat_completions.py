@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pydantic
 
+from ares_exp.llms.chat_messages import ReasoningField, reasoning_to_message
 from ares_exp.llms.openai_chat import MaxTokensField, StreamedCompletion, request_to_body, response_from_body
-from ares_exp.llms.reasoning import ReasoningField, reasoning_to_message
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, ThinkingData
 from ares_exp.policies.endpoint import EndpointWire

@@ -30,7 +30,7 @@ from ares_exp.errors import (
     WireFormatError,
 )
 from ares_exp.llms.response import LLMResponse
-from ares_exp.llms.response_stream import EventReader, ResponseStream
+from ares_exp.llms.wire import EventReader, ResponseStream
 from ares_exp.policies.endpoint_errors import refused, status_of
 from ares_exp.policies.waiting import RequestSlots
 from ares_exp.records.secrets import LEAST_CHARS, MASK

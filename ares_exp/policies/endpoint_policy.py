@@ -25,7 +25,7 @@ from ares_exp.errors import (
     RefusalError,
     close_matches,
 )
-from ares_exp.llms.reasoning import KnownReasoning, reasoning_to_message
+from ares_exp.llms.chat_messages import KnownReasoning, reasoning_to_message
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, ThinkingData, Usage
 from ares_exp.llms.wire import Report, WarnOnce, shorten

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from ares_exp.errors import ConfigError, MalformedResponseError, PolicyError, PreflightError, WireFormatError
+from ares_exp.llms.chat_messages import ReasoningField
 from ares_exp.llms.openai_chat import MaxTokensField, StreamedCompletion, response_from_body
-from ares_exp.llms.reasoning import ReasoningField
 from ares_exp.llms.request import LLMClient, LLMRequest
 from ares_exp.llms.response import LLMResponse, Usage
 from ares_exp.llms.wire import Report, list_of, optional, required, typed

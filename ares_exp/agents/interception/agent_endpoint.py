@@ -25,10 +25,8 @@ from weakref import WeakKeyDictionary
 from aiohttp import web
 
 from ares_exp.agents.interception.line import Line, LineClosedError, Turn
-from ares_exp.agents.interception.served_chat import ChatCompletionsWire
+from ares_exp.agents.interception.served_formats import ChatCompletionsWire, MessagesWire, ResponsesWire
 from ares_exp.agents.interception.served_generate_content import GenerateContentWire, split_path
-from ares_exp.agents.interception.served_messages import MessagesWire
-from ares_exp.agents.interception.served_responses import ResponsesWire
 from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.wire import parse_body

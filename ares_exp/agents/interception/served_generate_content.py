@@ -46,9 +46,10 @@ from ares_exp.llms.chat_messages import (
     function_tool,
     image_part,
     input_of_arguments,
+    seal,
     text_part,
+    unsealed,
 )
-from ares_exp.llms.reasoning import seal, unsealed
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import (
     LLMResponse,

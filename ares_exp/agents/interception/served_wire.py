@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.chat_messages import parts_of, split_system
+from ares_exp.llms.openai_responses import ToolForm
 from ares_exp.llms.request import LLMRequest, Origin, freeze
 from ares_exp.llms.response import LLMResponse, ToolCallData
-from ares_exp.llms.responses_tools import ToolForm
 from ares_exp.llms.wire import shorten, typed
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 from ares_exp.environment import MAIN_CONVERSATION
-from ares_exp.llms.chat_messages import arguments_object, call_part
-from ares_exp.llms.reasoning import KnownReasoning, reasoning_text
+from ares_exp.llms.chat_messages import KnownReasoning, arguments_object, call_part, reasoning_text
 from ares_exp.llms.request import FrozenList, Message, freeze
 from ares_exp.llms.response import ThinkingData
 from ares_exp.records.terminal_text import count_of

@@ -11,7 +11,7 @@ from ares_exp.llms.anthropic_messages import StreamedMessage
 from ares_exp.llms.openai_chat import StreamedCompletion
 from ares_exp.llms.openai_responses import StreamedResponse
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
-from ares_exp.llms.response_stream import EventReader, ResponseStream
+from ares_exp.llms.wire import EventReader, ResponseStream
 
 
 def put_together(response: ResponseStream, *events: Any) -> dict[str, Any]:

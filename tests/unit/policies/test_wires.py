@@ -14,15 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ares_exp import errors
-from ares_exp.agents.interception.served_chat import ChatCompletionsWire
-from ares_exp.agents.interception.served_messages import MessagesWire
-from ares_exp.agents.interception.served_responses import ResponsesWire
+from ares_exp.agents.interception.served_formats import ChatCompletionsWire, MessagesWire, ResponsesWire
 from ares_exp.agents.interception.served_wire import Wire
 from ares_exp.agents.tools_agent import ToolsAgentFactory
 from ares_exp.llms import anthropic_messages, openai_chat, openai_responses
 from ares_exp.llms.request import LLMRequest
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
-from ares_exp.llms.response_stream import EventReader
+from ares_exp.llms.wire import EventReader
 from ares_exp.policies.anthropic import AnthropicPolicy
 from ares_exp.policies.chat_completions import OpenAIPolicy
 from ares_exp.policies.endpoint_policy import EndpointPolicy

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from openai import APIError, BadRequestError, OpenAI
 
-from ares_exp.agents.interception.served_chat import ChatCompletionsWire
+from ares_exp.agents.interception.served_formats import ChatCompletionsWire
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.canonical import canonical_messages
-from ares_exp.llms.reasoning import reasoning_of_message
+from ares_exp.llms.chat_messages import reasoning_of_message
 from ares_exp.llms.request import freeze
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData, Usage
 from tests.canonical_response import canonical_response

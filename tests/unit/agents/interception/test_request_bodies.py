@@ -16,7 +16,7 @@ from ares_exp.agents.interception.agent_endpoint import WIRES
 from ares_exp.agents.interception.served_wire import Asked, Wire
 from ares_exp.errors import WireFormatError
 from ares_exp.llms.canonical import canonical
-from ares_exp.llms.reasoning import reasoning_of_message
+from ares_exp.llms.chat_messages import reasoning_of_message
 from ares_exp.llms.response import LLMResponse, TextData, ThinkingData, ToolCallData
 from ares_exp.llms.wire import MAX_DEPTH, parse_body
 from tests.examples import examples
