@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.agents.installed.installed_agent import (
-    AGENT_DIR,
+    INSTRUCTION_FILE,
     MCP_FILE,
     NO_SKILLS,
     InstalledAgentFactory,
@@ -35,7 +35,6 @@ from tests.wire_server import WireServer
 
 PAIRS = 5
 TASK = Path(__file__).parents[2] / "ares_exp/tasks/samples/write-greeting"
-INSTRUCTION = f"{AGENT_DIR}/instruction.md"
 
 
 class ScriptedServer(WireServer):
@@ -99,11 +98,11 @@ def plain_container(image: str, factory: InstalledAgentFactory) -> Iterator[Plai
 def by_hand(agent: str, image: str, factory: InstalledAgentFactory) -> float:
     with ScriptedServer(agent) as server, plain_container(image, factory) as container:
         program = asyncio.run(factory.find_program(container))  # type: ignore[arg-type]
-        launch = Launch(server.url, "key", "model", INSTRUCTION, program=program)
+        launch = Launch(server.url, "key", "model", INSTRUCTION_FILE, program=program)
         launched = factory.command(launch)
         files = {path: file.text for path, file in launched.files.items()}
         instruction = (TASK / "instruction.md").read_text()
-        for path, text in {**files, INSTRUCTION: instruction, MCP_FILE: mcp_json(())}.items():
+        for path, text in {**files, INSTRUCTION_FILE: instruction, MCP_FILE: mcp_json(())}.items():
             place = path.replace("~", "/root", 1)
             made = container.run(f"mkdir -p {Path(place).parent} {NO_SKILLS} && cat >{place}", text)
             assert made.returncode == 0, made.stderr

@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from ares_exp.agents.terminal_agent import (
-    TerminalAgentFactory,
-    TerminalReply,
-    TerminalScreen,
-    as_typed,
-    cut_bytes,
-    read_reply,
-)
+from ares_exp.agents.terminal_agent import TerminalAgentFactory, TerminalScreen, as_typed, cut_bytes, read_reply
 from ares_exp.containers.container import ContainerSpec, TerminalOutput
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.containers.terminal import KEPT_BYTES, TerminalSession
@@ -244,7 +237,8 @@ RECORDED = Path(__file__).parents[2] / "data" / "terminus_replies.json"
 """Replies, and how Harbor's parsers read them (its field `source`)."""
 
 
-def as_recorded(read: TerminalReply) -> dict[str, Any]:
+def as_recorded(reply: str) -> dict[str, Any]:
+    read = read_reply(reply)
     commands = [[keys.text, keys.seconds] for keys in read.commands]
     warnings = list(read.warnings)
     return {"commands": commands, "is_complete": read.is_complete, "error": read.error, "warnings": warnings}
@@ -259,7 +253,7 @@ def test_replies_are_parsed_like_in_harbor() -> None:
     recorded = json.loads(RECORDED.read_text())["replies"]
     assert len(recorded) > 30
     for one in recorded:
-        found = as_recorded(read_reply(one["reply"]))
+        found = as_recorded(one["reply"])
         assert without_parser(found) == without_parser({key: one[key] for key in found})
 
 

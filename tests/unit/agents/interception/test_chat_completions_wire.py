@@ -1,5 +1,4 @@
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +19,6 @@ from tests.wire_server import WireServer, event_data
 WIRE = ChatCompletionsWire()
 HELLO: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture(scope="module")
-def client(server: WireServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="key-1", max_retries=0) as client:
-        yield client
 
 
 OF_THE_CLIENT = ("parsed", "parsed_arguments", "index")

@@ -1,5 +1,4 @@
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,12 +33,6 @@ TOOLS: Any = [
     },
 ]
 HELLO: dict[str, Any] = {"model": "policy", "input": "hello", "tools": TOOLS, "store": False}
-
-
-@pytest.fixture(scope="module")
-def client(server: WireServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="key-1", max_retries=0) as client:
-        yield client
 
 
 def said(output: Any) -> list[dict[str, Any]]:

@@ -80,26 +80,23 @@ def journals(draw: st.DrawFn) -> Journal:
         entries.append(CallEntry(call_id, kind, arguments))
         waiting.append(entries[-1])
         if kind == "llm" and draw(st.booleans()):
-            entries.append(draw(_step(call_id)))
+            step = st.builds(
+                StepEntry,
+                st.just(call_id),
+                timestamp=numbers,
+                reward=st.none() | numbers,
+                policy_sec=st.none() | numbers,
+                environment_sec=numbers,
+                container_sec=numbers,
+                commands=st.lists(commands, max_size=2).map(tuple),
+            )
+            entries.append(draw(step))
         while waiting and draw(st.booleans()):
             done = waiting.pop(draw(st.integers(0, len(waiting) - 1)))
             entries.append(draw(_end(done)))
         if draw(st.integers(0, 9)) == 0:
             entries.append(SeedEntry(draw(st.integers(0, 2**64))))
     return Journal(1_700_000_000.0, 5, entries)
-
-
-def _step(call_id: int) -> st.SearchStrategy[StepEntry]:
-    return st.builds(
-        StepEntry,
-        st.just(call_id),
-        timestamp=numbers,
-        reward=st.none() | numbers,
-        policy_sec=st.none() | numbers,
-        environment_sec=numbers,
-        container_sec=numbers,
-        commands=st.lists(commands, max_size=2).map(tuple),
-    )
 
 
 def _end(call: CallEntry) -> st.SearchStrategy[Entry]:

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from ares_exp.agents.runtime import journal
 from ares_exp.agents.runtime.journal import CallEntry, HostFiles, Journal, JournalEncoder, decode_journal, digest_of
 from ares_exp.containers.container import Container
 from ares_exp.environments.agent_host import AgentHost
@@ -208,7 +207,7 @@ def test_file_and_directory_round_trip(tmp_path: Path) -> None:
 
 def test_too_large_files_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = make_tree(tmp_path / "tree")
-    monkeypatch.setattr(journal, "MAX_BYTES", 5)
+    monkeypatch.setattr("ares_exp.agents.runtime.journal.MAX_BYTES", 5)
     found = HostFiles.read(tree)
     assert found.files is None
     for use in (found.to_keep, lambda: found.write(tmp_path / "again")):

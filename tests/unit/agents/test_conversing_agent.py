@@ -1,6 +1,6 @@
 import pytest
 
-from ares_exp.agents.conversing_agent import MAX_SKILLS, Skill, find_skills, read_skill
+from ares_exp.agents.conversing_agent import MAX_SKILLS, Skill, as_plain_chat, find_skills, read_skill
 from ares_exp.containers.container import ContainerSpec
 from ares_exp.containers.local import LocalContainerFactory
 
@@ -39,3 +39,26 @@ async def test_skills_of_a_container_are_listed(caplog: pytest.LogCaptureFixture
         ]
         await box.exec(f"cd '/my skills' && for i in $(seq {MAX_SKILLS}); do mkdir c$i; touch c$i/SKILL.md; done")
         assert len(await find_skills(box, "/my skills", timeout_sec=20)) == MAX_SKILLS
+
+
+def test_tool_calls_become_text() -> None:
+    call = {"id": "t1", "type": "function", "function": {"name": "sh", "arguments": '{"cmd": "ls"}'}}
+    written = '<tool_call>{"name": "sh", "arguments": "{\\"cmd\\": \\"ls\\"}"}</tool_call>'
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    assert as_plain_chat(
+        [
+            {"role": "user", "content": [image]},
+            {"role": "assistant", "content": "Look.", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "t1", "content": "a b"},
+            {"role": "assistant", "content": None, "tool_calls": [call, call]},
+            {"role": "system", "content": "Be brief."},
+            {"role": "assistant", "content": "Done."},
+        ]
+    ) == [
+        {"role": "user", "content": [image]},
+        {"role": "assistant", "content": f"Look.\n{written}"},
+        {"role": "user", "content": "a b"},
+        {"role": "assistant", "content": f"{written}\n{written}"},
+        {"role": "user", "content": "Be brief."},
+        {"role": "assistant", "content": "Done."},
+    ]
