@@ -71,7 +71,7 @@ def test_every_module_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["ares_exp", "ares_exp.commands.cli.main", "ares_exp.commands.cli.job", "ares_exp.containers.local"]
+    "module", ["ares_exp", "ares_exp.commands.cli.main", "ares_exp.commands.cli.hydra_run", "ares_exp.containers.local"]
 )
 def test_imports_are_lightweight(module: str) -> None:
     code = f"import sys, {module}; print(sorted({HEAVY} & set(sys.modules)))"

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ares_exp.commands.cli.completion import candidates
-from ares_exp.commands.cli.flags import explain_flags, unchecked_help
-from ares_exp.commands.cli.hydra_callback import SweepCallback, end_sweep
-from ares_exp.commands.cli.main import main
+from ares_exp.commands.cli.hydra_run import SweepCallback, end_sweep, unchecked_help
+from ares_exp.commands.cli.main import candidates, explain_flags, main
 from ares_exp.commands.cli.run_command import COMMANDS, parser_of
 from ares_exp.records.results import Outcome
 from ares_exp.records.run_dir import STOP
