@@ -103,7 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         written, sentences = FORMATS[name].write(episodes, arguments)
     except OSError as error:
-        raise UserError(f"Cannot write {out}: {error.strerror or error}.") from error
+        what = f"{error.filename}: " if error.filename not in (None, str(out)) else ""
+        raise UserError(f"Cannot write {out}: {what}{error.strerror or error}.") from error
     for problem in episodes.problems:
         sys.stderr.write(f"error: {printable(problem)}\n")
     counted, *more = [*sentences, *left_out_sentences(episodes.left_out)]

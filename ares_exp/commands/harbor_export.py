@@ -334,17 +334,14 @@ def write_job(run: Path, out: Path, trajectories: Iterable[EpisodeTrajectory]) -
     Returns the `stats` of its `result.json`; `None` if no attempt has a result, so that nothing is written.
 
     Raises:
-        ConfigError: The run cannot be read, or the folder cannot be written.
+        ConfigError: The run cannot be read.
+        OSError: The folder cannot be written.
     """
     job = read_job(run)
     if not job.summary.results:
         return None
-    try:
-        with appearing(out) as place:
-            return _Writer(job, place, out.parent.resolve() / out.name).write(trajectories)
-    except OSError as error:
-        what = f"{error.filename}: " if error.filename else ""
-        raise ConfigError(f"Cannot write {out}: {what}{error.strerror or error}.") from None
+    with appearing(out) as place:
+        return _Writer(job, place, out.parent.resolve() / out.name).write(trajectories)
 
 
 def trial_name(task_name: str, episode_id: str) -> str:

@@ -310,8 +310,7 @@ def _of_all(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 def _yaml(data: Any) -> str:
     import yaml
 
-    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
-    return text
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
 
 def _link(source: Path, target: Path) -> None:

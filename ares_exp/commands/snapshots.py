@@ -169,17 +169,15 @@ def _print_metadata(snapshot: EnvironmentSnapshot) -> None:
     _line("Not in the snapshot, so missing after a restore")
     for name in ("processes", "not_captured"):
         for item in container.get(name, ()):
-            _row("process" if name == "processes" else "", one_line(item if isinstance(item, str) else str(item), 200))
+            _row("process" if name == "processes" else "", one_line(str(item), 200))
 
 
 def _print_message(snapshot: EnvironmentSnapshot, arguments: argparse.Namespace) -> None:
     messages = snapshot.agent_messages
     _line(f"The agent waits for a response to {len(messages):,} messages. The last message is")
     for message in messages[-1:]:
-        content = message.get("content")
-        text = content if isinstance(content, str) else str(content)
         _row(one_line(str(message.get("role", "–"))), "")
-        for line in collapsed(text, full=arguments.full):
+        for line in collapsed(str(message.get("content")), full=arguments.full):
             _line(f"    {line}")
 
 

@@ -62,8 +62,7 @@ def parse_overrides(lines: Iterable[str]) -> list[Override]:
     """Parses overrides with Hydra's grammar. Raises Hydra's `OverrideParseException` for an invalid override."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parsed: list[Override] = OverridesParser.create().parse_overrides(overrides=list(lines))
-    return parsed
+    return OverridesParser.create().parse_overrides(overrides=list(lines))
 
 
 def key_set_by(override: Override) -> str:
@@ -91,8 +90,7 @@ def quoted(text: str) -> str:
     """Quotes a string for an override, and escapes `${` so that Hydra does not interpolate it."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
-    string: Any = QuotedString(text=text.replace("${", "\\${"), quote=Quote.double).with_quotes()
-    return str(string)
+    return QuotedString(text=text.replace("${", "\\${"), quote=Quote.double).with_quotes()
 
 
 def listed(texts: Iterable[str]) -> str:

@@ -40,7 +40,7 @@ from ares_exp.records.run_dir import STOP, SWEEP_RECORD, RunDir, lock, write_ato
 from ares_exp.records.secrets import typed_secrets
 from ares_exp.records.terminal_text import print_error
 from ares_exp.runs.control.orders import Inbox
-from ares_exp.runs.resume.session import names_recorded_run
+from ares_exp.runs.resume.compose_from_run import compose_from_run
 from ares_exp.runs.sweeps.interruption import Interruption, JobProcess
 from ares_exp.runs.sweeps.jobs import BASIC_SWEEPER, PLAN, FailureNote, JobFolder, SweepPlan, job_folders
 from ares_exp.trackers.metrics import DEFAULT, check_objective, objective
@@ -54,15 +54,11 @@ def run_hydra() -> int:
     set_up_hydra(config_dirs_of(sys.argv[1:]))
     source, root_config, job = None, ROOT_CONFIG, JobFunction()
     try:
-        flags, overrides = flags_and_overrides(sys.argv[1:])
-        if names_recorded_run(overrides):
-            from ares_exp.runs.resume.compose_from_run import compose_from_run
-
-            command = compose_from_run(flags, overrides)
-            source = command.source
-            if command.values is not None:
-                root_config = store_recorded_config(command.values, command.choices)
-            flags, overrides = flags_and_overrides(command.argv)
+        command = compose_from_run(*flags_and_overrides(sys.argv[1:]))
+        source = command.source
+        if command.values is not None:
+            root_config = store_recorded_config(command.values, command.choices)
+        flags, overrides = flags_and_overrides(command.argv)
         sys.argv[1:] = [*flags, *overrides]
         with unchecked_help():
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=root_config)(job)()
@@ -252,9 +248,7 @@ class SweepCallback(Callback):
     sweep_dir: ClassVar[Path | None] = None
     interruption: ClassVar[Interruption | None] = None
     held: ClassVar[int | None] = None
-
-    def __init__(self) -> None:
-        self._record = ""
+    _record = ""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Creates and locks the folder of the sweep, and writes its records. Raises `SweepRefused` if this fails."""

@@ -86,17 +86,15 @@ def main() -> int:
     if len(sys.argv) == 3 and sys.argv[1] in COMPLETION and sys.argv[2].startswith("query="):
         return _complete()
     if len(sys.argv) == 3 and sys.argv[1] in COMPLETION and sys.argv[2] in ("install=bash", "install=zsh"):
-        from ares_exp.commands.cli.hydra_run import run_hydra
-
         with redirect_stdout(io.StringIO()) as script:
-            exit_code = run_hydra()
+            exit_code = _run(sys.argv[1:])
         sys.stdout.write(script.getvalue().replace(WITHOUT_BLANK, WITH_BLANK))
         return exit_code
     return _run(sys.argv[1:])
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """Checks the arguments, and starts a run or sweep with those in `sys.argv`. Returns the exit code."""
+    """Checks the arguments in `sys.argv`, and starts the run or sweep. Returns the exit code."""
     from ares_exp.config.options import config_dirs_of, print_problems, refuse_unreadable
 
     folders = config_dirs_of(arguments)
@@ -159,10 +157,8 @@ def _complete() -> int:
     if found:
         sys.stdout.write("\n".join(found) + "\n")
     if is_hydra_asked:
-        from ares_exp.commands.cli.hydra_run import run_hydra
-
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
-            run_hydra()
+            _run(sys.argv[1:])
     return exit_codes.COMPLETE
 
 

@@ -39,7 +39,7 @@ from ares_exp.runs.resume.recorded_run import (
     values_as_meant,
     values_of,
 )
-from ares_exp.runs.resume.session import BRANCH_KEYS, RESUME_KEYS, VERBS, config_differences, names_recorded_run
+from ares_exp.runs.resume.session import BRANCH_KEYS, RESUME_KEYS, VERBS, config_differences
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -91,7 +91,7 @@ def compose_from_run(flags: Sequence[str], overrides: Sequence[str]) -> Command:
         hydra.errors.OverrideParseException: An argument is not a valid override.
     """
     as_typed = Command([*flags, *overrides])
-    if not names_recorded_run(overrides):
+    if not any(one.partition("=")[0].lstrip("+~") in (*VERBS, *BRANCH_KEYS) for one in overrides):
         return as_typed
     typed = parse_overrides(overrides)
     verbs = {one.key_or_group: one for one in typed if one.key_or_group in VERBS and one.value() is not None}

@@ -434,11 +434,6 @@ def check_package(recorded_run: Path, provenance: Mapping[str, Any], *, forced: 
         logger.warning("%s", problem)
 
 
-def names_recorded_run(overrides: Sequence[str]) -> bool:
-    """Returns whether the overrides contain a key for resuming, replaying or branching a recorded run."""
-    return any(one.partition("=")[0].lstrip("+~") in (*VERBS, *BRANCH_KEYS) for one in overrides)
-
-
 def config_differences(
     was: Mapping[str, Any],
     now: Mapping[str, Any],
