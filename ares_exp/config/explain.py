@@ -14,11 +14,11 @@ from omegaconf import DictConfig
 from omegaconf.errors import InterpolationResolutionError
 from yaml import YAMLError
 
-from ares_exp.config.option_arguments import arguments_of
 from ares_exp.config.option_files import OptionSearchPath
 from ares_exp.config.options import OPTION_GROUPS, ROOT_CONFIG, Option, conf_dir, find_options, no_option
 from ares_exp.config.overrides import parse_overrides
 from ares_exp.config.schema import GROUPS, KEYS, NOT_A_VALUE
+from ares_exp.config.targets import arguments_of
 from ares_exp.errors import closest
 
 _SHOWN_KEYS = 4

@@ -3,9 +3,9 @@
 import functools
 from collections.abc import Sequence
 
-from ares_exp.config.option_arguments import Argument, arguments_of, arguments_of_node, as_yaml
 from ares_exp.config.options import OPTION_GROUPS, Option, find_options
 from ares_exp.config.schema import MADE_NODES, Key, keys
+from ares_exp.config.targets import Argument, arguments_of, arguments_of_node, as_yaml
 from tests.docs_reference.markdown import GENERATED, plain, table
 
 

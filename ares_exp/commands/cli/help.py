@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.commands.cli.run_command import COMMANDS
-from ares_exp.config.option_arguments import Argument, arguments_of, arguments_of_node, as_yaml
 from ares_exp.config.options import (
     BUILT_IN,
     OPTION_GROUPS,
@@ -23,6 +22,7 @@ from ares_exp.config.options import (
     print_problems,
 )
 from ares_exp.config.schema import KEYS, MADE_NODES, ExperimentConfig, keys
+from ares_exp.config.targets import Argument, arguments_of, arguments_of_node, as_yaml
 from ares_exp.errors import close_matches
 from ares_exp.records import exit_codes
 from ares_exp.records.latest_run import MEANING

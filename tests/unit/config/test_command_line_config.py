@@ -14,11 +14,17 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ares_exp.config.explain import explain, suggest_key
 from ares_exp.config.hydra_setup import set_up_hydra
-from ares_exp.config.option_arguments import arguments_of
 from ares_exp.config.options import conf_dir, find_options
 from ares_exp.config.overrides import dotted_items, parse_overrides, with_home
 from ares_exp.config.schema import GROUPS, KEYS, ExperimentConfig, keys, validate, value_of
-from ares_exp.config.targets import SCORER, added_defaults, constructor_defaults, instantiate_group, instantiate_several
+from ares_exp.config.targets import (
+    SCORER,
+    added_defaults,
+    arguments_of,
+    constructor_defaults,
+    instantiate_group,
+    instantiate_several,
+)
 from ares_exp.errors import ConfigError
 
 MODELS = "`policy=anthropic` or `policy=openai` or another option"
