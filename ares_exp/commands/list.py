@@ -11,6 +11,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ares_exp.commands.cli.run_command import add_config_dir
 from ares_exp.config.options import BUILT_IN, Option, find_options, installed_plugins, print_problems
 from ares_exp.config.targets import explain_target
@@ -112,8 +114,6 @@ def _options(group: str, config_dirs: Sequence[Path]) -> list[Row]:
 
 def _problem_of(option: Option) -> str | None:
     """Checks an option's file, and that its class can be imported. Returns the problem; `None` if there is none."""
-    import yaml
-
     try:
         node = yaml.safe_load(option.path.read_text(encoding="utf-8")) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

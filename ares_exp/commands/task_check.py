@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.commands.cli.run_command import CommandParser, add_config_dir
-from ares_exp.commands.task_shell import composed_parts
 from ares_exp.config.overrides import quoted
 from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.environments.harbor import check_task
@@ -38,6 +37,7 @@ from ares_exp.records.results import HOST_IMAGE, EpisodeResult, Outcome, final_r
 from ares_exp.records.run_dir import RunDir, fresh_dir, read_tail, write_atomically
 from ares_exp.records.statistics.run_statistics import by_task
 from ares_exp.records.terminal_text import count_of, draw, format_number, make_table, one_line, printable, write
+from ares_exp.runs.components import composed_parts
 from ares_exp.tasks.harbor_task import empty_instructions, load_task
 from ares_exp.tasks.task_files import INSTRUCTION
 from ares_exp.tasks.task_toml import TASK_TOML

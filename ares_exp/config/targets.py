@@ -18,6 +18,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from ares_exp.config.options import OPTION_GROUPS, ROOT_CONFIG, Option, conf_dir, find_options, installed_plugins
 from ares_exp.config.parts import import_name
 from ares_exp.errors import ConfigError, close_matches
@@ -69,8 +71,6 @@ def parameters_of(target: str) -> Mapping[str, inspect.Parameter] | None:
 
 def option_targets(group: str, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
     """Returns the `_target_` of each option of a group by the option's name, including options in `config_dirs`."""
-    import yaml
-
     found: dict[str, str] = {}
     for option in find_options(group, config_dirs):
         with suppress(OSError, ValueError, yaml.YAMLError):
@@ -194,8 +194,8 @@ def documented(target: str) -> dict[str, str]:
     for section in (text for one in objects for text in _SECTION.findall(inspect.getdoc(one) or "")):
         for entry in re.split(r"\n(?= {4}\S)", section.rstrip()):
             names, _, said = entry.strip().partition(":")
-            for python, yaml in _IN_YAML.items():
-                said = said.replace(python, yaml)
+            for python, in_yaml in _IN_YAML.items():
+                said = said.replace(python, in_yaml)
             found |= {name.strip(" *"): " ".join(said.split()) for name in names.split(",")}
     return found
 
@@ -256,8 +256,6 @@ def _arguments(
 
 def _settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Reads a file and the files in its defaults list. Returns the file's content, and its comments by dotted key."""
-    import yaml
-
     text = path.read_text(encoding="utf-8")
     own = yaml.safe_load(text) or {}
     settings: dict[str, Any] = {}
@@ -290,8 +288,6 @@ def _comments(text: str) -> dict[str, str]:
 
 def as_yaml(value: Any) -> str:
     """Formats a default value as one line of YAML."""
-    import yaml
-
     if isinstance(value, str):
         return value or '""'
     return str(yaml.safe_dump(value, default_flow_style=True, width=10**6)).replace("\n...\n", "").strip()

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from ares_exp.agents.code_agent import AgentFactoryBase, as_agent_factory, effective_agent
 from ares_exp.config.parts import name_of
+from ares_exp.config.schema import KEYS, validate
 from ares_exp.config.targets import instantiate_group, instantiate_node, instantiate_several
 from ares_exp.containers.container import ContainerFactoryBase, as_container_factory
 from ares_exp.environment import MinimalEnvironment
 from ares_exp.environments.episode_limits import EpisodeLimits, TimeLimits
-from ares_exp.environments.source import SourceBase, make_scored_source
+from ares_exp.environments.source import EpisodeParts, SourceBase, make_scored_source
 from ares_exp.errors import ConfigError, UserError
 from ares_exp.policies.policy import Policy, as_policy
 from ares_exp.records.terminal_text import first_of
@@ -140,6 +141,19 @@ class Settings:
             reward_threshold=values["reward_threshold"],
             sweep_dir=sweep_dir,
         )
+
+
+def composed_parts(overrides: Sequence[str], config_dirs: Sequence[Path]) -> tuple[DictConfig, EpisodeParts]:
+    """Composes a config, and creates the parts of episodes from it. Raises `ConfigError` if the config is invalid."""
+    from ares_exp.config.hydra_setup import compose_config  # loads Hydra, which is slow
+
+    config = compose_config(overrides, config_dirs=config_dirs)
+    values = {name: config[name] for name in KEYS}
+    validate(values)
+    settings = Settings.of(values)
+    containers = as_container_factory(instantiate_group(config, "container"))
+    agents = as_agent_factory(instantiate_group(config, "agent"))
+    return config, EpisodeParts(containers, agents, settings.limits, seed=settings.seed)
 
 
 async def close_all(closing: Mapping[str, Callable[[], Awaitable[None]]]) -> None:

@@ -17,9 +17,9 @@ from ares_exp.commands.task_check import (
     find_candidates,
     judge,
 )
-from ares_exp.commands.task_shell import composed_parts
 from ares_exp.errors import ConfigError
 from ares_exp.records.results import EpisodeResult, ErrorInfo, Outcome
+from ares_exp.runs.components import composed_parts
 from ares_exp.tasks.harbor_task import load_task
 
 
