@@ -64,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    dry_run = arguments.dry_run
     found, failed = _found(
         arguments.config_dir, images=arguments.images or arguments.cache, snapshots=arguments.snapshots
     )
@@ -73,14 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
     stale = [leftover for leftover in found if leftover.is_stale]
     remaining = 0
     for leftover in stale:
-        problem = "" if dry_run else leftover.remove()
+        problem = "" if arguments.dry_run else leftover.remove()
         remaining += bool(problem)
         size = "" if leftover.size is None else f", {format_size(leftover.size)}"
         about = f"{leftover.name}  of {leftover.whose}{_age(leftover)}{size}"
         _say(f"{leftover.kind:<13}  {about}{problem and f': {problem}'}")
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
         _say(f"kept       {count_of(count, 'thing')} of {whose}: still in use, or cannot be checked from here")
-    _say(_total(stale, remaining, dry_run=dry_run))
+    _say(_total(stale, remaining, dry_run=arguments.dry_run))
     return exit_codes.INCOMPLETE if remaining or failed else exit_codes.COMPLETE
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ares_exp.config.overrides import dotted_items
 from ares_exp.errors import ConfigError
 from ares_exp.records.recorded_results import last_attempts, object_or_empty, read_results
-from ares_exp.records.run_dir import RunDir
+from ares_exp.records.run_dir import SWEEP_RECORD, RunDir
 from ares_exp.records.statistics.comparison import Comparison, Obstacle, Remedy
 from ares_exp.records.statistics.run_statistics import RunStatistics
 from ares_exp.records.terminal_text import count_of, format_number, print_warning
@@ -96,7 +96,7 @@ def _runs_in(path: Path) -> list[Path]:
         if is_recorded_run(path):
             return [path]
         jobs = [job for job in path.iterdir() if is_recorded_run(job)] if path.is_dir() else []
-        is_sweep = bool(jobs) and ((path / "multirun.yaml").is_file() or all(job.name.isdecimal() for job in jobs))
+        is_sweep = bool(jobs) and ((path / SWEEP_RECORD).is_file() or all(job.name.isdecimal() for job in jobs))
     except (OSError, ValueError) as error:  # the name is too long or contains a NUL
         raise ConfigError(f"Expected a run directory, got {str(path)!r:.200}: {error}") from None
     if not is_sweep:

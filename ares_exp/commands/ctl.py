@@ -220,11 +220,11 @@ def _fresh_status(run: Path) -> RunStatus | None:
     """Requests and returns a new status of a run. If none arrives within `FRESH_SEC`, returns the last one, if any."""
     folder, asked = RunDir(run), time.time()
     watch(folder.control)
-    status = read_status(folder.status)
-    while (status is None or status.written_at < asked) and time.time() < asked + FRESH_SEC:
-        time.sleep(POLL_SEC)
+    while True:
         status = read_status(folder.status)
-    return status
+        if (status is not None and status.written_at >= asked) or time.time() >= asked + FRESH_SEC:
+            return status
+        time.sleep(POLL_SEC)
 
 
 def _as_json(run: Path, state: str, status: RunStatus | None) -> Mapping[str, Any]:

@@ -83,7 +83,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.other is not None:
         subject = _two_runs(arguments.run, arguments.other)
     else:
-        subject = _sweep(arguments.run) if is_sweep(arguments.run) else Subject.of_run(arguments.run)
+        is_sweep = not is_run(arguments.run) and (arguments.run / SWEEP_RECORD).is_file()
+        subject = _sweep(arguments.run) if is_sweep else Subject.of_run(arguments.run)
     out = arguments.out or (Path(NAME) if arguments.other is not None else arguments.run / NAME)
     if out.suffix not in SUFFIXES:
         raise ConfigError(
@@ -104,11 +105,6 @@ def _kinds(text: str) -> tuple[str, ...]:
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise argparse.ArgumentTypeError(f"expected {', '.join(KINDS)} or both (`paths,env`), got {unknown[0]!r}")
     return kinds
-
-
-def is_sweep(path: Path) -> bool:
-    """Returns whether a folder is the folder of a sweep, not of a run."""
-    return not is_run(path) and (path / SWEEP_RECORD).is_file()
 
 
 def _two_runs(path: Path, other: Path) -> Subject:

@@ -30,10 +30,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ares_exp.commands.cli.run_command import number_type
-from ares_exp.commands.report import is_sweep
 from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.records.latest_run import MEANING, OUTPUTS, run_path
-from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, is_run, json_text
+from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, SWEEP_RECORD, RunDir, is_run, json_text
 from ares_exp.reports.page import page_foot, page_head, policy
 from ares_exp.reports.run_payload import ShownRun, payload_of
 from ares_exp.reports.summary import run_facts
@@ -308,7 +307,7 @@ def _summary(path: Path) -> dict[str, Any]:
         return {"state": f"unreadable: {error}"}
     kept = {name: totals[name] for name in ("planned", "finished", "scored", "mean_reward", "cost")}
     own = {"state": state.name, "started": state.started, "elapsed_sec": shown.elapsed_sec}
-    sweep = path.parent.name if is_sweep(path.parent) else None
+    sweep = path.parent.name if (path.parent / SWEEP_RECORD).is_file() else None
     return {**kept, **own, "sweep": sweep, "facts": run_facts(shown.dir)}
 
 
