@@ -6,6 +6,7 @@ import errno
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
@@ -14,7 +15,6 @@ from omegaconf import DictConfig
 from omegaconf.errors import InterpolationResolutionError
 from yaml import YAMLError
 
-from ares_exp.config.option_files import OptionSearchPath
 from ares_exp.config.options import OPTION_GROUPS, ROOT_CONFIG, Option, conf_dir, find_options, no_option
 from ares_exp.config.overrides import parse_overrides
 from ares_exp.config.schema import GROUPS, KEYS, NOT_A_VALUE
@@ -30,8 +30,13 @@ NO_PACKAGE = (
 QUOTED = re.compile(r"['\"`]([^'\"`]+)['\"`]")
 
 
-def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFIG) -> str:
-    """Converts a config error of Hydra or OmegaConf to a message that names the most similar valid key or option."""
+def explain(
+    error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFIG, config_dirs: Sequence[Path] = ()
+) -> str:
+    """Converts a config error of Hydra or OmegaConf to a message that names the most similar valid key or option.
+
+    `config_dirs` are the user's folders of options.
+    """
     cause: BaseException = error.__cause__ or error
     key, text = str(getattr(cause, "full_key", None) or ""), str(error)
     failed = _resolved(error)
@@ -44,22 +49,23 @@ def explain(error: Exception, argv: Sequence[str], root_config: str = ROOT_CONFI
     if isinstance(error, OverrideParseException):
         return _explain_syntax(error.override, text)
     if isinstance(error, MissingConfigException) or "Could not find" in text:
-        return _explain_option(text)
+        return _explain_option(text, config_dirs)
     if found := re.match("Ambiguous value for argument '(.*)'$", text, re.MULTILINE):
         name, _, values = found[1].partition("=")
         is_numeric = re.fullmatch(r"[-+.\d_e,\s]+", values) is not None
         listed = "" if is_numeric else f", or write one list: '{name}=[{values}]'"
         return f"Expected one value of `{name}`, got `{values}`. Add `-m` for a sweep, with one run per value{listed}."
     if "Config group override must be" in text:
-        return _explain_no_option(argv)
+        return _explain_no_option(argv, config_dirs)
     if "No match in the defaults list" in text:
         word = _first_quoted(text)
-        return f"There is no group or key `{word}`.{suggest_key(word)} Groups: {', '.join(GROUPS)}."
+        meant = suggest_key(word, config_dirs=config_dirs)
+        return f"There is no group or key `{word}`.{meant} Groups: {', '.join(GROUPS)}."
     if re.search(r"not in struct|Key '.*' not in '\w+'", f"{text}\n{cause}"):
         word = key or _first_quoted(text)
         if word.startswith("experiment/"):
             return NO_PACKAGE.format(name=word)
-        meant = suggest_key(word, argv, root_config)
+        meant = suggest_key(word, argv, root_config, config_dirs)
         return f"There is no key `{word}`.{meant} `--cfg job` prints all keys; `--help` describes them."
     if is_below_a_list(error):
         return f"An override sets a key inside a list: {text}. Set the whole list instead."
@@ -90,12 +96,12 @@ def _resolved(error: BaseException) -> BaseException:
     return error
 
 
-def _explain_no_option(argv: Sequence[str]) -> str:
+def _explain_no_option(argv: Sequence[str], config_dirs: Sequence[Path]) -> str:
     """Returns the error message for an override that sets a group to null, a number or a boolean."""
     no_choice = re.compile(rf"(?:{'|'.join(OPTION_GROUPS)})=(?:null|[-+.\d_]+|true|false)")
     chosen = next(filter(no_choice.fullmatch, argv), "GROUP=null")
     group, _, value = chosen.partition("=")
-    options = [option.name for option in options_of(group)]
+    options = [option.name for option in find_options(group, config_dirs)]
     said = f"`{chosen}` does not name an option of the group `{group}`. Options: {', '.join(options)}."
     if value != "null" and (own := [key for key in keys_of(argv) if key.rpartition(".")[0] == group]):
         settable = [key for key in own if not key.rpartition(".")[2].startswith("_")]
@@ -114,13 +120,13 @@ def _explain_syntax(override: str, text: str) -> str:
     )
 
 
-def _explain_option(text: str) -> str:
+def _explain_option(text: str, config_dirs: Sequence[Path]) -> str:
     found = re.search(r"[Cc]ould not (?:find|load) '([^']+)'", text)
     group, _, option = (found[1] if found else _first_quoted(text)).rpartition("/")
     if not group:
         return f"There is no root config `{option}`. For your own settings, use `experiment=NAME`, not `--config-name`."
     listed = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
-    options = listed or [option.name for option in options_of(group)]
+    options = listed or [option.name for option in find_options(group, config_dirs)]
     return no_option(option, group, options)
 
 
@@ -129,7 +135,9 @@ def _first_quoted(text: str) -> str:
     return found[1] if found else text.split()[0]
 
 
-def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> str:
+def suggest_key(
+    word: str, argv: Sequence[str] = (), root_config: str = ROOT_CONFIG, config_dirs: Sequence[Path] = ()
+) -> str:
     """Returns a sentence that suggests a key instead of the unknown key `word`; empty if no key is similar.
 
     First searches the config that `argv` selects, then the other options. The sentence starts with a space.
@@ -141,7 +149,7 @@ def suggest_key(word: str, argv: Sequence[str] = (), root_config: str = ROOT_CON
         return _did_you_mean(beside[one] for one in near)
     if below := [key for key in known if above and key.startswith(f"{above}.") and _last(key) == last]:
         return _did_you_mean(below[:_SHOWN_OPTIONS])
-    elsewhere = _arguments_by_option([word.partition(".")[0]] if above else GROUPS)
+    elsewhere = _arguments_by_option([word.partition(".")[0]] if above else GROUPS, config_dirs)
     if owners := _owners(word, elsewhere):
         chosen = [choice for choice in _choices(argv) if choice.startswith(f"{word.partition('.')[0]}=")]
         remedy = f", but not of `{chosen[0]}`." if chosen else ". Choose this option as well."
@@ -169,11 +177,6 @@ def keys_of(argv: Sequence[str] = (), root_config: str = ROOT_CONFIG) -> list[st
     return []
 
 
-def options_of(group: str) -> list[Option]:
-    """Lists the options of a group, including the options in the folders of `--config-dir`."""
-    return find_options(group, OptionSearchPath.config_dirs)
-
-
 def _choices(argv: Sequence[str]) -> list[str]:
     """Returns the overrides in `argv` that choose an option of a group, or set Hydra's search path."""
     found = []
@@ -192,11 +195,11 @@ def _first(override: Override) -> str:
     return f"{str(override.input_line).partition('=')[0]}={next(override.sweep_string_iterator())}"
 
 
-def _arguments_by_option(groups: Iterable[str]) -> dict[Option, list[str]]:
+def _arguments_by_option(groups: Iterable[str], config_dirs: Sequence[Path]) -> dict[Option, list[str]]:
     """Lists the argument keys of every option in `groups`. Skips options whose file cannot be read."""
     found: dict[Option, list[str]] = {}
     for group in groups:
-        for option in options_of(group) if group in GROUPS else ():
+        for option in find_options(group, config_dirs) if group in GROUPS else ():
             with suppress(OSError, YAMLError):
                 found[option] = [argument.key for argument in arguments_of(option)]
     return found

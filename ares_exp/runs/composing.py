@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ares_exp.config.hydra_setup import ONE_AT_A_TIME, set_up_hydra, store_recorded_config
+from ares_exp.config.hydra_setup import ONE_AT_A_TIME, OptionSearchPath, set_up_hydra, store_recorded_config
 from ares_exp.config.options import ROOT_CONFIG, conf_dir, log_problems, refuse_unreadable
 from ares_exp.config.overrides import with_home
 from ares_exp.errors import ConfigError
@@ -45,7 +45,6 @@ def compose_run(
         raise ConfigError(objection)
     log_problems(config_dirs)
     with ONE_AT_A_TIME:
-        from ares_exp.config.option_files import OptionSearchPath
         from ares_exp.runs.run import Run
 
         before = OptionSearchPath.config_dirs
@@ -78,7 +77,7 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
         return _run_hydra(root_config, lines, make_run)
     except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         taken = f" (The overrides recorded in {source} also apply.)" if source is not None else ""
-        said = explain(error, overrides, root_config).replace(_SWEEP, "Loop over runs for a sweep")
+        said = explain(error, overrides, root_config, config_dirs).replace(_SWEEP, "Loop over runs for a sweep")
         raise ConfigError(f"{said}{taken}") from None
 
 

@@ -24,6 +24,7 @@ from yaml import YAMLError
 from ares_exp.config.explain import explain, is_below_a_list
 from ares_exp.config.hydra_setup import (
     NOTHING_TO_RESUME,
+    OptionSearchPath,
     is_fresh_dir,
     register_resolvers,
     set_up_hydra,
@@ -82,7 +83,7 @@ def _explained(error: Exception, source: Path | None, root_config: str) -> int:
         isinstance(error, TypeError) and is_below_a_list(error)
     ):
         taken = f" (The overrides recorded in {source} also apply.)" if source is not None else ""
-        print_error(f"{explain(error, sys.argv[1:], root_config)}{taken}")
+        print_error(f"{explain(error, sys.argv[1:], root_config, OptionSearchPath.config_dirs)}{taken}")
     elif SweepCallback.sweep_dir is None:
         raise error
     else:

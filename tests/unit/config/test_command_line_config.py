@@ -62,8 +62,8 @@ def _options(tmp_path: Path) -> Iterator[None]:
         ("zzz", ["budget=5", "nonsense", "env=gone"], ""),
     ],
 )
-def test_nearest_key_is_suggested(word: str, argv: list[str], expected: str) -> None:
-    assert suggest_key(word, argv) == expected
+def test_nearest_key_is_suggested(tmp_path: Path, word: str, argv: list[str], expected: str) -> None:
+    assert suggest_key(word, argv, config_dirs=[tmp_path]) == expected
 
 
 def test_unwritable_directory_is_named_with_the_remedy() -> None:

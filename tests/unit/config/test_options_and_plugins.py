@@ -18,8 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from ares_exp.commands.cli.help import print_help, render_help
 from ares_exp.commands.cli.run_command import run_command
 from ares_exp.config import options
-from ares_exp.config.hydra_setup import compose_config, set_up_hydra
-from ares_exp.config.option_files import OptionFiles
+from ares_exp.config.hydra_setup import OptionFiles, compose_config, set_up_hydra
 from ares_exp.config.targets import constructor_defaults, instantiate_group, option_defaults
 from ares_exp.containers.local import LocalContainerFactory
 from ares_exp.environments.twenty_questions import TwentyQuestionsEnvironments
@@ -211,7 +210,7 @@ def test_endpoint_policy_inherits_options() -> None:
 
 def test_option_file_is_reread_after_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is had of it is the caller's own."""
-    monkeypatch.setattr("ares_exp.config.option_files.conf_dir", lambda: tmp_path)
+    monkeypatch.setattr("ares_exp.config.hydra_setup.conf_dir", lambda: tmp_path)
     file = tmp_path / "policy" / "mine.yaml"
     file.parent.mkdir()
     files = OptionFiles(provider="main", path=options.folder_url(tmp_path))
