@@ -22,7 +22,7 @@ from ares_exp.agents.toolbox.package import (
 )
 from ares_exp.agents.toolbox.package_store import AgentStore
 from ares_exp.agents.toolbox.placing import default_builds
-from ares_exp.commands.cli.run_command import CommandParser
+from ares_exp.commands.cli.run_command import CommandParser, print_progress
 from ares_exp.errors import ConfigError, close_matches
 from ares_exp.records.terminal_text import format_size, make_console, print_table
 
@@ -186,9 +186,9 @@ def _install(arguments: argparse.Namespace) -> None:
     ]
     for build in builds:
         if store.place(build).exists() and store.find(build, thoroughly=True) is None:
-            _say(f"{store.place(build)} was changed after its installation, so it is fetched again.")
+            print_progress(f"{store.place(build)} was changed after its installation, so it is fetched again.")
             store.remove(build)
-        found = install(build, say=_say, store=store)
+        found = install(build, say=print_progress, store=store)
         sys.stdout.write(f"{build.name} {build.version}  {found.path}  {format_size(found.size)}\n")
         sys.stdout.flush()
 
@@ -203,7 +203,7 @@ def _pack(arguments: argparse.Namespace) -> None:
             f"Expected a package name of lower-case letters, digits, `-` and `_`, got {name!r}. Use `--name NAME`."
         )
     (build,) = user_package(name, Pack(specs, node=arguments.node, python=arguments.python)).builds
-    found = install(build, say=_say, replace=True)
+    found = install(build, say=print_progress, replace=True)
     sys.stdout.write(
         f"{name} {found.version}  {found.path}  {format_size(found.size)}\n"
         f"programs: {', '.join(found.programs)}\n"
@@ -241,7 +241,3 @@ def _chosen(arguments: argparse.Namespace, packed: Sequence[AgentPackage] = ()) 
                 f"{close_matches(name, known)}"
             )
     return [found for name in arguments.agents for found in (users.get(name), PACKAGES.get(name)) if found]
-
-
-def _say(sentence: str) -> None:
-    sys.stderr.write(f"{sentence}\n")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from ares_exp.commands.cli.run_command import print_line
 from ares_exp.config.targets import import_target, option_targets
 from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.containers.ownership import Leftover, find_short_lived
@@ -76,10 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
         remaining += bool(problem)
         size = "" if leftover.size is None else f", {format_size(leftover.size)}"
         about = f"{leftover.name}  of {leftover.whose}{_age(leftover)}{size}"
-        _say(f"{leftover.kind:<13}  {about}{problem and f': {problem}'}")
+        print_line(f"{leftover.kind:<13}  {about}{problem and f': {problem}'}")
     for whose, count in Counter(leftover.whose for leftover in found if not leftover.is_stale).items():
-        _say(f"kept       {count_of(count, 'thing')} of {whose}: still in use, or cannot be checked from here")
-    _say(_total(stale, remaining, dry_run=arguments.dry_run))
+        print_line(f"kept       {count_of(count, 'thing')} of {whose}: still in use, or cannot be checked from here")
+    print_line(_total(stale, remaining, dry_run=arguments.dry_run))
     return exit_codes.INCOMPLETE if remaining or failed else exit_codes.COMPLETE
 
 
@@ -96,9 +96,9 @@ def _found(config_dirs: Sequence[Path], *, images: bool, snapshots: bool) -> tup
                 for leftover in backend.find_leftovers(images=images, snapshots=snapshots):
                     found.append(leftover)  # one by one, to keep the leftovers found before an error
         except (PreflightError, ConfigError) as error:
-            _say(f"{name.capitalize()} was not checked for leftovers. {error}")
+            print_line(f"{name.capitalize()} was not checked for leftovers. {error}")
         except ContainerServiceError as error:
-            _say(str(error))
+            print_line(str(error))
             failed = True
     return found, failed
 
@@ -119,7 +119,3 @@ def _total(stale: Sequence[Leftover], remaining: int, *, dry_run: bool) -> str:
     if dry_run:
         return f"{things} would be removed{f', which frees up to {format_size(size)}' if size else ''}."
     return f"{count - remaining} of {things} removed." if remaining else f"{things} removed."
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import CommandParser, number_type
+from ares_exp.commands.cli.run_command import CommandParser, number_type, print_line
 from ares_exp.containers.filesystem.delta import Entry
 from ares_exp.containers.filesystem.delta_encoding import get_delta
 from ares_exp.errors import SnapshotMetadataError, SnapshotNotFoundError, UserError
@@ -84,8 +84,9 @@ def add_arguments(parser: CommandParser) -> None:
     command.add_argument("path", type=run_path, metavar="SNAPSHOT", help=HELP_OF_PATHS)
     command.add_argument("--files", action="store_true", help="list the changed files, with their kinds and sizes")
     command.add_argument("--full", action="store_true", help="show the whole last message")
-    about = "check that everything a snapshot needs exists and is undamaged"
-    command = parser.add_command("verify", _verify, about, VERIFY)
+    command = parser.add_command(
+        "verify", _verify, "check that everything a snapshot needs exists and is undamaged", VERIFY
+    )
     command.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=HELP_OF_PATHS)
     command.add_argument(
         "--quick", action="store_true", help="check that the contents of files exist, without reading them"
@@ -162,11 +163,11 @@ def _print_metadata(snapshot: EnvironmentSnapshot) -> None:
         "lineage": _pairs(snapshot.lineage),
         "written by": _pairs(snapshot.writer) or "–",
     }
-    _line(f"Snapshot {snapshot.snapshot_id}")
+    print_line(f"Snapshot {snapshot.snapshot_id}")
     for name, text in rows.items():
         if text:
             _row(name, text)
-    _line("Not in the snapshot, so missing after a restore")
+    print_line("Not in the snapshot, so missing after a restore")
     for name in ("processes", "not_captured"):
         for item in container.get(name, ()):
             _row("process" if name == "processes" else "", one_line(str(item), 200))
@@ -174,18 +175,18 @@ def _print_metadata(snapshot: EnvironmentSnapshot) -> None:
 
 def _print_message(snapshot: EnvironmentSnapshot, arguments: argparse.Namespace) -> None:
     messages = snapshot.agent_messages
-    _line(f"The agent waits for a response to {len(messages):,} messages. The last message is")
+    print_line(f"The agent waits for a response to {len(messages):,} messages. The last message is")
     for message in messages[-1:]:
         _row(one_line(str(message.get("role", "–"))), "")
         for line in collapsed(str(message.get("content")), full=arguments.full):
-            _line(f"    {line}")
+            print_line(f"    {line}")
 
 
 def _print_files(snapshot: EnvironmentSnapshot, arguments: argparse.Namespace) -> None:
     delta = get_delta(snapshot.object_store, snapshot.filesystem)
     kinds = Counter(_kind(entry) for entry in delta.entries.values())
     told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "nothing"
-    _line(f"Changed since {one_line(delta.base)}: {told}; {format_size(snapshot.filesystem_bytes)} in files")
+    print_line(f"Changed since {one_line(delta.base)}: {told}; {format_size(snapshot.filesystem_bytes)} in files")
     for note in [note for note in delta.notes if note not in snapshot.container.get("not_captured", ())]:
         _row("note", one_line(note, 300))
     if not arguments.files:
@@ -195,7 +196,7 @@ def _print_files(snapshot: EnvironmentSnapshot, arguments: argparse.Namespace) -
     for path, entry in delta.entries.items():
         size = f"{entry.size:>12,}" if entry.kind == "file" else " " * 12
         target = f" -> {_name(entry.target)}" if entry.kind == "symlink" else ""
-        _line(f"  {_kind(entry):<16} {size}  {_name(path)}{target}")
+        print_line(f"  {_kind(entry):<16} {size}  {_name(path)}{target}")
 
 
 def _kind(entry: Entry) -> str:
@@ -210,11 +211,7 @@ def _name(path: str) -> str:
 
 
 def _row(name: str, text: str) -> None:
-    _line(f"  {name:<12} {text}".rstrip())
-
-
-def _line(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    print_line(f"  {name:<12} {text}".rstrip())
 
 
 def _verify(arguments: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ares_exp.commands.cli.run_command import CommandParser, add_config_dir
+from ares_exp.commands.cli.run_command import CommandParser, add_config_dir, print_progress
 from ares_exp.config.overrides import quoted
 from ares_exp.containers.container import ContainerFactoryBase
 from ares_exp.environments.harbor import check_task
@@ -242,7 +242,7 @@ def run_both(
     ran: dict[str, CheckedRun] = {}
     try:
         for name, what in ((SOLUTION, "the solutions of"), (NOTHING, "an agent that does nothing, on")):
-            _tell(f"Running {what} {count_of(len(tasks), 'task')}")
+            print_progress(f"Running {what} {count_of(len(tasks), 'task')}")
             run = folder / name
             _execute([*words, f"policy={POLICIES[name]}", f"hydra.run.dir={quoted(str(run))}"])
             results = final_results(read_results(RunDir(run).episodes).results)
@@ -277,7 +277,7 @@ def _execute(words: Sequence[str]) -> None:
                 if complaint or line.startswith("error: "):
                     complaint.append(line)
                 else:
-                    _tell(line.rstrip("\n"))
+                    print_progress(line.rstrip("\n"))
             code = process.wait()
     if code == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt
@@ -305,10 +305,6 @@ def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
 
 
 class Fault(StrEnum):

@@ -84,8 +84,9 @@ def add_arguments(parser: CommandParser) -> None:
     sync = parser.add_command("sync", _upload, "upload the W&B runs of run directories", SYNC)
     sync.add_argument("paths", nargs="+", type=run_path, metavar="PATH", help=f"runs, or folders of runs; {MEANING}")
     sync.add_argument("--again", action="store_true", help="upload again, even if a run was uploaded before")
-    about = "create a W&B workspace that shows a group of runs"
-    dashboard = parser.add_command("dashboard", _dashboard, about, DASHBOARD)
+    dashboard = parser.add_command(
+        "dashboard", _dashboard, "create a W&B workspace that shows a group of runs", DASHBOARD
+    )
     dashboard.add_argument("--entity", required=True, help="W&B user or team")
     dashboard.add_argument("--project", default="ares_exp", help="W&B project (default %(default)s)")
     dashboard.add_argument("--group", help="show only the runs of this group, such as the runs of a sweep")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ares_exp.config.hydra_setup import ONE_AT_A_TIME, OptionSearchPath, set_up_hydra, store_recorded_config
 from ares_exp.config.options import ROOT_CONFIG, conf_dir, log_problems, refuse_unreadable
-from ares_exp.config.overrides import with_home
+from ares_exp.config.overrides import flags_and_overrides, with_home
 from ares_exp.errors import ConfigError
 from ares_exp.records.run_dir import RunDir, RunLogHandler, fresh_dir, refuse_used_run_dir
 from ares_exp.records.secrets import RepeatedWarnings, SecretFilter, typed_secrets
@@ -62,7 +62,6 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
     from yaml import YAMLError
 
     from ares_exp.config.explain import explain
-    from ares_exp.config.overrides import flags_and_overrides
     from ares_exp.runs.resume.compose_from_run import compose_from_run
 
     root_config, source = ROOT_CONFIG, None

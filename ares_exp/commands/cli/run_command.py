@@ -86,8 +86,13 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, prog: str, text: str) -> None:
         self.declared: list[argparse.Action] = []
         start, _, end = text.partition("[arguments]\n")
-        layout = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog, description=start, epilog=end, formatter_class=layout, allow_abbrev=False)
+        super().__init__(
+            prog,
+            description=start,
+            epilog=end,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         self.below: dict[str, CommandParser] = {}
 
     def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
@@ -165,8 +170,24 @@ class CommandParser(argparse.ArgumentParser):
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
     """Adds the option `--config-dir`, whose value is a list of folders."""
-    about = "folder with your own options, as for a run; repeatable"
-    parser.add_argument("--config-dir", action="append", default=[], type=Path, metavar="DIR", help=about)
+    parser.add_argument(
+        "--config-dir",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="folder with your own options, as for a run; repeatable",
+    )
+
+
+def print_line(text: str) -> None:
+    """Prints a line of a command's result to stdout."""
+    sys.stdout.write(f"{text}\n")
+
+
+def print_progress(text: str) -> None:
+    """Prints a line about the progress of a command to stderr."""
+    sys.stderr.write(f"{text}\n")
 
 
 def parser_of(name: str, program: str) -> CommandParser:
