@@ -15,7 +15,7 @@ from ares_exp.llms.response import LLMResponse, TextData, ToolCallData
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.training.sampled_calls import distinct_versions
 from ares_exp.training.service.bodies import SampledBody
-from ares_exp.training.service.token_relay import Relay
+from ares_exp.training.service.rollout_policies import Relay
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 Said = tuple[str, str, str | None]
