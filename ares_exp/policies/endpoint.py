@@ -19,19 +19,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ares_exp.backoff import retry_after_sec
 from ares_exp.errors import (
+    AuthenticationError,
+    ContextOverflowError,
     EndpointError,
     EndpointTimeoutError,
     EndpointUnreachableError,
     MalformedResponseError,
     PolicyError,
     PreflightError,
+    QuotaError,
+    RateLimitError,
+    RefusalError,
+    ServerError,
     UnreachableError,
     UnsendableRequestError,
     WireFormatError,
 )
 from ares_exp.llms.response import LLMResponse
 from ares_exp.llms.wire import EventReader, ResponseStream
-from ares_exp.policies.endpoint_errors import refused, status_of
 from ares_exp.policies.waiting import RequestSlots
 from ares_exp.records.secrets import LEAST_CHARS, MASK
 
@@ -49,6 +54,54 @@ VERSION_HEADER = "X-Policy-Version"
 """Response header with the version of the weights, for servers that cannot add `policy_version` to the body."""
 _STREAMED = "X-Stainless-Raw-Response"
 """Request header that makes the official client return the response before its body has arrived."""
+
+_BY_NAME: dict[str, type[EndpointError]] = {
+    "context_length_exceeded": ContextOverflowError,
+    "exceed_context_size_error": ContextOverflowError,
+    "insufficient_quota": QuotaError,
+    "credit_balance_exhausted": QuotaError,
+    "organization_spend_limit_exceeded": QuotaError,
+    "project_spend_limit_exceeded": QuotaError,
+    "organization_usage_limit_exceeded": QuotaError,
+    "billing_hard_limit_reached": QuotaError,
+    "billing_error": QuotaError,
+    "content_filter": RefusalError,
+    "content_policy_violation": RefusalError,
+}
+_BY_STATUS: dict[int, type[EndpointError]] = {
+    401: AuthenticationError,
+    402: QuotaError,
+    403: AuthenticationError,
+    408: EndpointTimeoutError,
+    429: RateLimitError,
+}
+_STATUS_BY_NAME = {
+    "rate_limit_exceeded": 429,
+    "rate_limit_error": 429,
+    "server_error": 500,
+    "api_error": 500,
+    "overloaded_error": 529,
+    "timeout_error": 504,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "billing_error": 402,
+    "not_found_error": 404,
+    "request_too_large": 413,
+}
+"""HTTP statuses for errors that servers send with status 200. Keys are the error names of OpenAI and Anthropic."""
+
+_TOO_LONG_PARAMETERS = ("input_tokens", "input_text")
+_TOO_LONG_WORDS = ("context length", "context size", "context window", "context limit", "prompt is too long")
+_TOO_LONG_STATUSES = (400, 413, 422)
+
+_TRIED_AGAIN = (408, 409, 429)
+_REMEDIES: dict[type[EndpointError], str] = {
+    AuthenticationError: "Check the key in {key}, and its permissions.",
+    ContextOverflowError: (
+        "The conversation is too long for the model. Use a model with a longer context, or a smaller limits.steps."
+    ),
+    QuotaError: "Add credit or raise the limit, then resume the run.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +401,7 @@ class Endpoint:
         if not isinstance(body, Mapping) or (self._wire.answered_in in body and body.get("status") != "failed"):
             return None
         error = body.get("error")
-        status = status_of(error) if isinstance(error, Mapping) else None
+        status = _status_of(error) if isinstance(error, Mapping) else None
         if status is None or not 400 <= status < 600:
             return None
         return self._refused(request, status, error, {})
@@ -376,13 +429,18 @@ class Endpoint:
         return None
 
     def _refused(self, request: str, status: int, error: object, headers: Mapping[str, str]) -> EndpointError:
-        message = error.get("message") if isinstance(error, Mapping) else None
-        return refused(
-            request,
+        """Returns the exception for a request to which the server responded with an error object or an error text."""
+        fields = error if isinstance(error, Mapping) else {}
+        shown = self._shown(str(fields.get("message") or error)).rstrip(".")
+        kind = _class_of(status, fields)
+        remedy = _REMEDIES.get(kind, "Check policy.model and policy.base_url." if status == 404 else "")
+        remedy = remedy.format(key=self._api_key_env or "policy.api_key_env (null now)")
+        code = fields.get("code")
+        return kind(
+            f"{request} returned {status}: {shown}. {remedy}".rstrip(),
             status=status,
-            error=error,
-            shown=self._shown(str(message or error)),
-            key_name=self._api_key_env,
+            code=None if code is None else str(code),
+            retryable=kind in (ServerError, RateLimitError) or (status in _TRIED_AGAIN and kind is not QuotaError),
             retry_after_sec=retry_after_sec(headers),
         )
 
@@ -410,3 +468,44 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _status_of(error: Mapping[Any, Any]) -> int | None:
+    """Returns the HTTP status for an error object that was sent with status 200; `None` if it describes no error."""
+    named = [name for name in (error.get("code"), error.get("type")) if name is not None]
+    for name in named:
+        if isinstance(name, int):  # OpenRouter
+            return name
+        if isinstance(name, str) and name in _STATUS_BY_NAME:
+            return _STATUS_BY_NAME[name]
+    return 400 if named and error.get("message") else None
+
+
+def _class_of(status: int, error: Mapping[Any, Any]) -> type[EndpointError]:
+    """Returns the error class for an HTTP status and the error object of a server.
+
+    Servers describe an error by an object in the field `error` (SGLang: by the complete body). The fields of this
+    object differ between servers:
+
+    | error | servers and their fields |
+    |---|---|
+    | context overflow | `code: context_length_exceeded` (OpenAI, Azure, OpenRouter, …); `type: exceed_context_size_error` (llama.cpp, https://github.com/ggml-org/llama.cpp/pull/15780); `param: input_tokens` or `input_text` (vLLM since 0.16, `vllm/renderers/params.py`); only in the message (SGLang, older vLLM, Anthropic) |
+    | no credit | 402 (OpenRouter, DeepSeek, Together); 429 with `type: insufficient_quota` and several codes (OpenAI, https://platform.openai.com/docs/guides/error-codes); `type: billing_error`, or only in the message (Anthropic) |
+    | refusal | 400 with `code: content_filter` (Azure) or `content_policy_violation` (OpenAI); 403 with `metadata.flagged_input` (OpenRouter, https://openrouter.ai/docs/errors) |
+
+    The text of the message is searched only in 4xx responses, and only if `code` and `type` do not contain a known
+    name.
+    """  # noqa: E501  # the table
+    for name in (error.get("code"), error.get("type")):
+        if isinstance(name, str) and name in _BY_NAME:
+            return _BY_NAME[name]
+    message = str(error.get("message")).lower()
+    is_too_long = error.get("param") in _TOO_LONG_PARAMETERS or any(word in message for word in _TOO_LONG_WORDS)
+    if status in _TOO_LONG_STATUSES and is_too_long:
+        return ContextOverflowError
+    if status == 400 and "credit balance" in message:
+        return QuotaError
+    metadata = error.get("metadata")
+    if status == 403 and isinstance(metadata, Mapping) and "flagged_input" in metadata:
+        return RefusalError
+    return _BY_STATUS.get(status, ServerError if status >= 500 else EndpointError)
