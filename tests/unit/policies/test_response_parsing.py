@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ares_exp.llms.response import Piece, TextData, ThinkingData, ToolCallData
-from ares_exp.policies.in_process.response_parsing import pieces_of
+from ares_exp.policies.in_process.chat_template import pieces_of
 
 PARAMETERS = {"properties": {"command": {"type": "string"}, "count": {"type": "integer"}}}
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": PARAMETERS}}]
