@@ -8,10 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ares_exp.commands.cli.run_command import run_command
-from ares_exp.commands.export import FORMATS
+from ares_exp.commands.export import FORMATS, ExportedEpisodes
 from ares_exp.records.results import Outcome
 from ares_exp.trajectories.collectors import JsonlTrajectoryCollector, JsonTrajectoryCollector
-from ares_exp.trajectories.exports.exported_episodes import ExportedEpisodes
 from ares_exp.trajectories.records import EpisodeTrajectory
 from tests.unit.trajectories.atif_schema import validate_atif
 from tests.unit.trajectories.chats import chat, cut, ids, read_episodes, with_step, write
