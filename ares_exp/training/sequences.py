@@ -154,7 +154,6 @@ class SequenceReport:
 class SequenceCounts:
     """The sums of the counts of several reports. `SequenceReport` describes the attributes."""
 
-    episodes: int = 0
     rows: int = 0
     calls: int = 0
     trained_tokens: int = 0
@@ -165,7 +164,6 @@ class SequenceCounts:
 
     def add(self, report: SequenceReport) -> None:
         """Adds the report of an episode."""
-        self.episodes += 1
         self.rows += len(report.rows)
         self.calls += report.calls
         self.trained_tokens += sum(row.trained_tokens for row in report.rows)
