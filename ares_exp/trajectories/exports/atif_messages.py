@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ares_exp.errors import TrajectoryFormatError
-from ares_exp.llms.chat_messages import arguments_object, call_part
+from ares_exp.errors import TrajectoryFormatError, WireFormatError
+from ares_exp.llms.chat_messages import arguments_object, call_part, calls_of
 from ares_exp.records.validation import explain_validation
 from ares_exp.trajectories.records import BROKEN, what_broke
 
@@ -95,14 +96,11 @@ def action_calls(pieces: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, st
 
 def chat_calls(calls: Any) -> list[tuple[str, str, str]]:
     """Returns the id, name and arguments of each tool call in an assistant message. Skips malformed calls."""
-    read = []
+    read: list[tuple[str, str, str]] = []
     for call in calls if isinstance(calls, Sequence) else ():
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping):
-            fields = (call.get("id"), function.get("name"), function.get("arguments"))
-            if all(isinstance(value, str) for value in fields):
-                read.append(fields)
-    return read  # type: ignore[return-value]
+        with suppress(WireFormatError):
+            read += [(one.id, one.name, one.arguments) for one in calls_of({"tool_calls": [call]})]
+    return read
 
 
 def call_to_atif(call_id: str, name: str, arguments: str) -> dict[str, Any]:
