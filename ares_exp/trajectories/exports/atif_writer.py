@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import takewhile
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,9 @@ PARTS = "Parts of messages that ATIF does not support were replaced by text that
 SURROGATES = "Lone surrogates, which JSON text cannot contain, were replaced by U+FFFD"
 
 _HEAD = ("task_name", "start_time", "end_time", "total_reward", "num_steps", "truncated", "outcome", "metadata")
-_RECORD = ("step_index", "step_type", "reward", "discount", "timestamp")
-_SECONDS = ("policy_sec", "environment_sec", "container_sec")
+_RECORD = (
+    "step_index", "step_type", "reward", "discount", "timestamp", "policy_sec", "environment_sec", "container_sec",
+)  # fmt: skip
 _IN_METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
@@ -124,11 +125,12 @@ class _AtifWriter:
         if not self._steps:  # a document needs at least one step
             self._emit({"source": "system", "message": ""})
         document = plain(self._document())
+        text = dumps(document, ensure_ascii=False)
         try:
-            dumps(document, ensure_ascii=False).encode()
+            text.encode()
         except UnicodeEncodeError:
             self._dropped[SURROGATES] = None
-            document = _without_surrogates(document)
+            document = loads(text.encode(errors="surrogatepass").decode(errors="replace"))
         if self._dropped:
             document["notes"] = " ".join(f"{what}." for what in self._dropped)
         return document, list(self._dropped)
@@ -168,7 +170,7 @@ class _AtifWriter:
     def _act(self, record: StepRecord) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Writes the agent step of an action. Returns the step, and the chat message of the action if it has one."""
         commands = [asdict(command) for command in record.commands]
-        ours: dict[str, Any] = {"record": {name: getattr(record, name) for name in (*_RECORD, *_SECONDS)}}
+        ours: dict[str, Any] = {"record": {name: getattr(record, name) for name in _RECORD}}
         if record.background_requests:
             ours["record"]["background_requests"] = [one.to_dict() for one in record.background_requests]
         if self._conversation != MAIN_CONVERSATION:
@@ -356,11 +358,3 @@ def _cut(text: str) -> str:
         return text
     half = MAX_CONTEXT_CHARS // 2
     return f"{text[:half]}\n[{len(text) - 2 * half} characters]\n{text[-half:]}"
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode(errors="surrogatepass").decode(errors="replace")
-    if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
-    return [_without_surrogates(item) for item in value] if isinstance(value, list) else value
