@@ -29,6 +29,7 @@ from ares_exp.trajectories.exports.training_conversations import (
     Reasoning,
     ToolArguments,
     conversations,
+    rewarded,
 )
 from ares_exp.trajectories.records import EpisodeTrajectory
 
@@ -73,11 +74,7 @@ def preference_rows(
 
     def rows() -> Iterator[dict[str, Any]]:
         by_task: dict[str, list[_Attempt]] = {}
-        for trajectory in trajectories:
-            report.episodes += 1
-            if (reward := trajectory.total_reward) is None:
-                report.left_out["episodes without a reward"] += 1
-                continue
+        for trajectory, reward in rewarded(trajectories, report):
             last = _last(conversations(trajectory, report, tool_arguments=tool_arguments, reasoning=reasoning))
             if last is None:
                 report.left_out["episodes without a conversation"] += 1

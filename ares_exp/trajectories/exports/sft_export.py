@@ -28,6 +28,7 @@ from ares_exp.trajectories.exports.training_conversations import (
     Reasoning,
     ToolArguments,
     conversations,
+    rewarded,
 )
 from ares_exp.trajectories.files.step_encoding import ConversationWriter
 from ares_exp.trajectories.records import EpisodeTrajectory
@@ -55,11 +56,7 @@ def sft_rows(
 
     def rows() -> Iterator[dict[str, Any]]:
         seen: set[bytes] = set()
-        for trajectory in trajectories:
-            report.episodes += 1
-            if trajectory.total_reward is None:
-                report.left_out["episodes without a reward"] += 1
-                continue
+        for trajectory, reward in rewarded(trajectories, report):
             talked = conversations(trajectory, report, tool_arguments=tool_arguments, reasoning=reasoning)
             for conversation in _maximal(talked):
                 row: dict[str, Any] = {"messages": plain(conversation.messages), "tools": plain(conversation.tools)}
@@ -73,7 +70,7 @@ def sft_rows(
                     "episode_id": trajectory.episode_id,
                     "task": trajectory.task_name,
                     "conversation": conversation.conversation,
-                    "reward": trajectory.total_reward,
+                    "reward": reward,
                 }
 
     return rows(), report

@@ -9,7 +9,7 @@ trainers accept (https://huggingface.co/docs/trl/dataset_formats). Text parts ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
@@ -73,6 +73,18 @@ class Conversation:
     tools: FrozenList
     messages: FrozenList
     conversation: str = MAIN_CONVERSATION
+
+
+def rewarded(
+    trajectories: Iterable[EpisodeTrajectory], report: ExportReport
+) -> Iterator[tuple[EpisodeTrajectory, float]]:
+    """Yields the episodes that have a reward, with it. The report counts all episodes, and those that are left out."""
+    for trajectory in trajectories:
+        report.episodes += 1
+        if trajectory.total_reward is None:
+            report.left_out["episodes without a reward"] += 1
+        else:
+            yield trajectory, trajectory.total_reward
 
 
 def conversations(
