@@ -30,6 +30,7 @@ from ares_exp.records.secrets import mask_known_secrets
 from ares_exp.records.validation import explain_validation
 from ares_exp.runs.trainer import TrainedRun
 from ares_exp.training.service import bodies
+from ares_exp.training.service.rollout_policies import WIRES
 from ares_exp.training.service.served_rollouts import (
     ConflictError,
     FullError,
@@ -45,7 +46,6 @@ RETRY_AFTER_SEC = 2
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 B = TypeVar("B", bound=BaseModel)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,9 @@ class HttpService:
             await runner.cleanup()
 
     @web.middleware
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _guarded(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
         """Checks the API key before each request is handled. Converts exceptions to responses with a JSON body."""
         try:
             self._check(request)
@@ -241,7 +243,7 @@ class HttpService:
                 tasks=len(self._run.task_names),
                 agent=self._run.agent_name,
                 modes=["endpoint", "relay"],
-                wires=["chat", "responses", "messages", "ids", "sglang"],
+                wires=[*WIRES],
                 capacity=bodies.Capacity(running=running, waiting=waiting, limit=self._rollouts.options.queue),
                 unacknowledged=unacknowledged,
                 run_dir=str(self._run.run_dir.path),

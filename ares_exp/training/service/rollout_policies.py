@@ -54,6 +54,14 @@ if TYPE_CHECKING:
 ENV = "env:"
 FIELDS = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "stop": "stop_sequences"}
 """Maps names of sampling parameters in a submission to names of policy arguments, where the two names differ."""
+WIRES: Mapping[str, type[EndpointPolicy]] = {
+    "chat": OpenAIPolicy,
+    "responses": OpenAIResponsesPolicy,
+    "messages": AnthropicPolicy,
+    "ids": VllmPolicy,
+    "sglang": SglangPolicy,
+}
+"""The policy for each API of an endpoint (`PolicyBody.wire`)."""
 MAX_CONCURRENCY_PER_EPISODE = 16
 """Maximum number of concurrent requests of one episode in the relay."""
 REQUEST_LEASE_SEC = 300.0
@@ -71,25 +79,19 @@ def endpoint_policy(body: PolicyBody, *, needs_tokens: bool) -> EndpointPolicy:
     if body.base_url is None:
         raise ConfigError('Expected `policy.base_url` with `mode: "endpoint"`, got none. Set the URL of the endpoint.')
     continues = body.on_abort == "continue"
-    if continues and body.wire not in ("ids", "sglang"):
+    takes_ids = body.wire in ("ids", "sglang")
+    if continues and not takes_ids:
         raise ConfigError(
             f'Expected `policy.wire` "ids" or "sglang" with `on_abort: "continue"`, got "{body.wire}". Set '
             'the wire, or use `on_abort: "resample"`.'
         )
     named = {FIELDS.get(name, name): value for name, value in body.sampling.items()}
     own = {name: named.pop(name) for name in OWN_SAMPLING if name in named}
-    kind: type[EndpointPolicy] = OpenAIPolicy
-    key, more = body.key or "", dict[str, Any]()
-    match body.wire:
-        case "chat" if needs_tokens:
-            kind = VllmPolicy
-        case "responses":
-            kind = OpenAIResponsesPolicy
-        case "messages":
-            kind = AnthropicPolicy
-        case "ids" | "sglang":
-            kind = VllmPolicy if body.wire == "ids" else SglangPolicy
-            more = {"continue_tokens": body.needs_tokenizer, "tokenizer": body.tokenizer}
+    kind = VllmPolicy if body.wire == "chat" and needs_tokens else WIRES[body.wire]
+    key = body.key or ""
+    more: dict[str, Any] = {}
+    if takes_ids:
+        more = {"continue_tokens": body.needs_tokenizer, "tokenizer": body.tokenizer}
     try:
         policy = kind(
             model=body.model,
