@@ -19,7 +19,7 @@ from pathlib import Path
 from ares_exp.policies.policy import EpisodeSpec
 from ares_exp.records.run_dir import dump_json
 from ares_exp.training.sequences import TrainingSequence
-from ares_exp.training.service.episode_lines import row_of
+from ares_exp.training.service.bodies import row_of
 from tests.loopback_endpoint import LoopbackEndpoint, slow
 from tests.service_contract import calling, served
 from tests.soak.service_kills import GREET, SUBMIT

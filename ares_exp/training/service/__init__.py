@@ -2,5 +2,5 @@
 
 Inside this process, `serving` takes the place of a trainer. `http_service` reads requests, whose types are in `bodies`.
 `served_rollouts` has the state of all rollouts, and `service_record` stores it on disk. `rollout_policies` sends the
-LLM calls of each rollout to its trainer's endpoint. `episode_lines` converts finished episodes to JSON.
+LLM calls of each rollout to its trainer. `bodies` also converts finished episodes to JSON.
 """

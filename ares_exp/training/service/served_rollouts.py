@@ -36,8 +36,10 @@ from ares_exp.training.service.bodies import (
     ServiceState,
     State,
     SubmissionBody,
+    episode_fields,
+    error_of,
+    state_of,
 )
-from ares_exp.training.service.episode_lines import episode_fields, error_of, state_of
 from ares_exp.training.service.rollout_policies import ENV, RolloutPolicies
 from ares_exp.training.service.service_record import ServiceRecord
 
