@@ -103,8 +103,6 @@ VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Temperature = Annotated[float, Field(ge=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 StopSequences = list[Annotated[str, Field(min_length=1)]]
-ExtraBody = Annotated[Mapping[str, Any], AfterValidator(_check_extra_body)]
-OnRefusal = Literal["answer", "error"]
 
 
 @pydantic.dataclasses.dataclass(kw_only=True, eq=False, repr=False, config=pydantic.ConfigDict(extra="forbid"))
@@ -173,8 +171,8 @@ class EndpointPolicy(Policy):
     max_response_bytes: Count = 64 * 2**20
     preflight_timeout_sec: Seconds = 30.0
     prices: Mapping[str, ModelPrice] | None = None
-    extra_body: ExtraBody | None = None
-    on_refusal: OnRefusal = "answer"
+    extra_body: Annotated[Mapping[str, Any], AfterValidator(_check_extra_body)] | None = None
+    on_refusal: Literal["answer", "error"] = "answer"
     strict: bool = True
 
     def __post_init__(self) -> None:

@@ -67,17 +67,14 @@ class OraclePolicy(Policy):
         return LLMResponse(pieces, model=ORACLE_MODEL, finish_reason="stop")
 
 
-NOOP_MODEL = "noop"
-
-
 class NoopPolicy(Policy):
     """Responds to every request with the submit command, so that the agent ends without doing anything."""
 
-    model_name = NOOP_MODEL
+    model_name = "noop"
 
     async def __call__(self, request: LLMRequest) -> LLMResponse:
         """Returns a reply with the submit command, in the format of the agent."""
-        return LLMResponse(form_of(request).finish("I do nothing."), model=NOOP_MODEL, finish_reason="stop")
+        return LLMResponse(form_of(request).finish("I do nothing."), model=self.model_name, finish_reason="stop")
 
 
 def form_of(request: LLMRequest) -> BashBlock:

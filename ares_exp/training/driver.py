@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ares_exp.cancellation import finish, happened
 from ares_exp.errors import ConfigError, TrajectoryFormatError, UserError, close_matches
+from ares_exp.llms.request import LLMClient
 from ares_exp.policies.policy import Policy, UpdatablePolicy, Weights, as_policy
 from ares_exp.records.results import EpisodeResult, final_results
 from ares_exp.runs.from_python import checked_overrides, only_run
@@ -26,13 +27,8 @@ from ares_exp.runs.trainer import TrainedRun
 from ares_exp.training.sampled_calls import distinct_versions
 from ares_exp.trajectories.records import EpisodeTrajectory
 
-if TYPE_CHECKING:
-    from ares_exp.llms.request import LLMClient
-
 CANCEL_LIMIT_SEC = 60.0
 """Maximum time in seconds to wait until cancelled episodes have released their containers."""
-
-SlotEnd = Callable[[Slot, "DrivenEpisode | None"], None]
 
 logger = logging.getLogger(__name__)
 
@@ -291,7 +287,7 @@ class EpisodeDriver:
         self._numbers[task_name] = number + 1
         return plan_attempt(task_name, number, seed=self.run.seed)
 
-    def execute(self, planned: PlannedEpisode, end: SlotEnd) -> None:
+    def execute(self, planned: PlannedEpisode, end: Callable[[Slot, DrivenEpisode | None], None]) -> None:
         """Starts an attempt, and calls `end` when it has ended.
 
         `end` receives the slot and the episode. The episode is `None` if it is too stale or was never started.

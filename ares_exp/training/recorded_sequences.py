@@ -41,8 +41,6 @@ from ares_exp.trajectories.files.line_file import has_writer, write_lines
 from ares_exp.trajectories.records import EpisodeTrajectory
 from ares_exp.trajectories.stored_episodes import HeaderCache, load
 
-UNTRAINABLE = "episodes that cannot be trained on"
-
 
 class RecordedSequences:
     """Creates training rows from the recorded episodes of a run. Each episode is used once.
@@ -123,7 +121,7 @@ class RecordedSequences:
         try:
             report = self._make_rows(episode)
         except UntrainableError as error:
-            self.left_out[UNTRAINABLE] += 1
+            self.left_out["episodes that cannot be trained on"] += 1
             self.first_refusal = self.first_refusal or str(error)
             return None
         self.counts.add(report)

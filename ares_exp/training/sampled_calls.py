@@ -19,7 +19,6 @@ from ares_exp.errors import UntrainableError
 from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING, PROCESSED_LOGPROBS
 from ares_exp.trajectories.records import EpisodeTrajectory, StepRecord, conversation_of
 
-GIVEN_BY = "policy=transformers, policy=vllm and policy=sglang provide them"
 MAX_LOGPROB = 1e-3
 """Maximum log-probability: 0, plus a tolerance for rounding."""
 
@@ -166,7 +165,7 @@ class _Reader:
         """Returns a field of the response, which must be a list of `items`."""
         values = self.action.get(name)
         if values is None:
-            self._refuse(f"has no `{name}`: {GIVEN_BY}")
+            self._refuse(f"has no `{name}`: policy=transformers, policy=vllm and policy=sglang provide them")
         if not _is_list(values) or not all(map(is_item, values)):
             self._refuse(f"has invalid `{name}`, which must be a list of {items}: {values!r:.60}")
         return values

@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 _UNSAFE = re.compile(r"[^\w.-]+")
 
-Positions = Literal["generated", "prompt", "all"]
-
 
 @settings(frozen=True, kw_only=True, config={"extra": "forbid"})
 class SelectedModule:
@@ -67,7 +65,7 @@ class KeptStates(SelectedModule):
         positions: `generated`, `prompt`, `all` (both), or a list of indices of generated tokens, starting at 0.
     """
 
-    positions: Positions | list[Annotated[int, Field(ge=0)]] = "generated"
+    positions: Literal["generated", "prompt", "all"] | list[Annotated[int, Field(ge=0)]] = "generated"
 
 
 @settings(frozen=True, kw_only=True, config={"extra": "forbid", "arbitrary_types_allowed": True})
