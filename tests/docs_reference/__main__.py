@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ares_exp.training.service.http_service import openapi
+from ares_exp.training.service.serving import openapi
 from tests.docs_reference.commands_page import commands_page
 from tests.docs_reference.config_page import config_page
 from tests.docs_reference.files_page import files_page

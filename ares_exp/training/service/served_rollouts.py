@@ -550,13 +550,12 @@ class ServedRollouts:
         if state == "cancelled":
             why = rollout.cancelled_by or CANCELLED
             made["error"] = {"stage": "agent", "type": why, "message": MESSAGES.get(why, why), "transient": False}
-        no_times = dict.fromkeys(("queue", "start", "engine", "tools", "verify"), 0.0)
         empty: dict[str, Any] = {
             **dict.fromkeys(("episode_id", "reward", "error", "finish", "rows", "calls", "trajectory")),
             "attempt": rollout.attempt,
             "rewards": {},
             "versions": [],
-            "times": no_times,
+            "times": dict.fromkeys(("queue", "start", "engine", "tools", "verify"), 0.0),
             "tokens": {"prompt": 0, "sampled": 0},
         }
         return {

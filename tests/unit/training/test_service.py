@@ -18,9 +18,8 @@ from ares_exp.commands.serve import serve_options
 from ares_exp.errors import ConfigError, PreflightError
 from ares_exp.records.run_dir import resume_command
 from ares_exp.runs.composing import compose_run
-from ares_exp.training.service.http_service import openapi
 from ares_exp.training.service.service_record import ServiceRecord
-from ares_exp.training.service.serving import ServeOptions, Service
+from ares_exp.training.service.serving import ServeOptions, Service, openapi
 from tests.byte_tokenizer import use_byte_tokenizer
 from tests.loopback_endpoint import LoopbackEndpoint, completion, json_body
 from tests.service_contract import BOUND_SEC, ServiceContract, calling
