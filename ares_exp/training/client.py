@@ -13,22 +13,19 @@ async with Client("http://127.0.0.1:8300") as client:
 from __future__ import annotations
 
 import asyncio
-import base64
 import inspect
 import itertools
 import json
 import logging
 import os
 import random
-import sys
 import time
 import uuid
-from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -73,9 +70,9 @@ class Episode(bodies.Episode):
         """The rows, for functions such as `verl.agent_loop_outputs`. Rows of an untrainable episode have no reward."""
         rows = tuple(
             TrainingSequence(
-                ids=tuple(_values(row.ids, "i")),
-                mask=tuple(_values(row.mask, "B")),
-                logprobs=tuple(_values(row.logprobs, "f")),
+                ids=tuple(bodies.decoded(row.ids, "i")),
+                mask=tuple(bodies.decoded(row.mask, "B")),
+                logprobs=tuple(bodies.decoded(row.logprobs, "f")),
                 reward=self.reward if self.trainable else None,
                 rewards=self.rewards,
                 conversation=row.conversation,
@@ -99,9 +96,9 @@ class Episode(bodies.Episode):
             SampledCall(
                 step=call.step,
                 conversation=call.conversation,
-                prompt=tuple(_values(call.prompt_ids, "i")),
-                completion=tuple(_values(call.ids, "i")),
-                logprobs=tuple(_values(call.logprobs, "f")),
+                prompt=tuple(bodies.decoded(call.prompt_ids, "i")),
+                completion=tuple(bodies.decoded(call.ids, "i")),
+                logprobs=tuple(bodies.decoded(call.logprobs, "f")),
                 policy_version=call.version,
                 finish_reason=call.finish_reason,
             )
@@ -128,7 +125,7 @@ class Response:
 Sample = Callable[[Request], Awaitable[Response]]
 
 
-class Client:
+class Client(AbstractAsyncContextManager["Client"]):
     """An asynchronous client of the rollout service.
 
     A call is retried while the service is full, unreachable or restarting. This is safe, because all calls are
@@ -168,10 +165,6 @@ class Client:
         self._full_sec = full_sec
         self._rng = random.Random()
         self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        """Returns the client."""
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         """Closes the connections."""
@@ -452,17 +445,13 @@ class Client:
         raise AssertionError
 
 
-class BlockingClient:
+class BlockingClient(AbstractContextManager["BlockingClient"]):
     """A `Client` whose methods block, for code without an event loop. Async iterators become ordinary iterators."""
 
     def __init__(self, url: str, **options: Any) -> None:
         """Creates a `Client` with the same arguments, and a thread with an event loop."""
         self._thread = LoopThread("client of the rollout service")
         self._client = Client(url, **options)
-
-    def __enter__(self) -> Self:
-        """Returns the client."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Closes the connections and ends the thread."""
@@ -495,16 +484,6 @@ def sampling_of(params: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those sampling parameters of a trainer that the service supports, by their Chat Completions names."""
     named = {"max_tokens" if name == "max_new_tokens" else name: value for name, value in params.items()}
     return {name: value for name, value in named.items() if name in SAMPLING and value is not None}
-
-
-def _values(values: Sequence[T] | str, kind: str) -> Sequence[T]:
-    """Decodes numbers of the array type `kind` from base64. Values that are not base64 are returned unchanged."""
-    if not isinstance(values, str):
-        return values
-    unpacked: array[Any] = array(kind, base64.b64decode(values))
-    if sys.byteorder == "big":
-        unpacked.byteswap()
-    return unpacked
 
 
 def _as(kind: type[B], body: Any) -> B:

@@ -654,3 +654,13 @@ def _encoded(encoding: str, kind: str, values: Sequence[Any]) -> list[Any] | str
     if sys.byteorder == "big":
         made.byteswap()
     return base64.b64encode(made.tobytes()).decode()
+
+
+def decoded(values: Sequence[Any] | str, kind: str) -> Sequence[Any]:
+    """Decodes numbers of the array type `kind` from base64. Values that are not base64 are returned unchanged."""
+    if not isinstance(values, str):
+        return values
+    unpacked: array[Any] = array(kind, base64.b64decode(values))
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return unpacked
