@@ -198,7 +198,7 @@ class TransformersPolicy(Policy):
         seed = asked.spec.seed if self._seed == "episode" else self._seed
         sampling = self._sampling_of(asked.request, loaded, len(asked.prompt))
         row = Row(asked.prompt, sampling, asked.spec, Random(None if seed is None else f"{seed}/{asked.name}"))
-        ended = await running.generate(row, timeout_sec=self._timeout_sec)
+        version, kept = await running.generate(row, timeout_sec=self._timeout_sec)
         return LLMResponse.from_text(
             sampled_text(loaded.template, row.ids, loaded.ends, sampling.stop),
             usage=Usage(len(asked.prompt), len(row.ids)),
@@ -209,8 +209,8 @@ class TransformersPolicy(Policy):
             model=self.model_name,
             latency_sec=time.perf_counter() - started,
             sampling={**sampling.to_dict(), **PROCESSED_LOGPROBS, **({} if seed is None else {"seed": seed})},
-            policy_version=ended.version,
-            activations=ended.kept,
+            policy_version=version,
+            activations=kept,
         )
 
     def _model_in_process(self) -> ModelInProcess:

@@ -35,14 +35,6 @@ class LoadedModel:
     max_tokens: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The version of the weights of a generated response, and the files of its states (`StateWatcher.save`)."""
-
-    version: str | None
-    kept: Any
-
-
 @dataclass(eq=False, slots=True)
 class _Update:
     version: str
@@ -79,8 +71,10 @@ class ModelInProcess:
         async with self._turn(nobody_waits) as model:
             return model
 
-    async def generate(self, row: Row, *, timeout_sec: float) -> Ended:
+    async def generate(self, row: Row, *, timeout_sec: float) -> tuple[str | None, Any]:
         """Generates the tokens of a response, and appends them to `row`.
+
+        Returns the version of the weights, and the files of the response's states (`StateWatcher.save`).
 
         If the caller is cancelled, generation ends at the next token. `timeout_sec` includes the time to wait until
         other responses are complete.
@@ -154,12 +148,12 @@ class ModelInProcess:
             else:
                 self.version = update.version
 
-    def _generated(self, model: LoadedModel, row: Row) -> Ended:
+    def _generated(self, model: LoadedModel, row: Row) -> tuple[str | None, Any]:
         try:
             generate(model, row, self._watcher)
             if row.finish is None:
                 raise PolicyError("The policy is closed.")
-            return Ended(self.version, self._watcher.save(row.spec))
+            return self.version, self._watcher.save(row.spec)
         except Exception as error:
             raise _as_policy_error(error) from None
 
