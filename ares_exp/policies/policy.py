@@ -21,7 +21,7 @@ from ares_exp.records.results import EpisodeResult
 from ares_exp.records.validation import MAX_COUNT, MAX_NUMBER
 
 if TYPE_CHECKING:
-    from ares_exp.policies.replay_report import ReplayReport
+    from ares_exp.policies.replay import ReplayReport
 
 
 Check = Callable[[], Awaitable[None]]

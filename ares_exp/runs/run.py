@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 from ares_exp.config.hydra_setup import NOTHING_TO_RESUME, is_fresh_dir, scrub_hydra_records
 from ares_exp.config.schema import validate
 from ares_exp.errors import ConfigError
-from ares_exp.policies.replay_report import ReplayReport
 from ares_exp.records.results import RunSummary
 from ares_exp.records.run_dir import HYDRA_RECORDS, RunDir, resume_command
 from ares_exp.records.secrets import RepeatedWarnings, SecretFilter, scrub, typed_secrets
@@ -32,6 +31,8 @@ from ares_exp.trackers.tracker import RunInfo
 if TYPE_CHECKING:
     from hydra.conf import HydraConf
     from omegaconf import DictConfig
+
+    from ares_exp.policies.replay import ReplayReport
 
 SHOWN_TASKS = 10
 _VERBS = {"branch": "branch_from", "replay": "replay"}

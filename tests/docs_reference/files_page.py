@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from ares_exp.policies import replay_report
+from ares_exp.policies import replay
 from ares_exp.records.results import AgentFacts, EpisodeResult, ErrorInfo, Replayed, StageResult
 from ares_exp.records.run_dir import RunDir
 from ares_exp.records.statistics import run_statistics
@@ -70,7 +70,7 @@ def versions() -> dict[str, str]:
         "trajectories (JSON, JSONL)": str(trajectory_versions.SCHEMA_VERSION),
         "snapshots": ".".join(map(str, snapshot_versions.SCHEMA)),
         "results.json": str(run_statistics.SCHEMA_VERSION),
-        "replay.json": str(replay_report.SCHEMA_VERSION),
+        "replay.json": str(replay.SCHEMA_VERSION),
         "sweep.json": str(sweep_report.SCHEMA_VERSION),
     }
 

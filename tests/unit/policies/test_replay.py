@@ -13,8 +13,7 @@ from ares_exp.errors import PreflightError, ReplayDivergenceError, UnansweredErr
 from ares_exp.llms.request import LLMClient, LLMRequest, MessageEdit
 from ares_exp.llms.response import LLMResponse
 from ares_exp.policies.policy import EpisodeSpec
-from ares_exp.policies.replay import ReplayPolicy
-from ares_exp.policies.replay_report import ReplayedEpisode, ReplayReport, Score
+from ares_exp.policies.replay import ReplayedEpisode, ReplayPolicy, ReplayReport, Score
 from ares_exp.records.results import EpisodeResult, Outcome
 from ares_exp.trajectories.files.episode_file import dump_episode
 from ares_exp.trajectories.records import EpisodeTrajectory, deserialize_llm_request, serialize_llm_request
