@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ares_exp.errors import AresExpError, UserError
-from ares_exp.policies.in_process.loaded_model import as_it_generates
 from ares_exp.policies.in_process.sampling import NEUTRAL_SAMPLING
+from ares_exp.policies.transformers_policy import as_it_generates
 from ares_exp.training.client import BlockingClient, Client, Episode, Request, Response
 
 LEASE_SEC = 60.0

@@ -1,4 +1,4 @@
-"""Generation with a model in this process: prompts of token ids, sampling, and the thread that runs the model.
+"""Generation with token ids in this process: prompts, sampling, and the hidden states of a model.
 
 Functions of this package import torch and transformers only when they need them. Policies that handle token ids import
 this package.

@@ -185,9 +185,7 @@ async def test_tool_calls_continue_from_their_ids(
 ) -> None:
     call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
     said = tokenizer(f"I look.\n{call}<|im_end|>")["input_ids"]
-    monkeypatch.setattr(
-        "ares_exp.policies.in_process.loaded_model.choose", lambda logits, row: (said[len(row.ids)], -1.0)
-    )
+    monkeypatch.setattr("ares_exp.policies.transformers_policy.choose", lambda logits, row: (said[len(row.ids)], -1.0))
     client = policy.for_episode(episode())
     request = LLMRequest([{"role": "user", "content": "?"}], tools=TOOLS, max_output_tokens=999)
     monkeypatch.setitem(policy._sampling, "max_output_tokens", None)
