@@ -477,8 +477,8 @@ async def _write(response: web.StreamResponse, data: bytes) -> None:
 
 
 async def _body(request: web.Request, kind: type[B]) -> B:
-    if request.content_type != "application/json":
-        raise web.HTTPUnsupportedMediaType(text=f"Expected application/json, got {request.content_type}.")
+    if request.content_type != JSON:
+        raise web.HTTPUnsupportedMediaType(text=f"Expected {JSON}, got {request.content_type}.")
     async with asyncio.timeout(WRITE_SEC):
         text = await request.read()
     return kind.model_validate_json(text)
@@ -488,13 +488,16 @@ def _query(request: web.Request, kind: type[B]) -> B:
     return kind.model_validate(dict(request.query))
 
 
-def _json(body: BaseModel, *, status: int = 200) -> web.Response:
-    return web.Response(text=body.model_dump_json(), status=status, content_type="application/json")
+def _json(body: BaseModel, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(text=body.model_dump_json(), status=status, headers=headers, content_type=JSON)
 
 
 def _error(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    text = bodies.ErrorBody(error=bodies.ErrorText(type=kind, message=mask_known_secrets(message)))
-    return web.Response(text=text.model_dump_json(), status=status, headers=headers, content_type="application/json")
+    return _json(
+        bodies.ErrorBody(error=bodies.ErrorText(type=kind, message=mask_known_secrets(message))),
+        status=status,
+        headers=headers,
+    )
 
 
 def openapi() -> dict[str, Any]:
