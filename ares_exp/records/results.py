@@ -24,7 +24,7 @@ from ares_exp.errors import (
 )
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records import exit_codes
-from ares_exp.records.validation import Amount, Count, Text, validated, values_of
+from ares_exp.records.validation import Amount, Count, Text, fields_of, validated
 
 _OF_AN_ATTEMPT = re.compile(r"(.+__\d+)__\w+")
 """Pattern of an episode id: the task, the attempt, and a suffix that differs between the episodes of an attempt."""
@@ -360,7 +360,7 @@ class EpisodeResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the result as a JSON-ready dict."""
-        return values_of(self) | {
+        return fields_of(self) | {
             "rewards": dict(self.rewards),
             "error": self.error.to_dict() if self.error is not None else None,
             "phase_sec": dict(self.phase_sec),

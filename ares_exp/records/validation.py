@@ -95,7 +95,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
     return tuple(item.name for item in fields(kind))
 
 
-def values_of(record: Any, kind: type | None = None) -> dict[str, Any]:
+def fields_of(record: Any, kind: type | None = None) -> dict[str, Any]:
     """Returns the fields of a dataclass instance as a dict, without copying their values.
 
     With `kind`, a base class of the instance, only returns the fields of this class.

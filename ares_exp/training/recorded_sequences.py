@@ -33,7 +33,7 @@ from typing import Any
 from ares_exp.environment import MAIN_CONVERSATION
 from ares_exp.errors import UntrainableError, UserError
 from ares_exp.records.run_dir import RunDir, dump_json
-from ares_exp.records.validation import values_of
+from ares_exp.records.validation import fields_of
 from ares_exp.training.sequences import SequenceCounts, SequenceReport, TrainingSequence, sequences_of
 from ares_exp.trajectories.exports.parquet_export import PARQUET_SUFFIX, write_table
 from ares_exp.trajectories.exports.training_conversations import left_out_sentences
@@ -159,7 +159,7 @@ def write_sequences(path: Path, rows: Iterable[TrainingSequence]) -> None:
 
 def _row(sequence: TrainingSequence) -> dict[str, Any]:
     return {
-        **values_of(sequence),
+        **fields_of(sequence),
         "policy_versions": list(sequence.policy_versions),
         "rewards": [{"name": name, "value": float(value)} for name, value in sequence.rewards.items()],
     }

@@ -30,7 +30,7 @@ from ares_exp.llms.response import (
     usage_to_dict,
 )
 from ares_exp.records.results import ErrorInfo, Outcome
-from ares_exp.records.validation import Flag, Integer, Number, Table, Text, validated, values_of
+from ares_exp.records.validation import Flag, Integer, Number, Table, Text, fields_of, validated
 
 
 def serialize_llm_request(request: LLMRequest) -> Mapping[str, Any]:
@@ -166,7 +166,7 @@ class StepRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form. Unlike a step in a file, it contains all messages of the request."""
-        data = values_of(self)
+        data = fields_of(self)
         data["commands"] = [command_to_dict(command) for command in self.commands]
         data["background_requests"] = [background_request.to_dict() for background_request in self.background_requests]
         return data
@@ -269,7 +269,7 @@ class EpisodeTrajectory:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON-ready form, whose keys are the field names. Each observation contains all its messages."""
-        data = values_of(self)
+        data = fields_of(self)
         data["steps"] = [step.to_dict() for step in self.steps]
         data["error"] = self.error.to_dict() if self.error is not None else None
         data["unfinished_step"] = self.unfinished_step.to_dict() if self.unfinished_step is not None else None

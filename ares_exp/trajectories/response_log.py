@@ -38,7 +38,7 @@ from ares_exp.records.recorded_results import is_countable
 from ares_exp.records.results import RESPONSES_USED_UP, EpisodeResult
 from ares_exp.records.run_dir import append_text, atomic_file, dump_json
 from ares_exp.records.run_storage import RunStorage
-from ares_exp.records.validation import MAX_COUNT, Text, briefly, validated, values_of
+from ares_exp.records.validation import MAX_COUNT, Text, briefly, fields_of, validated
 from ares_exp.trajectories.files.line_file import read_lines
 from ares_exp.trajectories.files.step_encoding import StepDecoder, StepEncoder
 from ares_exp.trajectories.recorded_responses import Exchange
@@ -184,7 +184,7 @@ class ResponseLog:
             StorageError: The file could not be written.
         """
         self._encoder, self._ahead, self._failure = StepEncoder(), len(ahead), None
-        head = values_of(self._episode, _Head) | {"taken_over": len(taken_over), "schema_version": SCHEMA_VERSION}
+        head = fields_of(self._episode, _Head) | {"taken_over": len(taken_over), "schema_version": SCHEMA_VERSION}
         lines = [dump_json(head), *map(self._line, taken_over)]
         lines += [self._line(one, ahead=number, taken_over=True) for number, one in enumerate(ahead)]
         text = "".join(f"{line}\n" for line in lines)
