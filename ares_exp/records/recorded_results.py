@@ -129,7 +129,7 @@ _COUNTS = tuple(field.name for field in fields(Usage))
 def is_countable(response: LLMResponse) -> bool:
     """Returns whether the cost and token counts of an untrusted response are valid and can be added to totals."""
     counts = [getattr(response.usage, name) for name in _COUNTS]
-    if not all(map(is_count, counts)):
+    if {*map(type, counts)} != {int} or min(counts) < 0 or max(counts) >= MAX_COUNT:
         return False
     return isinstance(response.cost, int | float) and 0 <= response.cost < MAX_NUMBER
 

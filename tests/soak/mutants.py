@@ -36,7 +36,7 @@ MUTANTS = [
       "one more episode than `concurrency` runs at once", ("test_scheduler.py",)),
     M("R02", "Scheduler._wait", "self._ready.appendleft if retry.is_first else self._ready.append", "self._ready.append",
       "a retry that goes first waits at the end of the queue", ("test_scheduler.py",)),
-    M("R03", "Scheduler._settle", "self.interrupted or planned.slot in self.cancelled", "self.interrupted",
+    M("R03", "Scheduler._settle", "task.cancelled() and planned.slot in self.cancelled", "False",
       "a cancelled episode ends the run", ("test_scheduler.py",)),
     M("R04", "RetryRules.wait_sec", "if tries > next(named", "if tries >= next(named",
       "one retry fewer than configured", ("test_retries.py",)),
