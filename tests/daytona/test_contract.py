@@ -13,9 +13,11 @@ from ares_exp.containers.container import Container, ContainerFactory, Container
 from ares_exp.containers.daytona.factory import DaytonaContainerFactory
 from ares_exp.containers.local.isolation import is_privileged
 from ares_exp.containers.network_policy import NO_NETWORK, NetworkMode
+from ares_exp.testing.changes_contract import ChangesContract
 from ares_exp.testing.container_contract import ContainerContract
 from ares_exp.testing.forwarded_port_contract import RelayedForwardedPortContract
 from tests.daytona.conftest import OnSandboxes, emulated
+from tests.reward_contract import RewardContract
 
 pytestmark = pytest.mark.once
 
@@ -96,3 +98,35 @@ class TestDaytonaContainerOnDocker(OnSandboxes, ContainerContract):
     @pytest.fixture
     def spec(self) -> ContainerSpec:
         return ContainerSpec("contract", docker_image="debian:bookworm-slim", env=SPEC.env)
+
+
+@pytest.mark.docker
+class TestSandboxChanges(OnSandboxes, ChangesContract):
+    """Without cases about snapshot files on disk: the service keeps the files, and the disk has only the name."""
+
+    by_night = frozenset(dir(ChangesContract)) - {"test_eight_containers_restore_one_capture"}
+    backend = "docker"
+    test_every_kind_of_change_round_trips = test_changes_accumulate_across_captures = test_secret_is_not_captured = None
+    test_second_capture_reads_only_changes = test_change_with_same_size_and_time_is_detected = None
+    test_capture_is_complete_in_any_store = test_captures_and_commands_run_concurrently = None
+    test_containers_with_same_changes_are_independent = None
+    test_cancelled_captures_leave_no_resources = test_stop_during_capture_leaves_no_resources = (
+        test_damaged_store_is_refused
+    ) = None
+
+    @pytest.fixture
+    def spec(self) -> ContainerSpec:
+        return ContainerSpec("changes", docker_image="python:3.12-slim")
+
+    @pytest.fixture
+    def other_base(self) -> str:
+        return "daytona:image=python:3.11-slim"
+
+    async def left(self) -> list[str]:
+        return sorted(sandbox.name for sandbox in self._emulator.sandboxes.values())
+
+
+@pytest.mark.local
+@pytest.mark.root
+class TestDaytonaRewards(RewardContract):
+    """The fixture `factory` is the one of this folder."""

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ares_exp.config.explain import explain, suggest_key
-from ares_exp.config.hydra_setup import set_up_hydra
+from ares_exp.config.hydra_setup import compose_config, set_up_hydra
 from ares_exp.config.options import conf_dir, find_options
 from ares_exp.config.overrides import dotted_items, parse_overrides, with_home
 from ares_exp.config.schema import GROUPS, KEYS, ExperimentConfig, keys, validate, value_of
@@ -26,6 +26,11 @@ from ares_exp.config.targets import (
     instantiate_several,
 )
 from ares_exp.errors import ConfigError
+from ares_exp.records.results import RunSummary
+from ares_exp.trackers.jsonl_tracker import JsonlTracker
+from ares_exp.trackers.tensorboard_tracker import TensorboardTracker
+from ares_exp.trackers.tracker import NullTracker, RunInfo, SeveralTrackers
+from ares_exp.trackers.wandb_tracker import WandbTracker
 
 MODELS = "`policy=anthropic` or `policy=openai` or another option"
 
@@ -299,3 +304,38 @@ def test_wrong_value_names_its_key_without_types() -> None:
     config = OmegaConf.merge({"policy": composed("policy", "scripted")}, {"policy": {"replies": "hello"}})
     with pytest.raises(ConfigError, match=r"^`policy\.replies`: Input should be a valid list or "):
         instantiate_group(config, "policy")
+
+
+def test_one_or_several_trackers_are_made() -> None:
+    assert {name: type(one) for name, one in instantiate_several(compose_config([]), "tracker").items()} == {
+        "wandb": WandbTracker
+    }
+    several = instantiate_several(compose_config(["tracker=[wandb,jsonl,tensorboard,none]"]), "tracker")
+    assert {name: type(one) for name, one in several.items()} == {
+        "wandb": WandbTracker,
+        "jsonl": JsonlTracker,
+        "tensorboard": TensorboardTracker,
+        "none": NullTracker,
+    }
+
+
+def test_each_tracker_has_separate_arguments(tmp_path: Path) -> None:
+    config = compose_config(
+        [
+            "tracker=[jsonl,tensorboard]",
+            "tracker.jsonl.finish_timeout_sec=30",
+            "tracker.tensorboard.finish_timeout_sec=40",
+        ]
+    )
+    assert (config.tracker.jsonl.finish_timeout_sec, config.tracker.tensorboard.finish_timeout_sec) == (30, 40)
+    trackers = SeveralTrackers(instantiate_several(config, "tracker"))
+    trackers.start(RunInfo(run_dir=tmp_path / "env", name="n", run_id="i"))
+    trackers.finish(RunSummary(0, ()))
+    assert sorted(path.name for path in (tmp_path / "env").iterdir()) == ["metrics.jsonl", "nim.yaml", "tensorboard"]
+    assert trackers.failures == 0
+
+
+def test_wrong_argument_of_one_tracker_is_named() -> None:
+    config = compose_config(["tracker=[wandb,jsonl]", "tracker.jsonl.finish_timeout_sec=-1"])
+    with pytest.raises(ConfigError, match=r"tracker\.jsonl\.finish_timeout_sec"):
+        instantiate_several(config, "tracker")
