@@ -307,8 +307,8 @@ def _summary(path: Path) -> dict[str, Any]:
         return {"state": f"unreadable: {error}"}
     kept = {name: totals[name] for name in ("planned", "finished", "scored", "mean_reward", "cost")}
     own = {"state": state.name, "started": state.started, "elapsed_sec": shown.elapsed_sec}
-    sweep = path.parent.name if (path.parent / SWEEP_RECORD).is_file() else None
-    return {**kept, **own, "sweep": sweep, "facts": run_facts(shown.dir)}
+    is_job = (path.parent / SWEEP_RECORD).is_file() and not is_run(path.parent)
+    return {**kept, **own, "sweep": path.parent.name if is_job else None, "facts": run_facts(shown.dir)}
 
 
 def _signature(path: Path, *, steps: bool) -> Signature:

@@ -18,8 +18,6 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ares_exp.config.options import OPTION_GROUPS, ROOT_CONFIG, Option, conf_dir, find_options, installed_plugins
 from ares_exp.config.parts import import_name
 from ares_exp.errors import ConfigError, close_matches
@@ -71,6 +69,8 @@ def parameters_of(target: str) -> Mapping[str, inspect.Parameter] | None:
 
 def option_targets(group: str, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
     """Returns the `_target_` of each option of a group by the option's name, including options in `config_dirs`."""
+    import yaml
+
     found: dict[str, str] = {}
     for option in find_options(group, config_dirs):
         with suppress(OSError, ValueError, yaml.YAMLError):
@@ -256,6 +256,8 @@ def _arguments(
 
 def _settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Reads a file and the files in its defaults list. Returns the file's content, and its comments by dotted key."""
+    import yaml
+
     text = path.read_text(encoding="utf-8")
     own = yaml.safe_load(text) or {}
     settings: dict[str, Any] = {}
@@ -288,6 +290,8 @@ def _comments(text: str) -> dict[str, str]:
 
 def as_yaml(value: Any) -> str:
     """Formats a default value as one line of YAML."""
+    import yaml
+
     if isinstance(value, str):
         return value or '""'
     return str(yaml.safe_dump(value, default_flow_style=True, width=10**6)).replace("\n...\n", "").strip()

@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """Checks the arguments in `sys.argv`, and starts the run or sweep. Returns the exit code."""
+    """Checks the arguments, and starts the run or sweep. Returns the exit code."""
     from ares_exp.config.options import config_dirs_of, print_problems, refuse_unreadable
 
     folders = config_dirs_of(arguments)
