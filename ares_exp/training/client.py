@@ -22,10 +22,10 @@ import random
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -125,7 +125,7 @@ class Response:
 Sample = Callable[[Request], Awaitable[Response]]
 
 
-class Client(AbstractAsyncContextManager["Client"]):
+class Client:
     """An asynchronous client of the rollout service.
 
     A call is retried while the service is full, unreachable or restarting. This is safe, because all calls are
@@ -165,6 +165,10 @@ class Client(AbstractAsyncContextManager["Client"]):
         self._full_sec = full_sec
         self._rng = random.Random()
         self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Returns the client."""
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         """Closes the connections."""
@@ -445,13 +449,17 @@ class Client(AbstractAsyncContextManager["Client"]):
         raise AssertionError
 
 
-class BlockingClient(AbstractContextManager["BlockingClient"]):
+class BlockingClient:
     """A `Client` whose methods block, for code without an event loop. Async iterators become ordinary iterators."""
 
     def __init__(self, url: str, **options: Any) -> None:
         """Creates a `Client` with the same arguments, and a thread with an event loop."""
         self._thread = LoopThread("client of the rollout service")
         self._client = Client(url, **options)
+
+    def __enter__(self) -> Self:
+        """Returns the client."""
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Closes the connections and ends the thread."""
