@@ -124,7 +124,7 @@ async def test_failed_connection_is_always_retried(monkeypatch: pytest.MonkeyPat
 async def test_service_that_fails_is_unreachable(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     made = factory.DaytonaContainerFactory()
     await made.check_reachable()
-    monkeypatch.setattr(factory, "_ANSWER_SEC", 0.3)
+    monkeypatch.setattr(factory, "_ANSWER_SEC", 1.0)
     emulator.faults.add(Fault("status", status=503, times=None))
     with pytest.raises(
         errors.UnreachableError, match=r"The service: the Daytona service returned 503: .* DAYTONA_API_URL"

@@ -210,13 +210,14 @@ class DaytonaService:
                 service has certainly not acted on it: after a rate limit (429), or if no connection was established.
 
         Raises:
-            ContainerServiceError: The last attempt failed. The error's class identifies the cause.
+            ContainerServiceError: The last attempt failed. The error's class identifies the cause. If the time limit
+                ends an attempt of a repeatable request, the error is the one of the attempt before.
             ContainerDiedError: The sandbox of the request is gone.
         """
         from daytona import DaytonaError
 
         loop, client = asyncio.get_running_loop(), self.client  # before the time is measured: its imports take long
-        started = loop.time()
+        started, failure = loop.time(), None
         for tries in itertools.count(1):
             timer = asyncio.timeout_at(started + timeout_sec)
             try:
@@ -233,7 +234,9 @@ class DaytonaService:
             except TimeoutError:
                 if not timer.expired():
                     raise
-                raise failures.unanswered(what, timeout_sec) from None
+                if failure is None or not repeatable:
+                    raise failures.unanswered(what, timeout_sec) from None
+                raise failure.error from None
             await asyncio.sleep(wait_sec)
         raise AssertionError("unreachable")
 
