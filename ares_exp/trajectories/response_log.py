@@ -192,11 +192,15 @@ class ResponseLog:
         self._exists = True
 
     def _make(self, text: str, *, sync: bool) -> None:
-        """Creates or replaces the file atomically.
+        """Creates or replaces the file.
 
-        A file that contains responses is synced to disk, because it replaces the log of the earlier episode. Later
-        lines are not synced.
+        A file that contains responses is written atomically and synced to disk, because it replaces the log of the
+        earlier episode. Later lines are not synced.
         """
+        if not sync:
+            with suppress(FileExistsError):
+                append_text(self._path, text, flags=os.O_CREAT | os.O_EXCL)
+                return
         path = Path(self._path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path, sync=sync) as whole:
