@@ -131,8 +131,11 @@ def append_text(path: Path | str, text: str, *, flags: int = 0) -> None:
     Raises:
         OSError: The disk is full, or another write error occurred. The file is unchanged.
     """
-    with _open_to_append(path, flags) as file:
-        _write_whole(file.fileno(), text.encode(), path)
+    descriptor = _open_to_append(path, flags)
+    try:
+        _write_whole(descriptor, text.encode(), path)
+    finally:
+        os.close(descriptor)
 
 
 def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool = False) -> None:
@@ -145,13 +148,16 @@ def append_durably(path: Path | str, text: str, *, flags: int = 0, is_new: bool 
             appended to the file at the same time.
     """
     data, path = text.encode(), str(path)
-    with _open_to_append(path, flags) as file:
-        _write_whole(file.fileno(), data, path)
+    descriptor = _open_to_append(path, flags)
+    try:
+        _write_whole(descriptor, data, path)
         if (unsynced := _unsynced.get()) is None:
-            _sync_appended(file.fileno(), len(data))
+            _sync_appended(descriptor, len(data))
         else:
             with suppress(OSError, AttributeError):  # later syncs then share a journal entry
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
     names = [path, os.path.dirname(path) or "."] if is_new else [path]  # noqa: PTH120 - faster than a Path
     if unsynced is not None:
         unsynced.update(dict.fromkeys(names))
@@ -233,16 +239,15 @@ def _write_whole(descriptor: int, data: bytes, path: Path | str) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def _open_to_append(path: Path | str, flags: int) -> IO[bytes]:
+def _open_to_append(path: Path | str, flags: int) -> int:
     flags |= os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
     try:
-        descriptor = os.open(path, flags, 0o644)
+        return os.open(path, flags, 0o644)
     except FileNotFoundError:
         if not flags & os.O_CREAT:
             raise
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, flags, 0o644)
-    return os.fdopen(descriptor, "ab", buffering=0)
+        return os.open(path, flags, 0o644)
 
 
 def open_regular(path: Path | str, *, flags: int = 0, dir_fd: int | None = None) -> IO[bytes]:
