@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import docker
@@ -41,8 +42,12 @@ async def kill(runner: Runner) -> None:
 
 
 def helpers(relay: EngineRelay) -> list[int]:
-    found = [pid for pid, _, _, words in processes() if leftovers.__name__ in words]
-    return [pid for pid in found if f"DOCKER_HOST={relay.host}".encode() in Path(f"/proc/{pid}/environ").read_bytes()]
+    found = []
+    for pid in [pid for pid, _, _, words in processes() if leftovers.__name__ in words]:
+        with suppress(OSError):  # the helper of another test may have just ended
+            if f"DOCKER_HOST={relay.host}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+    return found
 
 
 async def gone(engine: docker.DockerClient, name: str) -> bool:
