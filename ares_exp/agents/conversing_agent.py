@@ -349,8 +349,8 @@ class Conversation:
                 self._drop_outputs()
             self._answered_tokens = 0  # the engine's count was for the previous conversation
         response = await self._llm(self._request([*self._start, *self._rest]))
-        if response.usage.total_tokens:
-            self._answered_tokens = response.usage.total_tokens
+        if tokens := response.usage.total_tokens:
+            self._answered_tokens = tokens
             self._chars_since = -len(response.text)  # the tokens of the response are already counted
         return response
 

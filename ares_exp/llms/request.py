@@ -46,7 +46,7 @@ class FrozenList(tuple[Any, ...]):
         return self
 
 
-_FROZEN = frozenset({str, Message, FrozenList, type(None)})
+_FROZEN = frozenset({str, int, float, bool, Message, FrozenList, type(None)})
 
 
 def freeze(value: Any) -> Any:

@@ -88,8 +88,9 @@ def serialize_llm_response(response: LLMResponse) -> Mapping[str, Any]:
     }
     for name in OPTIONAL_RESPONSE_FIELDS:
         if (value := getattr(response, name)) is not None:
-            data[name] = freeze(value)
-    return Message(data)
+            data[name] = value
+    frozen: Mapping[str, Any] = freeze(data)
+    return frozen
 
 
 def deserialize_llm_response(data: Mapping[str, Any]) -> LLMResponse:
