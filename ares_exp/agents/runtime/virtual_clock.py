@@ -10,6 +10,7 @@ prompt, its replay fails with a `DivergenceError`.
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 import threading
@@ -58,7 +59,9 @@ class VirtualClockAndRandom:
         self._around, _here.inside = _here.inside, self
         if self._around is None:
             for one in _exchanges:
-                one.before = {name: one.names[name] for name in one.ours}
+                originals = one.read(one.names)
+                if originals != one.originals:  # usually the same as the last time
+                    one.originals, one.before = originals, dict(zip(one.ours, originals, strict=True))
                 one.names.update(one.ours)
 
     def __exit__(self, *_: object) -> None:
@@ -81,15 +84,17 @@ class _Exchange:
     """The functions of one module that are replaced while agent code runs.
 
     `names` is the `__dict__` of the module, in which the functions are replaced. `ours` contains the replacements by
-    name, and `before` the original functions.
+    name, and `before` the original functions. `read` returns the functions of these names, in the same order.
     """
 
-    __slots__ = ("before", "names", "ours")
+    __slots__ = ("before", "names", "originals", "ours", "read")
 
     def __init__(self, names: dict[str, Any], ours: Mapping[str, Callable[..., Any]]) -> None:
         self.names = names
         self.ours = {name: self._here_only(name, function) for name, function in ours.items()}
         self.before: dict[str, Any] = {}
+        self.read = operator.itemgetter(*ours)
+        self.originals: tuple[Any, ...] = ()
 
     def _here_only(self, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that calls `ours` if its thread is running agent code, otherwise the original function."""
