@@ -1,7 +1,7 @@
 """Base classes of the bundled agents and their factories: shared options, prompt templates, skills, format errors.
 
-They also contain an agent's conversation with its LLM, and the compaction (shortening) of long conversations. The
-option `compaction` of the bundled agents selects one of three methods:
+`Conversation` is an agent's conversation with its LLM. It can shorten long conversations (compaction). The option
+`compaction` of the bundled agents selects one of three methods:
 
 - `none`: the conversation is never shortened.
 - `drop_outputs`: each output of a command, except the most recent ones, is replaced by a line with its length.

@@ -20,7 +20,7 @@ from ares_exp.commands.compared_runs import (
 )
 from ares_exp.errors import ConfigError
 from ares_exp.records.latest_run import MEANING, run_path
-from ares_exp.records.run_dir import SWEEP_RECORD, is_run
+from ares_exp.records.run_dir import is_run, is_sweep
 from ares_exp.records.statistics.comparison import ALPHA
 from ares_exp.records.statistics.estimate import mean
 from ares_exp.records.statistics.run_statistics import THRESHOLD, json_ready
@@ -83,8 +83,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.other is not None:
         subject = _two_runs(arguments.run, arguments.other)
     else:
-        is_sweep = not is_run(arguments.run) and (arguments.run / SWEEP_RECORD).is_file()
-        subject = _sweep(arguments.run) if is_sweep else Subject.of_run(arguments.run)
+        subject = _sweep(arguments.run) if is_sweep(arguments.run) else Subject.of_run(arguments.run)
     out = arguments.out or (Path(NAME) if arguments.other is not None else arguments.run / NAME)
     if out.suffix not in SUFFIXES:
         raise ConfigError(

@@ -32,7 +32,7 @@ from urllib.parse import parse_qs, urlsplit
 from ares_exp.commands.cli.run_command import number_type
 from ares_exp.errors import ConfigError, TrajectoryFormatError
 from ares_exp.records.latest_run import MEANING, OUTPUTS, run_path
-from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, SWEEP_RECORD, RunDir, is_run, json_text
+from ares_exp.records.run_dir import RUN_FILES, RUN_FOLDERS, RunDir, is_run, is_sweep, json_text
 from ares_exp.reports.page import page_foot, page_head, policy
 from ares_exp.reports.run_payload import ShownRun, payload_of
 from ares_exp.reports.summary import run_facts
@@ -307,8 +307,8 @@ def _summary(path: Path) -> dict[str, Any]:
         return {"state": f"unreadable: {error}"}
     kept = {name: totals[name] for name in ("planned", "finished", "scored", "mean_reward", "cost")}
     own = {"state": state.name, "started": state.started, "elapsed_sec": shown.elapsed_sec}
-    is_job = (path.parent / SWEEP_RECORD).is_file() and not is_run(path.parent)
-    return {**kept, **own, "sweep": path.parent.name if is_job else None, "facts": run_facts(shown.dir)}
+    sweep = path.parent.name if is_sweep(path.parent) else None
+    return {**kept, **own, "sweep": sweep, "facts": run_facts(shown.dir)}
 
 
 def _signature(path: Path, *, steps: bool) -> Signature:

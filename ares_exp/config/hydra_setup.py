@@ -2,7 +2,7 @@
 
 If an option file omits an argument, the argument gets the default of the constructor in `_target_`. Each default is
 therefore defined only once, and users can set and print every argument. Error messages name the file. Hydra's records
-are the files in `.hydra` that it writes.
+are the files that Hydra writes to `.hydra`.
 """
 
 from __future__ import annotations

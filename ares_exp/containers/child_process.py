@@ -168,9 +168,10 @@ class ChildProcess:
             raise
 
     async def _end(self, work: asyncio.Future[Any]) -> None:
+        """Stops the program, and waits until `work` has ended. Ignores its result."""
         await in_daemon_thread(self.stop)
         await asyncio.wait({work})
-        work.cancelled() or work.exception()
+        work.cancelled() or work.exception()  # retrieves the exception
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         """Kills the program's process group. Does nothing if the group was killed before.

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import Any, Unpack, cast
 
 from ares_exp.agents.code_agent import (
     AccountedAgent,
@@ -32,6 +32,7 @@ from ares_exp.cancellation import finish
 from ares_exp.containers.activity import Activity, CommandRecord
 from ares_exp.containers.container import Container, ExecOptions, ExecResult, Shell, TerminalOutput, User
 from ares_exp.containers.forwarded_port import FORWARDED_PORT, ForwardedPort, Serve, ServingContainer
+from ares_exp.containers.terminal import TerminalContainer, TerminalSession
 from ares_exp.errors import (
     AgentError,
     AgentSetupTimeoutError,
@@ -50,9 +51,6 @@ from ares_exp.llms.request import LLMClient, LLMRequest, Message
 from ares_exp.llms.response import LLMResponse
 from ares_exp.records.results import AgentFacts
 from ares_exp.tasks.task_contract import AgentContext
-
-if TYPE_CHECKING:
-    from ares_exp.containers.terminal import TerminalSession
 
 
 class HostedContainer:
@@ -128,8 +126,6 @@ class HostedContainer:
             await terminal.close()
 
     async def _use_terminal(self, keys: str, seconds: float, columns: int, lines: int) -> TerminalOutput:
-        from ares_exp.containers.terminal import TerminalContainer, TerminalSession
-
         is_new = self._terminal is None or self._terminal.has_ended
         with self._activity.timed():
             if is_new:  # at the agent's first call, after the shell has ended, or in a restored episode

@@ -705,12 +705,12 @@ class CodeEnvironment(EnvironmentBase):
         except Exception:
             self._refuse_if_released()
             raise
-        if self._is_released:
+        if self._is_released:  # checked here too, because a call would cost time at every step
             self._refuse_if_released()
 
     def pending_request(self) -> LLMRequest:
         """Returns the pending request after applying `edits`, as the policy sees it."""
-        if self._is_released:
+        if self._is_released:  # as in `_unless_released`
             self._refuse_if_released()
         assert self.host is not None
         assert self.host.observed is not None

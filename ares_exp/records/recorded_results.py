@@ -1,4 +1,4 @@
-"""Functions that read the results of a run from `episodes.jsonl` and `scores/`. These files are untrusted."""
+"""Functions that read the results and totals of a run from its files, which are untrusted."""
 
 from __future__ import annotations
 
@@ -194,5 +194,5 @@ def _planned(run_dir: RunDir, totals: Mapping[str, Any]) -> int:
 
 
 def is_count(value: Any) -> TypeGuard[int]:
-    """Returns whether an untrusted value is an int from 0 to `MAX_COUNT`."""
+    """Returns whether an untrusted value is an int that is at least 0 and less than `MAX_COUNT`."""
     return type(value) is int and 0 <= value < MAX_COUNT

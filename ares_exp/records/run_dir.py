@@ -447,6 +447,11 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in (EPISODES, *RUN_FOLDERS, *RUN_FILES))
 
 
+def is_sweep(folder: Path) -> bool:
+    """Returns whether a folder is the folder of a sweep, not of a run."""
+    return (folder / SWEEP_RECORD).is_file() and not is_run(folder)
+
+
 def resume_command(run_dir: Path, shown: Path | None = None) -> str:
     """Returns the command with which a user can resume a run. If `shown` is set, it is the path in this command."""
     program = "ares-exp serve" if RunDir(run_dir).service.is_dir() else "ares-exp"

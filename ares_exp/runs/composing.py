@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ares_exp.config.explain import explain
 from ares_exp.config.hydra_setup import ONE_AT_A_TIME, OptionSearchPath, set_up_hydra, store_recorded_config
 from ares_exp.config.options import ROOT_CONFIG, conf_dir, log_problems, refuse_unreadable
 from ares_exp.config.overrides import flags_and_overrides, with_home
@@ -61,7 +62,6 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path], make_run: Ca
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from ares_exp.config.explain import explain
     from ares_exp.runs.resume.compose_from_run import compose_from_run
 
     root_config, source = ROOT_CONFIG, None

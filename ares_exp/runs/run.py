@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ares_exp.config.explain import explain
 from ares_exp.config.hydra_setup import NOTHING_TO_RESUME, is_fresh_dir, scrub_hydra_records
 from ares_exp.config.schema import validate
 from ares_exp.errors import ConfigError
@@ -229,8 +230,6 @@ def _parents(config: Mapping[str, Any]) -> tuple[Path, ...]:
 def _resolved(config: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-
-    from ares_exp.config.explain import explain
 
     try:
         values: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)

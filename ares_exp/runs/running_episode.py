@@ -1,6 +1,6 @@
 """One episode of a run: the creation of its environment and policy, and its state while it is running.
 
-Its result and its row in `episodes.jsonl` are created from this state. The module knows no other episodes.
+The result of an episode and its row in `episodes.jsonl` are created from its state.
 """
 
 from __future__ import annotations

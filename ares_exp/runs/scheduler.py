@@ -22,6 +22,8 @@ from ares_exp.policies.policy import Check
 from ares_exp.records.terminal_text import format_duration
 from ares_exp.trajectories.response_log import LoggedEpisode
 
+logger = logging.getLogger(__name__)
+
 Slot = tuple[str, int]
 """Name of a task and number of an attempt at it, which identify the attempt."""
 
@@ -306,8 +308,6 @@ FIRST_WAIT_SEC, MAX_WAIT_SEC = 1.0, 10.0
 """First and maximum wait before a failed check is repeated, in seconds. The wait doubles after each further failure."""
 CHECK_SEC = 30.0
 """Time limit of one check, in seconds."""
-
-logger = logging.getLogger(__name__)
 
 
 class Outages:

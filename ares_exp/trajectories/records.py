@@ -126,6 +126,12 @@ class BackgroundRecord:
         return {"request": self.request, "response": self.response}
 
 
+STEP_FIELDS = (
+    "step_index", "step_type", "reward", "discount", "timestamp", "policy_sec", "environment_sec", "container_sec",
+)  # fmt: skip
+"""Fields of `StepRecord` that exports copy unchanged."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One time step of an episode, and the action that led to it.

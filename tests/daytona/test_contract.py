@@ -1,4 +1,4 @@
-"""The container contract on sandboxes, over the real SDK.
+"""The contracts of containers, of captured and restored files, and of verification on sandboxes, over the real SDK.
 
 Sandboxes of the emulator are local boxes, which are fast and cover all cases except networks. Docker containers cover
 networks. The nightly run also runs the other cases there, where every request is a `docker exec`.

@@ -290,6 +290,9 @@ def _digest(data: Any) -> str:
     return hashlib.sha256(_masked(data).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
+# Replay
+
+
 class JournalReplay:
     """The position in a journal during a replay.
 
@@ -386,10 +389,11 @@ class JournalReplay:
         )
 
 
-# Encoding
+# Files that the agent downloads or uploads
 
 
 MAX_BYTES = 1024 * 1024
+"""Maximum total size of the files of one download that a journal can store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +470,9 @@ def digest_of(path: Path) -> str:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             total.update(f"{one.relative_to(path)}\0{content}\n".encode(errors="surrogateescape"))
     return total.hexdigest()
+
+
+# Encoding
 
 
 MAX_ENTRIES = 1_000_000

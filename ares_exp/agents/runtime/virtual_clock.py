@@ -84,7 +84,8 @@ class _Exchange:
     """The functions of one module that are replaced while agent code runs.
 
     `names` is the `__dict__` of the module, in which the functions are replaced. `ours` contains the replacements by
-    name, and `before` the original functions. `read` returns the functions of these names, in the same order.
+    name, and `before` the original functions by name. `read` returns the functions of a `__dict__` that have the names
+    in `ours`. `originals` is the result of `read` from which `before` was made.
     """
 
     __slots__ = ("before", "names", "originals", "ours", "read")

@@ -152,6 +152,7 @@ _SHARE = 3  # renewals per TTL: two consecutive renewals may fail
 _RENEW_SEC = 30.0
 _ENDED = frozenset({"error", "build_failed", "destroying", "destroyed", "stopping", "stopped", "archiving", "archived"})
 _logger = logging.getLogger(__name__)
+_rng = random.Random()
 
 
 class DaytonaService:
@@ -178,7 +179,6 @@ class DaytonaService:
         self._client: AsyncDaytona | None = None
         self._is_closed = False
         self._base_sec = base_sec
-        self._rng = random.Random()
 
     @property
     def client(self) -> AsyncDaytona:
@@ -307,9 +307,9 @@ class DaytonaService:
 
     def _wait_sec(self, tries: int, failure: failures.Failure) -> float:
         if failure.wait_sec is None:
-            return backoff_sec(tries, base_sec=self._base_sec, max_sec=_MAX_SEC, rng=self._rng)
+            return backoff_sec(tries, base_sec=self._base_sec, max_sec=_MAX_SEC, rng=_rng)
         # Never retry earlier than requested. The jitter spreads clients that were rejected at the same time.
-        return failure.wait_sec + self._base_sec * self._rng.uniform(0.0, 1.0)
+        return failure.wait_sec + self._base_sec * _rng.uniform(0.0, 1.0)
 
 
 def state_of(resource: Any) -> str:
@@ -392,7 +392,6 @@ REMOVAL_SEC = 60.0
 _TRIES = 6  # attempts at a creation, while failed attempts leave no sandbox
 _PAUSE_SEC = 0.3
 _LATE_START_SEC = 60.0
-_rng = random.Random()
 
 
 async def create_sandbox(

@@ -106,7 +106,10 @@ def remove(engine: Engine, container: str, image: str | None = None) -> None:
 
 
 def kill_container(api: APIClient, container: str) -> None:
-    """Requests a container's removal, with a time limit. After the limit, a hanging engine may still remove it."""
+    """Kills and removes a container, with a time limit. Blocking.
+
+    After the limit, a hanging engine may still remove it.
+    """
     path = f"{api.base_url}/v{api.api_version}/containers/{container}"
     answer = api.delete(path, params={"force": "1", "v": "1"}, timeout=REMOVAL_SEC)
     if not answer.ok:

@@ -1,6 +1,7 @@
 """The connection to a Docker engine: API calls, which block in threads, and byte streams on the event loop.
 
-The module also has the engine's features, from its response to `GET /info`, and the limits that it can enforce.
+`Capabilities` are the features of an engine, read from its response to `GET /info`. They determine which limits it can
+enforce.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The contract of scorers, which get a finished episode and its container, and return rewards. Also calls scorers.
+"""The contract of scorers, which get a finished episode and its container, and return rewards.
 
-A call has a time limit. Its errors name the scorer, and its result is validated.
+`ConfiguredScorer` calls a scorer with a time limit, validates the result, and names the scorer in errors.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from ares_exp.records.results import Outcome, attempt_of
 from ares_exp.records.run_dir import EPISODES, SWEEP_RECORD, RunDir, broken, is_file, open_regular, read_yaml
 from ares_exp.records.secrets import MASK
 from ares_exp.records.terminal_text import first_of
-from ares_exp.snapshots.snapshot import step_of
+from ares_exp.snapshots.snapshot import EnvironmentSnapshot, step_of
 
 SHOWN = 5
 PATH_KEY = re.compile(
@@ -200,8 +200,6 @@ class RecordedRun:
         yield from filter(None, map(step_of, names))
 
     def _snapshotted_task(self, snapshot_id: str) -> str | None:
-        from ares_exp.snapshots.snapshot import EnvironmentSnapshot
-
         try:
             snapshot = EnvironmentSnapshot.load_from_file(RunDir(self.path).snapshots / snapshot_id)
         except SnapshotError:

@@ -51,6 +51,8 @@ from ares_exp.tasks.task_files import changed_files, content_of
 from ares_exp.trajectories.recorded_responses import responses
 from ares_exp.trajectories.response_log import SUFFIX, LoggedEpisode, logged_episodes
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class PreviousSessions:
@@ -311,8 +313,6 @@ KEYS_THAT_MAY_CHANGE = (
 """Config keys that may have new values when a run is resumed, because they do not change results."""
 
 _PACKAGE_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from ares_exp.tasks.swebench.rows import SweBenchRow
 from ares_exp.tasks.task_contract import AgentContext, Verdict
 from ares_exp.tasks.verification.root_commands import as_root, make_log_dirs
 from ares_exp.tasks.verification.step_setup import SOLUTION_DIR, SOLVE_SCRIPT
-from ares_exp.tasks.verification.verification import TESTS_DIR
+from ares_exp.tasks.verification.verification import REWARD_JSON, TESTS_DIR
 
 REPOSITORY = "/testbed"
 MAX_PATCH_BYTES = 32 * 2**20
@@ -197,7 +197,7 @@ def told(result: ExecResult) -> str:
     return f"{ended}: {said}." if said else f"{ended}."
 
 
-TIMEOUT_SEC = 300.0
+_GRADE_TIMEOUT_SEC = 300.0
 """Time limit in seconds for grading one log, which is the output of one test run."""
 
 _PROGRAM = Path(__file__).with_name("official_report.py")
@@ -270,7 +270,7 @@ def _grade(child: ChildProcess, row: SweBenchRow, log: str) -> Report:
         paths[1].write_text(log, encoding="utf-8", newline="")
         env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         env |= {"HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
-        child.run_python(_PROGRAM, [str(path) for path in paths], env=env, timeout_sec=TIMEOUT_SEC)
+        child.run_python(_PROGRAM, [str(path) for path in paths], env=env, timeout_sec=_GRADE_TIMEOUT_SEC)
         report: Report = json.loads(paths[2].read_bytes())[row.instance_id]
     except ChildFailedError as error:
         raise VerifierError(f"The official harness could not grade {row.instance_id}: its process {error}.") from None
@@ -292,7 +292,6 @@ MODEL_PATCH = "model.patch"
 NO_PATCH = "no_patch.txt"
 LOG = "test_output.txt"
 REPORT = "report.json"
-REWARDS = "reward.json"
 
 MAX_LOG_BYTES = 64 * 2**20
 _GRADING_SEC = 900.0
@@ -454,7 +453,7 @@ class SweBenchStage:
         def write() -> None:
             output_dir.mkdir(parents=True, exist_ok=True)
             (output_dir / LOG).write_text(log, encoding="utf-8", errors="surrogateescape")
-            for name, content in ((REPORT, {self.row.instance_id: report}), (REWARDS, rewards(report))):
+            for name, content in ((REPORT, {self.row.instance_id: report}), (REWARD_JSON, rewards(report))):
                 (output_dir / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
         await in_thread(write)

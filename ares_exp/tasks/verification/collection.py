@@ -29,6 +29,8 @@ from ares_exp.tasks.task_toml import MAIN_SERVICE, Artifact, CollectHook
 from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
 from ares_exp.tasks.verification.step_setup import whole_seconds
 
+_logger = logging.getLogger(__name__)
+
 MAX_REDACTED_BYTES = 64 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
 
@@ -186,8 +188,6 @@ def covers(first: Artifact, second: Artifact) -> bool:
 MAX_HOOK_SEC = 1800.0
 """Maximum time limit of a hook in seconds. Also the limit of a hook whose own limit is infinite or below 1 second."""
 _SHOWN_OUTPUT_CHARS = 500
-
-_logger = logging.getLogger(__name__)
 
 
 def hook_limit_sec(hook: CollectHook) -> float:

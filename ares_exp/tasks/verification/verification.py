@@ -28,6 +28,8 @@ from ares_exp.tasks.task_contract import Verdict
 from ares_exp.tasks.verification.collection import redacted
 from ares_exp.tasks.verification.root_commands import PLAIN_SHELL, as_root
 
+_logger = logging.getLogger(__name__)
+
 REWARD_JSON = "reward.json"
 REWARD_TXT = "reward.txt"
 MAX_REWARD_BYTES = 1024 * 1024
@@ -144,8 +146,6 @@ _OURS = (REWARD_TXT, REWARD_JSON, TEST_OUTPUT)
 _SHOWN_OUTPUT_BYTES = 2000
 
 Upload = Callable[[Container], Awaitable[None]]
-
-_logger = logging.getLogger(__name__)
 
 
 async def run_tests(container: Container, upload: Upload, *, env: Mapping[str, str], user: User | None) -> ExecResult:

@@ -51,6 +51,7 @@ from ares_exp.trajectories.exports.atif_messages import (
 from ares_exp.trajectories.files.line_file import write_lines
 from ares_exp.trajectories.records import (
     BROKEN,
+    STEP_FIELDS,
     EpisodeTrajectory,
     StepRecord,
     conversation_of,
@@ -72,9 +73,6 @@ PARTS = "Parts of messages that ATIF does not support were replaced by text that
 SURROGATES = "Lone surrogates, which JSON text cannot contain, were replaced by U+FFFD"
 
 _HEAD = ("task_name", "start_time", "end_time", "total_reward", "num_steps", "truncated", "outcome", "metadata")
-_RECORD = (
-    "step_index", "step_type", "reward", "discount", "timestamp", "policy_sec", "environment_sec", "container_sec",
-)  # fmt: skip
 _IN_METRICS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 
@@ -170,7 +168,7 @@ class _AtifWriter:
     def _act(self, record: StepRecord) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Writes the agent step of an action. Returns the step, and the chat message of the action if it has one."""
         commands = [asdict(command) for command in record.commands]
-        ours: dict[str, Any] = {"record": {name: getattr(record, name) for name in _RECORD}}
+        ours: dict[str, Any] = {"record": {name: getattr(record, name) for name in STEP_FIELDS}}
         if record.background_requests:
             ours["record"]["background_requests"] = [one.to_dict() for one in record.background_requests]
         if self._conversation != MAIN_CONVERSATION:

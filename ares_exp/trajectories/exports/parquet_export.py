@@ -46,6 +46,7 @@ from ares_exp.records.secrets import mask_known_secrets
 from ares_exp.trajectories.files.step_encoding import StepEncoder
 from ares_exp.trajectories.records import (
     BROKEN,
+    STEP_FIELDS,
     EpisodeTrajectory,
     StepRecord,
     command_to_dict,
@@ -159,9 +160,6 @@ def _columns(pa: Any) -> dict[str, Any]:
 
 
 _OF_EPISODE = ("episode_id", "task_name", "total_reward", "start_time", "end_time", "num_steps", "truncated")
-_OF_STEP = (
-    "step_index", "step_type", "reward", "discount", "timestamp", "policy_sec", "environment_sec", "container_sec",
-)  # fmt: skip
 _OF_RESPONSE = ("model", "policy_version", "finish_reason", "cost", "completion_token_ids", "logprobs")
 
 
@@ -184,7 +182,7 @@ def _episode_rows(episode: EpisodeTrajectory) -> Iterator[dict[str, Any]]:
         messages = encoder.encode(record)[1].get("adds", {}).get("messages")
         yield {
             **of_episode,
-            **{name: getattr(record, name) for name in _OF_STEP},
+            **{name: getattr(record, name) for name in STEP_FIELDS},
             "returns_to_go": gain,
             "conversation": conversation,
             "request_conversation": asked,

@@ -1,4 +1,4 @@
-"""Errors of an engine that cannot be used, and the threads of its calls; `tests/docker` has one that can be used."""
+"""Docker without an engine: errors, the threads of calls, and the archive with which changed files are written."""
 
 import asyncio
 import io

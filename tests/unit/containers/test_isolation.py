@@ -20,7 +20,7 @@ from ares_exp.containers.local.isolation import Isolation, Machine, compiled_fil
 from ares_exp.containers.network_policy import NO_NETWORK, PUBLIC, NetworkPolicy
 from ares_exp.errors import ConfigError, PreflightError, SnapshotUnsupportedError, UnsupportedTaskError
 
-_FACTORY = "ares_exp.containers.local.container"
+_CONTAINER = "ares_exp.containers.local.container"
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_container_evidence_is_found(
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A container without namespaces whose user is root."""
-    monkeypatch.setattr(f"{_FACTORY}.find_isolation", lambda: Machine("none", "bwrap: no"))
-    for module in (_FACTORY, "ares_exp.containers.local.host_factory", "ares_exp.containers.local.isolation"):
+    monkeypatch.setattr(f"{_CONTAINER}.find_isolation", lambda: Machine("none", "bwrap: no"))
+    for module in (_CONTAINER, "ares_exp.containers.local.host_factory", "ares_exp.containers.local.isolation"):
         monkeypatch.setattr(f"{module}.container_evidence", lambda: "/.dockerenv exists")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return monkeypatch
@@ -98,11 +98,11 @@ def test_missing_bubblewrap_allows_no_isolation(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("lacking", ["evidence", "root", "need"])
 def test_local_never_uses_the_host_elsewhere(machine: pytest.MonkeyPatch, lacking: str) -> None:
     if lacking == "evidence":
-        machine.setattr(f"{_FACTORY}.container_evidence", lambda: None)
+        machine.setattr(f"{_CONTAINER}.container_evidence", lambda: None)
     elif lacking == "root":
         machine.setattr(os, "geteuid", lambda: 1000)
     else:
-        machine.setattr(f"{_FACTORY}.find_isolation", lambda: Machine("shared processes"))
+        machine.setattr(f"{_CONTAINER}.find_isolation", lambda: Machine("shared processes"))
     factory = LocalContainerFactory()
     assert not isinstance(factory(ContainerSpec("t")), HostContainer)
     assert factory.max_containers is None
@@ -111,7 +111,7 @@ def test_local_never_uses_the_host_elsewhere(machine: pytest.MonkeyPatch, lackin
 
 @pytest.mark.parametrize(("isolation", "expected"), [("namespaces", True), ("shared processes", False)])
 def test_only_all_namespaces_isolate(machine: pytest.MonkeyPatch, isolation: Isolation, expected: bool) -> None:
-    machine.setattr(f"{_FACTORY}.find_isolation", lambda: Machine(isolation))
+    machine.setattr(f"{_CONTAINER}.find_isolation", lambda: Machine(isolation))
     assert LocalContainerFactory().is_isolated == expected
 
 

@@ -1,4 +1,4 @@
-"""The scheduler with episodes that are a line of code: who gets a slot, and how it comes to an end."""
+"""The scheduler and outages, with episodes that are a line of code: who gets a slot, who waits, and how it ends."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Presets: those of the config tree, those of plugins, and those that a script registers."""
+"""Presets of the config tree, of plugins and of scripts, and the selectors of tasks in their ids."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The exported folder: what is in it, for every way in which an attempt can end."""
+"""The exported folder for every way in which an attempt can end, and the metrics and names of an exported job."""
 
 import json
 import os

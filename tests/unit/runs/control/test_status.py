@@ -289,7 +289,7 @@ def test_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.
 SCRIPT = """
 import sys, time
 from ares_exp.runs.control.status import Progress
-from tests.unit.runs.test_progress import State
+from tests.unit.runs.control.test_status import State
 with Progress(State(2).read):
     time.sleep(100)
 """
